@@ -177,7 +177,7 @@ def _worker(folder: Path, shape: Shape, attempt: Attempt, exits: bool, rank: int
                 span.end()
             # A real process looks every ten seconds, but only these steps change something.
             if step % 50 == 0:
-                run.timeline.write_open()
+                run.timeline.look()
         if exits:
             run.timeline.leave()
 
@@ -229,7 +229,7 @@ def _trainer(folder: Path, shape: Shape, attempt: Attempt) -> None:
             clock.now = attempt.begin_ns(step) + STEP_NS - SECOND // 2
             span.end()
             if step % 50 == 0:
-                run.timeline.write_open()
+                run.timeline.look()
 
 
 def _span(run: Runtime, kind: str, name: str, step: int, role: str, rank: int | None) -> Span:

@@ -25,7 +25,7 @@ from autoprof.base.size_limits import size_limit as size_limit
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator
+    from collections.abc import Callable, Container, Iterator
     from typing import Any
 
 # Opening a link fails, and opening a pipe does not wait.
@@ -201,13 +201,8 @@ def name_whole(error: Any, path: str | os.PathLike[str]) -> None:
         del error.filename2
 
 
-def append(path: str | os.PathLike[str], content: bytes, first: bytes = b"") -> None:
+def append(path: str | os.PathLike[str], content: bytes) -> None:
     """Append to a file in one write, and create it if needed. If there is no room for all content, none is written.
-
-    Args:
-        path: The file.
-        content: The bytes to append.
-        first: Bytes that go before the content if the file is empty.
 
     Raises:
         OSError: The file can't be written, or is not a regular file.
@@ -217,14 +212,142 @@ def append(path: str | os.PathLike[str], content: bytes, first: bytes = b"") -> 
         before = _regular(file, path)
         if _state.group and not before.st_mode & stat.S_IRGRP:
             _show(file, 0o640)
-        if before.st_size == 0:
-            content = first + content
-        check_size(before.st_size + len(content))
-        if os.write(file, content) < len(content):
-            os.ftruncate(file, before.st_size)
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), os.fspath(path))
+        _add(file, before.st_size, content, path)
     finally:
         os.close(file)
+
+
+def _add(file: int, size: int, content: bytes, path: str | os.PathLike[str]) -> None:
+    """Append to an open file of `size` bytes: all content or nothing."""
+    # Without a limit, this saves two calls for each line of a timeline.
+    if resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY:
+        check_size(size + len(content))
+    if os.write(file, content) < len(content):
+        os.ftruncate(file, size)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), os.fspath(path))
+
+
+class HeldFile:
+    """A file that stays open while the program runs.
+
+    A program may close the descriptor, or reuse its number. The file with that number is then not written or closed.
+    """
+
+    _number = -1
+    # Device and inode, and whether it has a name. Some file systems count no names.
+    _identity: tuple[int, int, bool] | None = None
+
+    def _hold(self, number: int) -> os.stat_result:
+        """Keep an open descriptor. Return the status of the file."""
+        status = os.fstat(number)
+        self._number, self._identity = number, _identity(status)
+        return status
+
+    def is_own(self) -> bool:
+        """Return True if the descriptor still belongs to this file."""
+        try:
+            return self._identity is not None and _identity(os.fstat(self._number))[:2] == self._identity[:2]
+        except OSError as error:
+            interrupts.pass_on(error)
+            return False
+
+    def close(self) -> None:
+        """Close the file, if the descriptor still belongs to it.
+
+        Raises:
+            OSError: On a network file system, the disk is full.
+        """
+        is_own, number, self._number = self.is_own(), self._number, -1
+        if is_own:
+            os.close(number)
+
+    def __del__(self) -> None:
+        try:
+            self.close()
+        except Exception as error:  # the interpreter is shutting down
+            interrupts.pass_on(error)
+
+
+def _identity(status: os.stat_result) -> tuple[int, int, bool]:
+    return status.st_dev, status.st_ino, status.st_nlink > 0
+
+
+class OwnFile(HeldFile):
+    """A file to which only this process appends. If it is moved or removed, the next write makes a new one.
+
+    Args:
+        path: The file. If the name exists, the file gets a number: `.2` before its ending, or `.3`, ... Processes of
+            several containers can have the same pid, and a program that replaces itself by `exec` keeps its pid.
+        make: Function that makes the folder if it does not exist.
+        head: Function that returns the first bytes of a file.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], make: Callable[[], object], head: Callable[[], bytes]) -> None:
+        self._path = self._first_path = os.fspath(path)
+        self._make = make
+        self._head = head
+        self._is_synced = True
+
+    def append(self, content: bytes) -> bool:
+        """Append in one write: all content or nothing. Return True if this begins a file.
+
+        Raises:
+            OSError: The file can't be written.
+        """
+        try:
+            status = os.fstat(self._number)
+            is_own = (status.st_dev, status.st_ino, status.st_nlink > 0) == self._identity
+        except OSError as error:  # it was not opened yet, or the program has closed it
+            interrupts.pass_on(error)
+            is_own = False
+        if not is_own:
+            status = self._open()
+        is_new = status.st_size == 0
+        _add(self._number, status.st_size, self._head() + content if is_new else content, self._path)
+        self._is_synced = False
+        return is_new
+
+    def _open(self) -> os.stat_result:
+        """Open the file again, or make a new one. Return its status."""
+        with suppress(OSError):
+            self.close()
+        if self._identity is not None:
+            with suppress(OSError):
+                number = descriptor(self._path, os.O_WRONLY | os.O_APPEND | _CAREFULLY, held=True)
+                if _identity(status := os.fstat(number)) == self._identity:
+                    self._number = number
+                    return status
+                os.close(number)
+        self._make()
+        begin, ending = os.path.splitext(self._first_path)
+        count = 0
+        while True:
+            count += 1
+            self._path = f"{begin}.{count}{ending}" if count > 1 else self._first_path
+            with suppress(FileExistsError):
+                number = descriptor(
+                    self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | _CAREFULLY, held=True
+                )
+                _show(number, 0o640)
+                return self._hold(number)
+
+    def is_moved(self) -> bool:
+        """Return True if the path leads to another file, or to none. `append` does not notice a moved folder."""
+        try:
+            return _identity(os.lstat(self._path))[:2] != (self._identity or ())[:2]
+        except OSError as error:  # a program that has become another user may not see it
+            interrupts.pass_on(error)
+            return error.errno == errno.ENOENT
+
+    def sync(self) -> None:
+        """Write the content to the disk. A file system may report a full disk only now, as NFS and FUSE do.
+
+        Raises:
+            OSError: The content can't be written.
+        """
+        if not self._is_synced and self.is_own():
+            self._is_synced = True
+            os.fdatasync(self._number)
 
 
 def opened(path: str | os.PathLike[str]) -> int:

@@ -51,6 +51,7 @@ _state = _EndState()
 def end_run(run: Runtime) -> None:
     """End the run at the exit of the process that started it, or of its last rank. Never raises."""
     try:
+        run.restore()
         if not _ends(run) or not files.exists(run.rundir.run_json):
             return
         wait_for_files(run)
@@ -59,6 +60,9 @@ def end_run(run: Runtime) -> None:
             raised.keep_status(run.rundir.exit_status)
         if run.rundir.steps() or is_url(run.settings.collect):
             _after(run)
+    except OSError as error:
+        interrupts.pass_on(error)
+        log.warning_once(run.rundir.unwritable(error))
     except Exception as error:
         interrupts.pass_on(error)
         log.warning(f"the end of the run can't be written: {reason(error)}")

@@ -178,6 +178,11 @@ class HookLog:
             self._worth_writing = False
             log.warning_once(self._directory.unwritable(error))
 
+    def restore(self) -> None:
+        """Write this process's file again if it was moved or removed. Never raises."""
+        if self._file is not None and not files.exists(self._file[1]):
+            self.write()
+
     def _own_file(self) -> Path:
         """Return the file of this process. If an earlier process of the run had the same pid, use a new name."""
         if self._file is None or self._file[0] != os.getpid():

@@ -158,8 +158,8 @@ class Runtime:
         self.rundir = RunDir(Path(info.directory))
         files.open_to_group(info.settings.access == GROUP)
         self.hooks = HookLog(self.rundir, self._join, lambda: watcher.start(self))
-        self.timeline = Timeline(self.rundir)
-        self._joined = False
+        self.timeline = Timeline(self.rundir, self.restore)
+        self._joined = self._completed = False
         self._registered = False
         # The nodes of the run that are known at its end.
         self.nodes: list[dict[str, Any]] = []
@@ -252,6 +252,21 @@ class Runtime:
         fields: dict[str, Any] = msgspec.to_builtins(known)
         return fields | {"settings": hidden_in(self.settings.public())}
 
+    def restore(self) -> None:
+        """Write this process's files again if the run's folder was moved or removed. Never raises."""
+        if not self._joined or self._completed:
+            return
+        try:
+            if self.speaks and not files.exists(self.rundir.run_json):
+                log.warning_once(
+                    f"{self.rundir.path} was moved or removed; autoprof makes it again, and records there from now on"
+                )
+                layout.write_json(self.rundir.run_json, self.describe())
+            self.hooks.restore()
+        except OSError as error:
+            interrupts.pass_on(error)
+            log.warning_once(self.rundir.unwritable(error))
+
     def complete(self, no_hooks: str = "") -> None:
         """Complete `run.json` at the end of the run, with a summary of `hooks/`, or why no hook was applied."""
         # Another rank, or an earlier program of this process, may have written the attempts.
@@ -264,6 +279,7 @@ class Runtime:
         known |= {"no_hooks": hidden(no_hooks)} if no_hooks else {}
         described = self.describe() | self.hooks.summary() | previous_run.note(self.rundir)
         layout.write_json(self.rundir.run_json, described | known)
+        self._completed = True
 
     def _deaths(self) -> dict[str, Any]:
         """Return the fields of `run.json` for the exception that ends this process, and for the dead processes."""

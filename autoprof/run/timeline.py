@@ -11,7 +11,6 @@ import asyncio
 from _thread import get_ident
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 from weakref import WeakSet
 
@@ -44,24 +43,6 @@ AT_ONCE = ("step", "stage", "window")
 _STAGES = ("stage", "timer")
 
 
-class SpanWriter(Protocol):
-    """The members of a timeline that spans use; `Timeline` documents them."""
-
-    life: object
-    running: set[Span]
-    announced: set[Span]
-
-    def begun(self, span: Span) -> None: ...
-
-    def note(self, kind: str, name: str, took_ns: int) -> None: ...
-
-    def raised(self, line: Line, error: BaseException) -> None: ...
-
-    def add(self, line: Line, now: int, *, at_once: bool = False) -> None: ...
-
-    def write(self, line: BegunLine | DroppedLine) -> None: ...
-
-
 class Span:
     """A span that begins when the object is created. `end` writes it.
 
@@ -76,27 +57,16 @@ class Span:
         stage_kind: The kind of the stage; None to derive it from the name.
 
     Attributes:
+        line: The line of its start.
+        begun_ns: The start by `time.monotonic_ns`.
         thread: The thread in which the span began. Only spans of the kinds in `AT_ONCE` have it.
     """
 
-    __slots__ = (
-        "_begun",
-        "_ids",
-        "_kind",
-        "_life",
-        "_name",
-        "_rank",
-        "_role",
-        "_stage_kind",
-        "_start",
-        "_step",
-        "_timeline",
-        "thread",
-    )
+    __slots__ = ("_life", "_timeline", "begun_ns", "line", "thread")
 
     def __init__(
         self,
-        timeline: SpanWriter,
+        timeline: Timeline,
         kind: str,
         name: str,
         *,
@@ -106,43 +76,16 @@ class Span:
         ids: Mapping[str, Id] | None = None,
         stage_kind: str | None = None,
     ) -> None:
+        if stage_kind is None:
+            stage_kind = kinds.of(name) if kind in _STAGES else ""
         self._timeline = timeline
         self._life = timeline.life
-        self._kind, self._name, self._step, self._role, self._rank = kind, name, step, role, rank
-        self._ids = ids or {}
-        self._stage_kind = stage_kind
-        self._start = time.time_ns()
-        self._begun = time.monotonic_ns()
+        self.line = BegunLine(kind, name, step, role, rank, time.time_ns(), ids or {}, stage_kind)
+        self.begun_ns = time.monotonic_ns()
         if kind in AT_ONCE:
             self.thread = get_ident()
-            timeline.begun(self)
-
-    @property
-    def line(self) -> BegunLine:
-        """Return the `begun` line of the span."""
-        return BegunLine(
-            self._kind,
-            self._name,
-            self._step,
-            self._role,
-            self._rank,
-            self._start,
-            self._ids,
-            self._known_kind() if self._kind in _STAGES else "",
-        )
-
-    @property
-    def kind(self) -> str:
-        """Return its kind."""
-        return self._kind
-
-    @property
-    def begun_ns(self) -> int:
-        """Return the start by `time.monotonic_ns`."""
-        return self._begun
-
-    def _known_kind(self) -> str:
-        return kinds.of(self._name) if self._stage_kind is None else self._stage_kind
+            timeline.announced.add(self)
+            timeline.write(self.line)
 
     def end(
         self,
@@ -161,38 +104,24 @@ class Span:
             at_ns: The end by `time.monotonic_ns`; None for now.
         """
         now = time.monotonic_ns() if at_ns is None else at_ns
-        timeline = self._timeline
-        if self._life is not timeline.life:
+        if self._life is not self._timeline.life:
             return
-        stage_kind = self._stage_kind
-        if stage_kind is None:
-            stage_kind = kinds.of(self._name) if self._kind in _STAGES else ""
-        timeline.announced.discard(self)
+        begun = self.line
         line = Line(
-            self._kind,
-            self._name,
-            self._step if step is None else step,
-            self._role,
-            self._rank,
-            self._start,
+            begun.span,
+            begun.name,
+            begun.step if step is None else step,
+            begun.role,
+            begun.rank,
+            begun.start_ns,
             # The end comes from the monotonic clock, because the wall clock may be set meanwhile.
-            self._start + now - self._begun,
+            begun.start_ns + now - self.begun_ns,
             None if error is None else type_name(error),
-            self._ids,
+            begun.ids,
             counts or {},
-            stage_kind,
+            begun.stage_kind,
         )
-        if self._kind in AT_ONCE:
-            if error is None:
-                timeline.note(self._kind, self._name, now - self._begun)
-            else:
-                timeline.raised(line, error)
-            timeline.add(line, now, at_once=True)
-        else:
-            timeline.running.discard(self)
-            if error is not None:
-                timeline.raised(line, error)
-            timeline.add(line, now)
+        self._timeline.add(self, line, now, error)
 
     def drop(self) -> None:
         """Omit the span from the timeline."""
@@ -200,53 +129,10 @@ class Span:
         timeline.running.discard(self)
         if self in timeline.announced:
             timeline.announced.discard(self)
-            timeline.write(DroppedLine(self._kind, self._name, self._start))
+            timeline.write(DroppedLine(self.line.span, self.line.name, self.line.start_ns))
 
 
 AnyLine: TypeAlias = Line | BegunLine | DroppedLine | ExitLine | RaisedLine | MemoryLine
-
-
-class TimelineFile:
-    """The timeline file. It is made when the first lines are written.
-
-    Attributes:
-        run: The run directory.
-        path: The path of the file; empty before it is made.
-        size: The bytes written since the caller last set this to 0.
-        memory: The memory of this process, compared with the last line.
-    """
-
-    def __init__(self, run: RunDir) -> None:
-        self.run = run
-        self.path = ""
-        self.size = 0
-        self.memory = memory_state.MemoryWatch()
-        self._first = b""
-
-    def append(self, lines: list[AnyLine]) -> None:
-        """Append lines to the file.
-
-        Raises:
-            OSError: The lines can't be written.
-        """
-        content = _encoded(lines)
-        self.size += len(content)
-        if not self.path:
-            path = self.run.process_file("timeline")
-            self.run.make(path.parent)
-            self._first = _process_line(self.memory.first())
-            # An earlier process with the same pid may have written to the file: add a new process line.
-            files.append(path, self._first + content)
-            self.path = str(path)
-            return
-        try:
-            files.append(self.path, content, self._first)
-        except FileNotFoundError as error:  # the folder was removed
-            interrupts.pass_on(error)
-            self.run.make(Path(self.path).parent)
-            files.append(self.path, content, self._first)
-
-
 _encoder = msgspec.json.Encoder()
 
 
@@ -295,9 +181,14 @@ _MAX_ALIKE_LINES, _MAX_SAMPLE_LINES = 2, 20
 
 
 class Exceptions:
-    """Selection of the exceptions of one process that get a line. Several threads may use it."""
+    """Selection of the exceptions of one process that get a line. Several threads may use it.
+
+    Attributes:
+        count: The number of lines.
+    """
 
     def __init__(self) -> None:
+        self.count = 0
         # The id of the last exception with a line and the start of the span that it left: for stages, and for samples.
         self._stage: tuple[int, int] = 0, 0
         self._lost: tuple[int, int] = 0, 0
@@ -310,6 +201,7 @@ class Exceptions:
             return None
         if not (self._takes_sample if line.kind in _LOST else self._takes_stage)(line, error):
             return None
+        self.count += 1
         return RaisedLine(time.time_ns(), line.kind, line.name, line.step, line.role, line.rank, raised.of(error))
 
     def again(self) -> None:
@@ -365,6 +257,12 @@ class Listener(Protocol):
 class Timeline:
     """The spans of one process. Any thread may add lines; the thread that finds the buffer due writes it.
 
+    The file is made when the first lines are written. If it is moved or removed later, a new one is made.
+
+    Args:
+        run: The run directory.
+        restore: Callback after a new file replaced an earlier one. The folder may be new and empty.
+
     Attributes:
         life: An object that identifies the process: a forked child has another one.
         running: Open spans of samples. The caller adds them; `Span.end` and `Span.drop` remove them.
@@ -374,8 +272,9 @@ class Timeline:
         listener: Receiver of each ended span, or None. A forked child has none.
     """
 
-    def __init__(self, run: RunDir) -> None:
+    def __init__(self, run: RunDir, restore: Callable[[], None] | None = None) -> None:
         self._run = run
+        self._restore = restore
         self.begin()
         _state.all.add(self)
         _state.end_first()
@@ -393,30 +292,60 @@ class Timeline:
         self._oldest = 0
         self._written = 0
         self._write_ns = 0
-        # The time at which an event loop will write the buffer, if the loop is still running then.
-        self._flush_at = 0
-        self._file = TimelineFile(self._run)
+        self._steps = 0
         self._exceptions = Exceptions()
-
-    def begun(self, span: Span) -> None:
-        """Write the start of a span."""
-        self.announced.add(span)
-        self.write(span.line)
-        # Read it once, because another thread may reset it.
-        if (wake := self.wake) is not None:
-            wake()
-
-    def raised(self, line: Line, error: BaseException) -> None:
-        """Add the line of the exception that leaves a span, if it gets one."""
-        raised_line = self._exceptions.line(line, error)
-        if raised_line is not None and len(self._lines) < _MAX_LINES:
-            self._lines.append(raised_line)
+        self._memory = memory = memory_state.MemoryWatch()
+        run, path = self._run, self._run.process_file("timeline")
+        self._file = files.OwnFile(path, lambda: run.make(path.parent), lambda: _process_line(memory.first()))
+        self._has_file = False
+        self._is_replaced = False
+        # The bytes since the starts of open spans were last written.
+        self._size = 0
 
     def write(self, line: BegunLine | DroppedLine) -> None:
         """Write the start or the dropping of a span, unless the disk is too slow."""
         if len(self._lines) < _MAX_LINES:
             self._lines.append(line)
             self.flush()
+        # Read it once, because another thread may reset it.
+        if (wake := self.wake) is not None:
+            wake()
+
+    def add(self, span: Span, line: Line, now: int, error: BaseException | None) -> None:
+        """Buffer a span that ended at `now` (`time.monotonic_ns`). Write the buffer if it is due."""
+        self.announced.discard(span)
+        self.running.discard(span)
+        at_once = line.kind in AT_ONCE
+        if error is not None:
+            at_once |= self._raised(line, error)
+        elif at_once:
+            self.note(line.kind, line.name, now - span.begun_ns)
+        self._steps += line.kind == "step"
+        if self.listener is not None:
+            self.listener.hear(line)
+        if (wake := self.wake) is not None:
+            wake()
+        lines = self._lines
+        if not lines:
+            self._oldest = now
+        elif len(lines) >= _MAX_LINES:
+            self.flush()
+            if len(lines) >= _MAX_LINES:
+                log.warning_once("the disk is too slow for the timeline; spans are left out")
+                return
+        lines.append(line)
+        idle = not self.running and now - self._written >= _MIN_IDLE_RATIO * self._write_ns
+        # The watcher flushes each second, but it may not be running.
+        if at_once or idle or len(lines) >= _FLUSH_LINES or now - self._oldest > _FLUSH_AFTER_NS:
+            self.flush()
+
+    def _raised(self, line: Line, error: BaseException) -> bool:
+        """Add the line of the exception that leaves a span. Return False if it gets none."""
+        raised_line = self._exceptions.line(line, error)
+        if raised_line is None or len(self._lines) >= _MAX_LINES:
+            return False
+        self._lines.append(raised_line)
+        return True
 
     def note(self, kind: str, name: str, took_ns: int) -> None:
         """Store the duration of a step, stage or window."""
@@ -431,68 +360,55 @@ class Timeline:
         # `list` copies a set without interruption, while other threads add to it.
         return sorted({*list(self.announced), *list(self.running)}, key=lambda span: span.begun_ns)
 
-    def write_open(self) -> None:
-        """Write the starts of spans of samples that have been open for long. After 1 MiB, write all starts again.
+    def look(self) -> None:
+        """Do the work that is due every ten seconds.
 
-        If a span is open and nothing else is written, write a memory line as a sign of life.
+        Follow the run's path if its folder was moved. Write the starts of spans of samples that have been open for
+        long. If a span is open and nothing else is written, write a memory line as a sign of life.
         """
+        is_moved = self._has_file and self._file.is_moved()
+        if is_moved:
+            with self._writing:
+                self._close()
         now = time.monotonic_ns()
-        again = self._file.size > REPEAT_AFTER_BYTES
         silent = bool(self.announced) and now - self._written > _MAX_SILENCE_NS
-        if self._file.path and (line := self._file.memory.look(again or silent)) is not None:
+        if self._has_file and (line := self._memory.look(silent or is_moved)) is not None:
             self._lines.append(line)
-        lines: list[AnyLine]
-        if again:
-            self._file.size = 0
-            self._exceptions.again()
-            lines = [span.line for span in self.open() if span in self.announced]
-        else:
-            room = _MAX_OPEN - len(self.announced)
-            long = [span for span in self.open() if span not in self.announced and now - span.begun_ns > _LONG_NS]
-            lines = []
-            for span in long[: max(room, 0)]:
-                self.announced.add(span)
-                lines.append(span.line)
-        self._lines.extend(lines)
-        # If a span has ended meanwhile, its end may come before this start. Readers close it all the same.
+        room = max(_MAX_OPEN - len(self.announced), 0)
+        long = [span for span in self.open() if span not in self.announced and now - span.begun_ns > _LONG_NS]
+        for span in long[:room]:
+            self.announced.add(span)
+            # If the span has ended meanwhile, its end may come before this start. Readers close it all the same.
+            self._lines.append(span.line)
         self.flush()
+        try:
+            self._file.sync()
+        except OSError as problem:
+            interrupts.pass_on(problem)
+            log.warning_once(self._run.unwritable(problem))
 
     def leave(self) -> None:
         """Write the last line of this process, if it has any."""
         self.flush()
-        if self._file.path:
-            self._lines.append(
-                ExitLine(time.time_ns(), raised.exception_type(), raised.uncaught(), memory_state.peak())
-            )
+        if self._has_file:
+            error, exception = raised.exception_type(), raised.uncaught()
+            last = ExitLine(time.time_ns(), error, exception, memory_state.peak(), self._steps, self._exceptions.count)
+            self._lines.append(last)
             self.flush()
+        self.close()
 
-    def add(self, line: Line, now: int, *, at_once: bool = False) -> None:
-        """Buffer a span that ended at `now` (`time.monotonic_ns`). Write the buffer if it is due."""
-        if self.listener is not None:
-            self.listener.hear(line)
-        # Read it once, because another thread may reset it.
-        if (wake := self.wake) is not None:
-            wake()
-        lines = self._lines
-        if not lines:
-            self._oldest = now
-        elif len(lines) >= _MAX_LINES:
-            self.flush()
-            if len(lines) >= _MAX_LINES:
-                log.warning_once("the disk is too slow for the timeline; spans are left out")
-                return
-        lines.append(line)
-        idle = not self.running and now - self._written >= _MIN_IDLE_RATIO * self._write_ns
-        if at_once or idle or len(lines) >= _FLUSH_LINES or now - self._oldest > _FLUSH_AFTER_NS:
-            self.flush()
-        elif now > self._flush_at and (loop := asyncio._get_running_loop()) is not None:
-            # The next line may come much later: all other samples may be waiting for one.
-            self._flush_at = now + 2 * _FLUSH_AFTER_NS
-            loop.call_later(_FLUSH_AFTER_NS / 1e9, self._flush_later)
+    def close(self) -> None:
+        """Close the file. Later lines open it again."""
+        if not self._writing.locked():
+            with self._writing:
+                self._close()
 
-    def _flush_later(self) -> None:
-        self._flush_at = 0
-        self.flush()
+    def _close(self) -> None:
+        try:
+            self._file.close()
+        except OSError as problem:
+            interrupts.pass_on(problem)
+            log.warning_once(self._run.unwritable(problem))
 
     def flush(self) -> None:
         """Write the buffer, unless another thread is writing: that thread also writes these lines."""
@@ -502,16 +418,37 @@ class Timeline:
                 begun = time.monotonic_ns()
                 try:
                     lines = [self._lines.popleft() for _ in range(len(self._lines))]
-                    self._file.append(lines)
+                    content = _encoded(lines)
+                    is_new = self._file.append(content)
+                    self._size += len(content)
+                    if is_new or self._size > REPEAT_AFTER_BYTES:
+                        self._repeat(lines, is_new)
                 except OSError as problem:
                     interrupts.pass_on(problem)
-                    exists = files.is_folder(self._run.path)
-                    log.warning_once(
-                        f"can't write the timeline: {problem}" if exists else self._run.unwritable(problem)
-                    )
+                    log.warning_once(self._run.unwritable(problem))
                 finally:
                     self._written = time.monotonic_ns()
                     self._write_ns = self._written - begun
+        if self._is_replaced:
+            self._is_replaced = False
+            if self._restore is not None:
+                self._restore()
+
+    def _repeat(self, lines: list[AnyLine], is_new: bool) -> None:
+        """Write the starts of open spans again, except those in `lines`, which were just written.
+
+        Raises:
+            OSError: They can't be written.
+        """
+        again: list[AnyLine] = [span.line for span in self.open() if span in self.announced and span.line not in lines]
+        if is_new:
+            self._is_replaced, self._has_file = self._has_file, True
+        else:
+            self._exceptions.again()
+            again += filter(None, [self._memory.look(True)])
+        if again:
+            self._file.append(_encoded(again))
+        self._size = 0
 
 
 class _TimelineState(process.State):
@@ -520,6 +457,8 @@ class _TimelineState(process.State):
     ends = process.TIMELINE
 
     def begin(self) -> None:
+        for timeline in list(getattr(self, "all", ())):
+            timeline.close()
         self.all: WeakSet[Timeline] = WeakSet()
 
     def in_child(self) -> None:

@@ -1,4 +1,4 @@
-"""Thread that checks every ten seconds for open spans that take too long, and for requests for stacks.
+"""Thread that flushes the timeline each second, and every ten seconds looks for hangs and requests for stacks.
 
 `threading` does not know the thread, so programs do not find it. It ends before a fork. The child starts its own
 watcher with the first call of a hook. In the parent, the watcher starts again after the fork; from Python 3.13 on, with
@@ -10,7 +10,6 @@ from __future__ import annotations
 import _signal  # type: ignore[import-not-found]  # `signal` in C, as in base/interrupts.py
 import _thread
 import faulthandler
-import stat
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, Protocol
@@ -213,10 +212,10 @@ def watched_span(spans: Iterable[Span]) -> Span | None:
     """
     watched = None
     for span in spans:
-        if span.kind == "step":
+        if span.line.span == "step":
             # An older open step was interrupted and never wrote its end.
             watched = span
-        elif watched is None and span.kind in ("stage", "request") and span.line.stage_kind not in _LONG_KINDS:
+        elif watched is None and span.line.span in ("stage", "request") and span.line.stage_kind not in _LONG_KINDS:
             watched = span
     return watched
 
@@ -238,41 +237,19 @@ _MAX_DUMP_BYTES = 1 << 20
 _ARGUMENTS: dict[str, Any] = {"all_threads": True} | ({"c_stack": False} if sys.version_info >= (3, 14) else {})
 
 
-class _CrashFile:
+class _CrashFile(files.HeldFile):
     """The open crash file. Only `faulthandler` holds a reference to it."""
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._descriptor = -1
-        self._descriptor = files.create(path, held=True)
-        self._own = _file_identity(self._descriptor)
+        self._hold(files.create(path, held=True))
 
     def fileno(self) -> int:
         """Return the descriptor, for `faulthandler`."""
-        return self._descriptor
+        return self._number
 
     def flush(self) -> None:
         """Do nothing: `faulthandler` calls it."""
-
-    def is_own(self) -> bool:
-        """Return True if the descriptor still belongs to this file. A program may have closed and reused it."""
-        return _file_identity(self._descriptor) == self._own
-
-    def __del__(self) -> None:
-        try:
-            if self._descriptor >= 0 and self.is_own():
-                os.close(self._descriptor)
-        except Exception as error:  # the interpreter is shutting down
-            interrupts.pass_on(error)
-
-
-def _file_identity(descriptor: int) -> tuple[int, int] | None:
-    try:
-        status = os.fstat(descriptor)
-    except OSError as error:
-        interrupts.pass_on(error)
-        return None
-    return (status.st_dev, status.st_ino) if stat.S_ISREG(status.st_mode) else None
 
 
 class _CrashState(process.State):
@@ -365,8 +342,8 @@ def _handles_signals() -> bool:
     return False
 
 
-# Time between two checks.
-LOOK_S = 10.0
+# Time between two checks, and between two flushes of the timeline.
+LOOK_S, FLUSH_S = 10.0, 1.0
 # Maximum wait of a fork or of the process's exit for a running check.
 _END_S = 1.0
 # From Python 3.13 on, `os.fork` counts the threads, to warn about them, after the handlers in the parent have run
@@ -395,6 +372,9 @@ class WatchedRun(Protocol):
     def timeline(self) -> Timeline:
         """Return the timeline of this process."""
 
+    def restore(self) -> None:
+        """Write this process's files again if the run's folder was moved or removed. Never raises."""
+
 
 class Watcher:
     """The watcher of one process."""
@@ -406,6 +386,7 @@ class Watcher:
         # Requests from before this process are not meant for it.
         self._answered = set(self._requests())
         self._hangs = HangWatch(run)
+        self._look_at = time.monotonic() + LOOK_S
 
     def start(self) -> None:
         """Start watching. Never raises."""
@@ -415,7 +396,7 @@ class Watcher:
         try:
             # Set these before the start: a signal handler may raise during it, and the thread must still end.
             self._stop, self._ended, self._native = stop, ended, []
-            threads.start(_thread.start_new_thread, _watch, (self.look, stop, ended, self._native))
+            threads.start(_thread.start_new_thread, _watch, (self.tick, stop, ended, self._native))
         except RuntimeError as error:  # the limit of threads is reached
             interrupts.pass_on(error)
             stop.release()
@@ -440,9 +421,16 @@ class Watcher:
             if self._ended.acquire(timeout=_END_S):
                 _await_exit(self._native)
 
+    def tick(self) -> None:
+        """Write buffered lines of the timeline. Every ten seconds, also do all other work."""
+        self._run.timeline.flush()
+        if (now := time.monotonic()) >= self._look_at:
+            self._look_at = now + LOOK_S
+            self.look()
+
     def look(self) -> None:
-        """Write long-open spans to the timeline, check the crash file and look for hangs, then answer requests."""
-        for check in (self._run.timeline.write_open, check_crash_file, self._hangs.look):
+        """Check the run's files and the crash file and look for hangs, then answer requests."""
+        for check in (self._run.timeline.look, self._run.restore, check_crash_file, self._hangs.look):
             self._try(check)
         for folder in self._requests():
             if folder not in self._answered:
@@ -484,12 +472,12 @@ def _await_exit(native: list[int]) -> None:
         time.sleep(0.0001)
 
 
-def _watch(look: Callable[[], None], stop: _thread.LockType, ended: _thread.LockType, native: list[int]) -> None:
+def _watch(tick: Callable[[], None], stop: _thread.LockType, ended: _thread.LockType, native: list[int]) -> None:
     native.append(_thread.get_native_id())
     try:
-        while not stop.acquire(timeout=LOOK_S):
+        while not stop.acquire(timeout=min(FLUSH_S, LOOK_S)):
             try:
-                look()
+                tick()
             except Exception as error:
                 interrupts.pass_on(error)
                 log.warning_aside(f"the watcher: {type(error).__name__}: {error}")

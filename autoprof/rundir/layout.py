@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -111,7 +112,10 @@ class RunDir:
 
     def unwritable(self, error: BaseException) -> str:
         """Return the warning for a run directory that can't be written. All callers use it, so it is logged once."""
-        return f"can't write to {self.path}: {text(error)}; autoprof records nothing there"
+        problem = text(error)
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            problem = os.strerror(error.errno)  # a full disk concerns all files
+        return f"can't write to {self.path}: {problem}; autoprof records nothing there"
 
     def step(self, number: int) -> Path:
         """Return the folder of a global step."""

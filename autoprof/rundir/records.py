@@ -359,7 +359,11 @@ class MemoryState(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ProcessLine(Struct, frozen=True, kw_only=True, tag_field="kind", tag="process"):
-    """The first line of a process in `timeline/<host>-<pid>.jsonl`. A later process with the same pid adds another."""
+    """The first line of a timeline file.
+
+    If the name of the file exists, it gets a number: `<host>-<pid>.2.jsonl`. This happens if another process has the
+    same host name and pid, and if a process replaces itself by `exec`.
+    """
 
     host: str  # The host.
     pid: Number  # The process id.
@@ -444,10 +448,11 @@ class MemoryLine(Struct, frozen=True, omit_defaults=True, tag_field="kind", tag=
 class Line(Struct, frozen=True, omit_defaults=True, gc=False):
     """A line of `timeline/<host>-<pid>.jsonl`: one span, written after it ends.
 
-    Steps, stages and windows are written immediately. Other spans are buffered. The buffer is written when it has 256
-    lines, when its first line is one second old, with the next step, stage or window, when the process has no open
-    span, and at exit. A killed process therefore loses the spans of its last second. Each line is written whole or not
-    at all. Lines contain ids that recipes name, but no prompts, answers or arguments.
+    Steps, stages, windows and exceptions are written immediately. Other spans are buffered. The buffer is written when
+    it has 256 lines, when its first line is one second old, with the next immediate line, when the process has no open
+    span, and at exit. A killed process therefore loses the spans of its last second. A node that crashes may lose the
+    last ten seconds. Each line is written whole or not at all. Lines contain ids that recipes name, but no prompts,
+    answers or arguments.
 
     A file grows by about 230 bytes per span of a sample: 0.35 MB in a step of 512 samples, 3.6 GB in 10,000 such
     steps. Without these spans (`AUTOPROF_DISABLE='verl/sample*'`), 10,000 steps need 75 MB.

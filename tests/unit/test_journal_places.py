@@ -76,20 +76,12 @@ def test_a_moved_folder_has_the_steps_from_before_the_move(away: Away) -> None:
     assert judged_runs.names(away.moved, 1) == WHOLE_STEP
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="rule: a process whose folder has disappeared reopens its file at the run's path, and writes the end of the"
-    " run there. Today the new folder has no run.json, so no command reads it",
-)
 def test_steps_after_the_folder_disappears_are_a_run_at_its_path(away: Away) -> None:
     assert judged_runs.steps(away.place.run)[-2:] == [101, 102]
     assert judged_runs.names(away.place.run, 102) == WHOLE_STEP
     assert judged_runs.problems(away.place.run) == []
 
 
-@pytest.mark.xfail(
-    strict=True, reason="rule: autoprof reports in one line that the folder disappeared. Today it reports nothing"
-)
 def test_a_missing_folder_is_reported_in_one_line(away: Away) -> None:
     (line,) = away.ended.said
     assert str(away.place.run) in line
@@ -160,11 +152,6 @@ def test_on_a_small_disk_the_first_steps_are_recorded(small_disk: SmallDisk) -> 
 
 
 @namespaces
-@pytest.mark.xfail(
-    strict=True,
-    reason="rule: a process has one journal, so it reports a full disk once. Today the timeline, the outcomes of hooks"
-    " and the end of the run each report it",
-)
 def test_a_full_disk_is_reported_in_one_line(small_disk: SmallDisk) -> None:
     (line,) = small_disk.ended.said
     assert "No space left on device" in line
@@ -318,11 +305,6 @@ def together(tmp_path_factory: pytest.TempPathFactory) -> Together:
 
 
 @pids
-@pytest.mark.xfail(
-    strict=True,
-    reason="rule: each file has one writer, since containers can share host name and pid. Today both write to one file,"
-    " and the reader drops the lines of the first",
-)
 def test_two_processes_with_the_same_pid_are_both_in_the_report(together: Together) -> None:
     both_are_in_each_step(together.run)
 
@@ -372,6 +354,11 @@ trainer.fit(3, at)
 """
 
 
+@pytest.mark.xfail(
+    strict=True,
+    reason="rule: a process has ended if a later file has its host, pid and start time. Today the reader takes the file"
+    " from before an exec for a running process",
+)
 @pytest.mark.fault("a program calls exec in a stage", "continues", "that stage")
 @pytest.mark.parametrize("ends", [True, False], ids=["ends", "is killed"])
 def test_spans_that_were_open_before_an_exec_are_not_open_after_it(place: Place, ends: bool) -> None:

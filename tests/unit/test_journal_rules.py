@@ -123,10 +123,6 @@ trainer.fit(3, many)
 """
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="rule: open spans are written again after each 1 MB. Today the watcher does so every ten seconds",
-)
 def test_doctor_names_the_open_stage_after_5_mb_of_samples(place: Place) -> None:
     place.ended(MANY)
     (problem,) = judged_runs.problems(place.run)

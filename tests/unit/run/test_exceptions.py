@@ -59,6 +59,13 @@ def test_an_exception_that_leaves_a_reward_and_its_sample_has_one_line(run: Runt
     assert line.exception.frames[-1].function == "fetch_score"
 
 
+def test_it_is_written_at_once_although_other_samples_are_open(run: Runtime) -> None:
+    run.timeline.running.add(Span(run.timeline, "sample", "long", step=2, role="agent_loop", rank=None))
+    failed(run, "reward", fetch_score("no score"))
+    (state,) = open_spans.read(run.rundir.path)
+    assert [line.exception.message for line in state.lost] == ["no score"]
+
+
 def test_a_tools_exception_that_leaves_the_sample_is_the_samples(run: Runtime) -> None:
     failed(run, "tool", fetch_score("no answer"))
     assert [(line.span, line.exception.frames[-1].function) for line in lines(run)] == [("sample", "fetch_score")]
@@ -72,13 +79,13 @@ def test_what_is_no_fault_has_none(run: Runtime, error: BaseException) -> None:
 
 
 def test_of_many_alike_some_are_told_and_again_after_a_megabyte(run: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timeline, "REPEAT_AFTER_BYTES", 10_000)
     for sample in range(200):
         failed(run, "reward", fetch_score("no score"), sample)
     for kind in range(30):
         failed(run, "reward", type(f"Error{kind}", (Exception,), {})())
     assert len(lines(run)) == 20
-    run.timeline.write_open()
+    monkeypatch.setattr(timeline, "REPEAT_AFTER_BYTES", 0)
+    Span(run.timeline, "stage", "update", step=2, role="actor", rank=0).end()
     failed(run, "reward", fetch_score("later"))
     assert len(lines(run)) == 21
 

@@ -38,7 +38,7 @@ def begin(
     run: Runtime, kind: str = "step", name: str = "", step: int | None = 41, ago_ns: int = 0, **more: Any
 ) -> Span:
     span = Span(run.timeline, kind, name or kind, **({"step": step, "role": "trainer", "rank": 0} | more))
-    span._begun -= ago_ns
+    span.begun_ns -= ago_ns
     if kind not in ("step", "stage", "window"):
         run.timeline.running.add(span)
     return span

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
+import errno
 import json
 import os
+import shutil
 import threading
 import time
 from collections import Counter
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 
 from autoprof.base import files
 from autoprof.base import identity as process_module
-from autoprof.run import timeline
+from autoprof.run import timeline, watcher
 from autoprof.run.runtime import Runtime
 from autoprof.run.timeline import AT_ONCE, Span
 from autoprof.rundir import layout, processes
@@ -88,8 +89,9 @@ def test_large_spans_are_written_at_once_with_what_was_kept(run: Runtime, one_go
 
 def test_many_are_written_together(run: Runtime, one_going_on: Span, monkeypatch: pytest.MonkeyPatch) -> None:
     writes: list[int] = []
-    append = files.append
-    monkeypatch.setattr(files, "append", lambda path, content, first=b"": writes.append(1) or append(path, content))
+    append = files.OwnFile.append
+    monkeypatch.setattr(files.OwnFile, "append", lambda file, content: writes.append(1) or append(file, content))
+    run.timeline._write_ns = 10**12
     for _ in range(3 * timeline._FLUSH_LINES + 1):
         begin(run).end()
     assert len(writes) == 3
@@ -116,30 +118,11 @@ def test_when_nothing_is_going_on_it_is_written(run: Runtime) -> None:
     assert names(run) == ["inner", "outer"]
 
 
-def test_while_one_sample_holds_the_others_up_they_are_written(run: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timeline, "_FLUSH_AFTER_NS", 10**8)
-
-    async def batch() -> None:
-        straggler = begin(run, name="straggler")
-        for turn in ("first", "second"):
-            begin(run, "turn", turn).end()
-            while turn not in names(run):
-                await asyncio.sleep(0.01)
-        straggler.drop()
-
-    asyncio.run(asyncio.wait_for(batch(), 60))
-    assert names(run) == ["first", "second"]
-
-
-def test_an_event_loop_that_ended_before_leaves_it_to_the_next(run: Runtime, one_going_on: Span) -> None:
-    async def turn(name: str) -> None:
-        begin(run, "turn", name).end()
-
-    asyncio.run(turn("first"))
-    asyncio.run(turn("second"))
+def test_while_one_sample_holds_the_others_up_the_watcher_writes_them(run: Runtime, one_going_on: Span) -> None:
+    begin(run, "turn", "first").end()
     assert names(run) == []
-    begin(run, "stage", "last").end()
-    assert names(run) == ["first", "second", "last"]
+    watcher.Watcher(run).tick()
+    assert names(run) == ["first"]
 
 
 def test_a_slow_disk_is_not_written_to_each_time(run: Runtime) -> None:
@@ -154,7 +137,7 @@ def test_a_slow_disk_is_not_written_to_each_time(run: Runtime) -> None:
 def test_what_is_kept_is_written_at_exit(python: Any, tmp_path: Path) -> None:
     code = f"""
 from pathlib import Path
-from autoprof.run import timeline
+from autoprof.run import timeline, watcher
 from autoprof.run.timeline import Span
 from autoprof.rundir.layout import RunDir
 lines = timeline.Timeline(RunDir(Path({str(tmp_path / "run")!r})))
@@ -194,7 +177,7 @@ def test_a_full_disk_leaves_whole_lines_and_is_said_once(run: Runtime, caplog: p
     assert path.stat().st_size == size
     begin(run, "stage", "fits again").end()
     assert names(run) == ["fits", "fits again"]
-    assert caplog.text.count("can't write the timeline") == 1
+    assert caplog.text.count("can't write to") == 1
 
 
 def test_a_file_or_folder_that_somebody_removed_begins_anew(run: Runtime) -> None:
@@ -207,11 +190,86 @@ def test_a_file_or_folder_that_somebody_removed_begins_anew(run: Runtime) -> Non
         assert names(run) == ["after"]
 
 
-def test_an_earlier_process_of_the_same_pid_keeps_its_lines(run: Runtime) -> None:
+def test_the_file_of_an_earlier_process_with_the_same_pid_is_unchanged(run: Runtime) -> None:
     begin(run, "stage", "earlier").end()
-    timeline._state.in_child()  # as a new process: nothing is known of the file
-    begin(run, "stage", "later").end()
-    assert [line["kind"] for line in written(run)] == ["process", "begun", "stage"] * 2
+    before = written(run)
+    for name, count in (("second", 2), ("third", 3)):
+        timeline._state.in_child()  # as a new process: nothing is known of the file
+        begin(run, "stage", name).end()
+        path = run.rundir.process_file("timeline", f".{count}.jsonl")
+        assert [json.loads(line)["kind"] for line in path.read_text().splitlines()] == ["process", "begun", "stage"]
+        assert [span["name"] for span in helpers.spans(path)] == [name]
+    assert written(run) == before
+
+
+def test_after_a_move_a_new_file_begins_with_the_open_spans(run: Runtime, tmp_path: Path) -> None:
+    outer = begin(run, "stage", "outer")
+    os.rename(run.rundir.path, tmp_path / "moved")
+    begin(run, "stage", "before the look").end()
+    run.timeline.look()
+    assert [line["kind"] for line in written(run)] == ["process", "memory", "begun"]
+    outer.end()
+    assert names(run) == ["outer"]
+    assert [span["name"] for span in helpers.spans(tmp_path / "moved")] == ["before the look"]
+
+
+def test_a_copy_in_the_place_of_the_file_is_not_written_to(run: Runtime, tmp_path: Path) -> None:
+    begin(run, "stage", "first").end()
+    before = written(run)
+    os.rename(run.rundir.path, tmp_path / "moved")
+    shutil.copytree(tmp_path / "moved", run.rundir.path)
+    run.timeline.look()
+    begin(run, "stage", "second").end()
+    assert written(run) == before
+    second = run.rundir.process_file("timeline", ".2.jsonl")
+    assert [span["name"] for span in helpers.spans(second)] == ["second"]
+
+
+def test_a_file_that_the_program_closed_is_opened_again(run: Runtime) -> None:
+    for name in ("first", "second"):
+        begin(run, "stage", name).end()
+        own = run.rundir.process_file("timeline").stat().st_ino
+        os.closerange(700, 1024)
+    begin(run, "stage", "third").end()
+    assert run.rundir.process_file("timeline").stat().st_ino == own
+    assert names(run) == ["first", "second", "third"]
+
+
+def test_the_descriptor_is_high_and_is_closed_at_the_end(run: Runtime) -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    begin(run, "stage").end()
+    (own,) = set(os.listdir("/proc/self/fd")) - before
+    assert int(own) >= 700
+    assert not os.get_inheritable(int(own))
+    run.timeline.leave()
+    assert own not in os.listdir("/proc/self/fd")
+
+
+def test_a_disk_that_reports_only_later_that_it_is_full_is_reported_once(
+    run: Runtime, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    synced: list[int] = []
+
+    def full(number: int) -> None:
+        synced.append(number)
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    monkeypatch.setattr(files.os, "fdatasync", full)
+    for count in (1, 2):
+        begin(run, "stage").end()
+        run.timeline.look()
+        run.timeline.look()
+        assert len(synced) == count
+    assert caplog.text.count("Disk quota exceeded") == 1
+
+
+def test_the_exit_line_counts_steps_and_exceptions(run: Runtime) -> None:
+    for number in (2, 3):
+        begin(run, "step", "step", step=number).end()
+    begin(run, "stage").end(ValueError("x"))
+    run.timeline.leave()
+    last = written(run)[-1]
+    assert (last["kind"], last["steps"], last["raised"]) == ("exit", 2, 1)
 
 
 def test_no_more_are_kept_than_memory_is_for(
@@ -236,11 +294,11 @@ def test_what_goes_on_is_on_the_timeline(run: Runtime, monkeypatch: pytest.Monke
     step, stage = begin(run, "step", "step"), begin(run, "stage", "update", ids={"replica": 1})
     sample = begin(run, name="sample")
     assert open_names(run) == ["step", "update"]
-    run.timeline.write_open()
+    run.timeline.look()
     assert open_names(run) == ["step", "update"]
     monkeypatch.setattr(timeline, "_LONG_NS", 0)
-    run.timeline.write_open()
-    run.timeline.write_open()
+    run.timeline.look()
+    run.timeline.look()
     assert open_names(run) == ["step", "update", "sample"]
     assert [line["kind"] for line in written(run)] == ["process", "begun", "begun", "begun"]
     stage.end()
@@ -253,16 +311,16 @@ def test_what_goes_on_is_on_the_timeline(run: Runtime, monkeypatch: pytest.Monke
 
 def test_a_process_that_stands_gives_signs_of_life(run: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     stage = begin(run, "stage", "update")
-    run.timeline.write_open()
+    run.timeline.look()
     assert [line["kind"] for line in written(run)] == ["process", "begun"]
     monkeypatch.setattr(timeline, "_MAX_SILENCE_NS", 0)
     before = time.time_ns()
-    run.timeline.write_open()
+    run.timeline.look()
     (process,) = processes.read(run.rundir.path)
     assert before <= process.last_ns <= time.time_ns()
     stage.end()
     lines = len(written(run))
-    run.timeline.write_open()
+    run.timeline.look()
     assert len(written(run)) == lines
 
 
@@ -289,7 +347,7 @@ def test_what_is_open_is_at_the_end_of_a_large_file(run: Runtime, monkeypatch: p
     for _ in range(20):
         for _ in range(50):
             begin(run, "stage", "short").end()
-        run.timeline.write_open()
+        run.timeline.look()
     assert run.rundir.process_file("timeline").stat().st_size > 60_000
     assert open_names(run) == ["step"]
 
@@ -298,8 +356,8 @@ def test_no_more_samples_are_open_than_a_reader_wants(run: Runtime, monkeypatch:
     monkeypatch.setattr(timeline, "_LONG_NS", 0)
     for number in range(300):
         begin(run, name=f"s{number}")
-    run.timeline.write_open()
-    run.timeline.write_open()
+    run.timeline.look()
+    run.timeline.look()
     assert open_names(run) == [f"s{number}" for number in range(256)]
 
 
@@ -307,7 +365,7 @@ def test_a_process_that_is_killed_leaves_what_was_open_and_one_that_exits_does_n
     code = f"""
 import os
 from pathlib import Path
-from autoprof.run import timeline
+from autoprof.run import timeline, watcher
 from autoprof.run.timeline import Span
 from autoprof.rundir.layout import RunDir
 lines = timeline.Timeline(RunDir(Path({str(tmp_path)!r}, name)))
@@ -318,6 +376,10 @@ Span(lines, "stage", "update", step=1, role="actor", rank=0)
     (exited,), (killed,) = processes.read(tmp_path / "exits"), processes.read(tmp_path / "killed")
     assert (exited.state, exited.spans) == ("exited", [])
     assert (killed.state, [span.name for span in killed.spans]) == ("gone", ["update"])
+
+
+def is_open(number: int) -> bool:
+    return os.path.lexists(f"/proc/self/fd/{number}")
 
 
 def forked(child: Callable[[], None]) -> None:
@@ -331,7 +393,8 @@ def forked(child: Callable[[], None]) -> None:
     os.waitpid(pid, 0)
 
 
-def test_a_forked_child_has_a_file_of_its_own_and_none_of_its_parents_lines(run: Runtime) -> None:
+def test_a_forked_child_has_a_file_of_its_own_and_none_of_its_parents_lines(run: Runtime, tmp_path: Path) -> None:
+    begin(run, "stage", "before").end()
     outer = begin(run, name="parents")
     begin(run, name="kept").end()
     lock = run.timeline._writing
@@ -341,6 +404,8 @@ def test_a_forked_child_has_a_file_of_its_own_and_none_of_its_parents_lines(run:
         outer.end()
         begin(run, name="childs").end()
         run.timeline.flush()
+        open_files = [os.readlink(f"/proc/self/fd/{number}") for number in range(700, 1024) if is_open(number)]
+        (tmp_path / "open").write_text(" ".join(path for path in open_files if "/timeline/" in path))
 
     forked(child)
     lock.release()
@@ -350,8 +415,10 @@ def test_a_forked_child_has_a_file_of_its_own_and_none_of_its_parents_lines(run:
         path.name: [span["name"] for span in helpers.spans(path)] for path in run.rundir.path.glob("timeline/*.jsonl")
     }
     own = f"{process_module.HOST}-{os.getpid()}.jsonl"
-    assert by_file.pop(own) == ["kept", "parents"]
+    assert by_file.pop(own) == ["before", "kept", "parents"]
     assert list(by_file.values()) == [["childs"]]
+    (path,) = by_file
+    assert (tmp_path / "open").read_text() == str(run.rundir.path / "timeline" / path)
 
 
 @given(
@@ -365,7 +432,7 @@ def test_threads_and_forks_write_every_line_once_in_the_order_of_ends(
 ) -> None:
     run = made()
     run.timeline = timeline.Timeline(layout.RunDir(tmp_path_factory.mktemp("run")))
-    folder = run.timeline._file.run.path
+    folder = run.timeline._run.path
     before, timeline._FLUSH_LINES = timeline._FLUSH_LINES, many
 
     def work(thread: int, amount: int) -> None:
