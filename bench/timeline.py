@@ -33,7 +33,6 @@ SPANS = {
     KEPT: ("", "autoprof-kept"),
     "autoprof, kept, a whole call": ("", "autoprof-call"),
     "autoprof, a stage, written": ("", "autoprof-stage"),
-    "autoprof, hangs, a stage": ("", "autoprof-hang-note"),
     "autoprof, hangs, a look in 10 s": ("", "autoprof-hang-look"),
     "OpenTelemetry, batch to a file": ("opentelemetry", "opentelemetry"),
 }

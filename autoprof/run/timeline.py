@@ -319,7 +319,11 @@ class Timeline:
         if error is not None:
             at_once |= self._raised(line, error)
         elif at_once:
-            self.note(line.kind, line.name, now - span.begun_ns)
+            key = line.kind, line.name
+            if key in self.durations_ns:
+                self.durations_ns[key].append(now - span.begun_ns)
+            elif len(self.durations_ns) < _MAX_NAMES:
+                self.durations_ns[key] = deque((now - span.begun_ns,), maxlen=_MAX_DURATIONS)
         self._steps += line.kind == "step"
         if self.listener is not None:
             self.listener.hear(line)
@@ -346,14 +350,6 @@ class Timeline:
             return False
         self._lines.append(raised_line)
         return True
-
-    def note(self, kind: str, name: str, took_ns: int) -> None:
-        """Store the duration of a step, stage or window."""
-        durations = self.durations_ns.get((kind, name))
-        if durations is not None:
-            durations.append(took_ns)
-        elif len(self.durations_ns) < _MAX_NAMES:
-            self.durations_ns[kind, name] = deque((took_ns,), maxlen=_MAX_DURATIONS)
 
     def open(self) -> list[Span]:
         """Return the open spans, the oldest first."""
