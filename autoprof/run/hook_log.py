@@ -1,23 +1,20 @@
-"""Outcome of each hook in this process: `hooks/<host>-<pid>.json`."""
+"""Outcomes of hooks in this process, and errors of autoprof itself, as lines of its timeline."""
 
 from __future__ import annotations
 
-import itertools
 import shlex
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
 
-from autoprof.base import files, identity, interrupts, log
-from autoprof.base.originals import io, os, threading, time
+from autoprof.base import files, interrupts, log
+from autoprof.base.originals import io, threading, time
 from autoprof.base.redact import hidden, redacted
-from autoprof.rundir import layout, processes
-from autoprof.rundir.file_names import JSON
+from autoprof.rundir import processes
 from autoprof.rundir.layout import RunDir
-from autoprof.rundir.records import ErrorEntry, HookEntry, HooksFile
+from autoprof.rundir.records import ErrorLine, HookLine
 
 _MAX_TITLE_CHARS = 200
 
@@ -37,37 +34,66 @@ class LoggedHook(Protocol):
         """Return the module, the attribute and the behaviour."""
 
 
+class LineWriter(Protocol):
+    """The methods of a timeline that a hook log needs."""
+
+    def write(self, *lines: HookLine | ErrorLine) -> None:
+        """Write lines."""
+
+    def begin_part(self) -> None:
+        """Make the file if it does not exist. Otherwise begin a new part with the next lines."""
+
+    @property
+    def has_file(self) -> bool:
+        """Return True if the file was made."""
+
+
 class HookLog:
-    """Outcomes of hooks, written to a file once a hook that is not passive was applied or has failed.
+    """Outcomes of hooks, written once a hook that is not passive was applied or has failed.
+
+    Args:
+        directory: The run directory.
+        timeline: The timeline of this process. It calls `facts` and `lines` at the beginning of a part.
+        join: Callback before the first lines are written.
+        at_work: Callback at the first call of each hook.
 
     Attributes:
+        hooks: The last line of each hook, by name.
         node: Ray's id of the node of this process; empty if unknown.
         ray: Address of that node's cluster, HOST:PORT; empty if unknown.
         versions: The versions of the targets that this process imported, by package.
     """
 
-    def __init__(self, directory: RunDir, join: Callable[[], None], at_work: Callable[[], None]) -> None:
+    def __init__(
+        self, directory: RunDir, timeline: LineWriter, join: Callable[[], None], at_work: Callable[[], None]
+    ) -> None:
         self._directory = directory
+        self._timeline = timeline
         self._join = join
-        # Callback at the first call of each hook.
         self._at_work = at_work
         self.node = ""
         self.ray = ""
         self._lock = threading.RLock()
-        self._hooks: dict[str, HookEntry] = {}
+        self.hooks: dict[str, HookLine] = {}
         self.versions: dict[str, str] = {}
-        self._errors: dict[str, ErrorEntry] = {}
+        self._errors: dict[str, ErrorLine] = {}
+        # Names of hooks and places of errors whose last line is not written.
+        self._unwritten: dict[str, None] = {}
         self._active_target = False
         self._worth_writing = False
-        # The pid of the process that wrote the file, and the file.
-        self._file: tuple[int, Path] | None = None
+        # The facts at the beginning of the last part.
+        self._facts: dict[str, Any] = {}
 
     def add(self, hook: LoggedHook) -> None:
         """Record a hook that waits for its module to be imported."""
         with self._lock:
             self._active_target |= not hook.passive
-            waiting = HookEntry(**hook.described(), state="skipped", reason=processes.WAITING)
-            self._hooks.setdefault(hook.key, waiting)
+            if hook.key not in self.hooks:
+                self._put(HookLine(hook=hook.key, **hook.described(), state="skipped", reason=processes.WAITING))
+
+    def _put(self, line: HookLine) -> None:
+        self.hooks[line.hook] = line
+        self._unwritten[line.hook] = None
 
     def applied(self, hook: LoggedHook, reason: str = "") -> None:
         self._set(hook, "applied", reason)
@@ -79,10 +105,11 @@ class HookLog:
         self._set(hook, "failed", reason)
 
     def called(self, key: str) -> None:
-        """Record that a hook fired. Write the file at its first call."""
-        entry = self._hooks.get(key)
-        if entry is not None and entry.called is None:
-            entry.called = time.time()
+        """Record that a hook fired. Write a line at its first call."""
+        line = self.hooks.get(key)
+        if line is not None and line.called is None:
+            with self._lock:
+                self._put(msgspec.structs.replace(line, called=time.time()))
             # The driver of a run often only imports the target and calls `ray.init`: no hook of the target is applied.
             self._worth_writing |= self._active_target
             self.write()
@@ -91,108 +118,90 @@ class HookLog:
 
     def is_applied(self, key: str) -> bool:
         """Return True if a hook is applied in this process."""
-        entry = self._hooks.get(key)
-        return entry is not None and entry.state == "applied"
+        line = self.hooks.get(key)
+        return line is not None and line.state == "applied"
 
     def was_called(self, key: str) -> bool:
         """Return True if a hook has fired in this process."""
-        entry = self._hooks.get(key)
-        return entry is not None and entry.called is not None
+        line = self.hooks.get(key)
+        return line is not None and line.called is not None
 
     def begin_anew(self) -> None:
         """Reset the log in a forked child: its hooks are still applied, but none has been called."""
         self._lock = threading.RLock()
         self._errors = {}
-        for entry in self._hooks.values():
-            entry.called = None
+        self._facts = {}
+        self.hooks = {key: msgspec.structs.replace(line, called=None) for key, line in self.hooks.items()}
 
     def leave(self) -> None:
-        """Write the hooks of an imported target although none was applied. The run may have no `run.json` then.
-
-        Raises:
-            OSError: The file can't be written.
-        """
+        """Write the hooks of an imported target although none was applied. The run may have no `run.json` then."""
         if self._active_target and not self._worth_writing:
-            layout.write_json(self._own_file(), self.content())
+            self._timeline.begin_part()
 
     def error(self, where: str, text: str) -> None:
         """Count an error of autoprof itself."""
         with self._lock:
-            entry = self._errors.setdefault(where, ErrorEntry())
-            entry.count += 1
-            entry.last = hidden(text)
-            count = entry.count
+            before = self._errors.get(where)
+            line = ErrorLine(where=where, count=before.count + 1 if before is not None else 1, last=hidden(text))
+            self._errors[where] = line
         # Write at counts 1, 2, 4, 8, ...: a hook may fail in each of a million calls.
-        if count.bit_count() == 1:
+        if line.count.bit_count() == 1:
+            self._unwritten[where] = None
             self.write()
 
     def switched_off(self, key: str, reason: str) -> None:
         """Record that a hook is disabled from now on."""
         with self._lock:
-            if entry := self._hooks.get(key):
-                entry.state, entry.reason = "failed", reason
+            if line := self.hooks.get(key):
+                self._put(msgspec.structs.replace(line, state="failed", reason=reason))
         self.write()
-
-    def summary(self) -> dict[str, Any]:
-        """Return the hosts, versions and used recipes of all processes, as fields of `run.json`."""
-        return processes.summary(self._directory, self.versions)
 
     def _set(self, hook: LoggedHook, state: str, reason: str) -> None:
         self.add(hook)
         with self._lock:
-            entry = self._hooks[hook.key]
-            entry.state, entry.reason = state, hidden(reason)
+            self._put(msgspec.structs.replace(self.hooks[hook.key], state=state, reason=hidden(reason)))
             self._worth_writing |= state != "skipped" and not hook.passive
         self.write()
 
-    def content(self) -> dict[str, Any]:
-        """Return the content of this process's file."""
-        with self._lock:
-            content = HooksFile(
-                host=identity.HOST,
-                node=self.node,
-                ray=self.ray,
-                pid=os.getpid(),
-                parent=os.getppid(),
-                process=process_title(),
-                python=sys.version.split()[0],
-                versions=self.versions,
-                hooks=self._hooks,
-                errors=self._errors,
-            )
-            fields: dict[str, Any] = msgspec.to_builtins(content)
-            return fields
+    def facts(self) -> dict[str, Any]:
+        """Return the fields of a process line that may change while the process runs."""
+        lines = list(self.hooks.values())
+        states = {line.hook: line.state if line.called is None else "called" for line in lines}
+        facts = {"process": process_title(), "node": self.node, "ray": self.ray, "versions": dict(self.versions)}
+        self._facts = facts
+        return facts | {"hooks": {key: state for key, state in states.items() if state != "skipped"}}
+
+    def lines(self, whole: bool) -> list[HookLine | ErrorLine]:
+        """Return the lines for the beginning of a part: of all hooks, or if not `whole`, of the hooks that failed."""
+        hooks = [line for line in list(self.hooks.values()) if whole or line.state == "failed"]
+        return [*hooks, *list(self._errors.values())]
 
     def write(self) -> None:
-        """Write this process's file, if one of its hooks makes the process part of the run. Never raises."""
+        """Write new lines, if one of the hooks makes this process part of the run. Never raises."""
         if not self._worth_writing:
             return
         try:
             # Join without the lock: it may import modules of Ray, and a thread in such an import may need the lock.
             self._join()
-            with self._lock:
-                layout.write_json(self._own_file(), self.content())
+            if not self._timeline.has_file:
+                # The first part has the lines of all hooks.
+                self._unwritten.clear()
+                self._timeline.begin_part()
+            elif self._unwritten:
+                self._write_new()
         # Catch everything: this also runs while an error of autoprof is being reported.
         except Exception as error:
             interrupts.pass_on(error)
             self._worth_writing = False
             log.warning_once(self._directory.unwritable(error))
 
-    def restore(self) -> None:
-        """Write this process's file again if it was moved or removed. Never raises."""
-        if self._file is not None and not files.exists(self._file[1]):
-            self.write()
-
-    def _own_file(self) -> Path:
-        """Return the file of this process. If an earlier process of the run had the same pid, use a new name."""
-        if self._file is None or self._file[0] != os.getpid():
-            self._directory.make(self._directory.hooks)
-            path = self._directory.process_file("hooks", JSON)
-            again = itertools.count(2)
-            while files.exists(path, follow=False):
-                path = path.with_name(f"{identity.HOST}-{os.getpid()}.{next(again)}{JSON}")
-            self._file = os.getpid(), path
-        return self._file[1]
+    def _write_new(self) -> None:
+        before, self._unwritten = self._unwritten, {}
+        lines = [line for key in before if (line := self.hooks.get(key) or self._errors.get(key)) is not None]
+        facts = {"process": process_title(), "node": self.node, "ray": self.ray, "versions": self.versions}
+        if facts != self._facts:
+            self._timeline.begin_part()
+        self._timeline.write(*lines)
 
 
 def process_title() -> str:

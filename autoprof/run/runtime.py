@@ -25,7 +25,7 @@ from autoprof.config.values import GROUP, SettingsError
 from autoprof.run import cluster, raised, seat, watcher
 from autoprof.run.hook_log import HookLog
 from autoprof.run.timeline import Timeline
-from autoprof.rundir import deaths, decoder, layout, previous_run, runs
+from autoprof.rundir import deaths, decoder, layout, previous_run, processes, runs
 from autoprof.rundir.layout import RunDir
 from autoprof.rundir.ranks import Seat
 from autoprof.rundir.records import Attempt, RunFile, RunNode, RunSettings
@@ -157,8 +157,10 @@ class Runtime:
         self.settings = info.settings
         self.rundir = RunDir(Path(info.directory))
         files.open_to_group(info.settings.access == GROUP)
-        self.hooks = HookLog(self.rundir, self._join, lambda: watcher.start(self))
-        self.timeline = Timeline(self.rundir, self.restore)
+        self.timeline = Timeline(
+            self.rundir, self.restore, lambda: self.hooks.facts(), lambda whole: self.hooks.lines(whole)
+        )
+        self.hooks = HookLog(self.rundir, self.timeline, self._join, lambda: watcher.start(self))
         self._joined = self._completed = False
         self._registered = False
         # The nodes of the run that are known at its end.
@@ -262,13 +264,12 @@ class Runtime:
                     f"{self.rundir.path} was moved or removed; autoprof makes it again, and records there from now on"
                 )
                 layout.write_json(self.rundir.run_json, self.describe())
-            self.hooks.restore()
         except OSError as error:
             interrupts.pass_on(error)
             log.warning_once(self.rundir.unwritable(error))
 
     def complete(self, no_hooks: str = "") -> None:
-        """Complete `run.json` at the end of the run, with a summary of `hooks/`, or why no hook was applied."""
+        """Complete `run.json` at the end of the run, with a summary of its processes, or why no hook was applied."""
         # Another rank, or an earlier program of this process, may have written the attempts.
         self._earlier = self._earlier or decoder.read(self.rundir.run_json, RunFile).earlier
         own_seat = seat.own_seat()
@@ -277,7 +278,9 @@ class Runtime:
         known |= {"error": error} if error else {}
         known |= self._deaths() if not self.stopped else {}
         known |= {"no_hooks": hidden(no_hooks)} if no_hooks else {}
-        described = self.describe() | self.hooks.summary() | previous_run.note(self.rundir)
+        described = (
+            self.describe() | processes.summary(self.rundir, self.hooks.versions) | previous_run.note(self.rundir)
+        )
         layout.write_json(self.rundir.run_json, described | known)
         self._completed = True
 

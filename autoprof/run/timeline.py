@@ -8,9 +8,10 @@ all. Exceptions are written with the innermost step or stage that they left.
 from __future__ import annotations
 
 import asyncio
+import sys
 from _thread import get_ident
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 from weakref import WeakSet
 
@@ -27,11 +28,12 @@ from autoprof.rundir.layout import RunDir
 from autoprof.rundir.records import (
     BegunLine,
     DroppedLine,
+    ErrorLine,
     ExitLine,
+    HookLine,
     Id,
     Line,
     MemoryLine,
-    MemoryState,
     Moment,
     ProcessLine,
     RaisedLine,
@@ -132,11 +134,13 @@ class Span:
             timeline.write(DroppedLine(self.line.span, self.line.name, self.line.start_ns))
 
 
-AnyLine: TypeAlias = Line | BegunLine | DroppedLine | ExitLine | RaisedLine | MemoryLine
+AnyLine: TypeAlias = (
+    ProcessLine | HookLine | ErrorLine | Line | BegunLine | DroppedLine | ExitLine | RaisedLine | MemoryLine
+)
 _encoder = msgspec.json.Encoder()
 
 
-def _encoded(lines: list[AnyLine]) -> bytes:
+def _encoded(lines: Sequence[AnyLine]) -> bytes:
     try:
         return _encoder.encode_lines(lines)
     except Exception as error:  # text with lone surrogates, such as file names that are not UTF-8
@@ -150,24 +154,6 @@ def _without_surrogates(value: Any) -> Any:
     if isinstance(value, dict):
         return {_without_surrogates(name): _without_surrogates(inner) for name, inner in value.items()}
     return [_without_surrogates(inner) for inner in value] if isinstance(value, list) else value
-
-
-def _process_line(memory: MemoryState) -> bytes:
-    clock = Moment(time.time_ns(), time.monotonic_ns())
-    pid = os.getpid()
-    ticks = identity.start_ticks(pid) or 0
-    line = ProcessLine(
-        host=identity.HOST,
-        pid=pid,
-        clock=clock,
-        version=__version__,
-        ticks=ticks,
-        namespace=identity.pid_namespace(),
-        boot=identity.machine(),
-        stderr=identity.own_stderr(),
-        memory=memory,
-    )
-    return msgspec.json.encode(line) + b"\n"
 
 
 # Exceptions that are not faults.
@@ -243,8 +229,12 @@ _LONG_NS = 10_000_000_000
 _MAX_OPEN = 256
 # A process with an open span writes at least one line in this time, as a sign of life.
 _MAX_SILENCE_NS = 30_000_000_000
-# The starts of open spans are written again after this number of bytes, because readers read the end of a file.
-REPEAT_AFTER_BYTES = 1 << 20
+# A new part begins after this number of bytes, because readers read the end of a file. The beginnings of parts are at
+# most 1/16 of the file.
+PART_BYTES, _PARTS_RATIO = 64 << 10, 16
+# The limits of exceptions of samples are reset after this number of bytes.
+_LIMIT_BYTES = 1 << 20
+_PYTHON = sys.version.split()[0]
 
 
 class Listener(Protocol):
@@ -262,6 +252,8 @@ class Timeline:
     Args:
         run: The run directory.
         restore: Callback after a new file replaced an earlier one. The folder may be new and empty.
+        facts: Function that returns the fields of a process line that may change.
+        lines: Function that returns the lines of hooks and errors for the beginning of a part, or of a whole file.
 
     Attributes:
         life: An object that identifies the process: a forked child has another one.
@@ -272,9 +264,17 @@ class Timeline:
         listener: Receiver of each ended span, or None. A forked child has none.
     """
 
-    def __init__(self, run: RunDir, restore: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        run: RunDir,
+        restore: Callable[[], None] | None = None,
+        facts: Callable[[], dict[str, Any]] = dict,
+        lines: Callable[[bool], list[HookLine | ErrorLine]] = lambda whole: [],
+    ) -> None:
         self._run = run
         self._restore = restore
+        self._facts = facts
+        self._hook_lines = lines
         self.begin()
         _state.all.add(self)
         _state.end_first()
@@ -294,18 +294,20 @@ class Timeline:
         self._write_ns = 0
         self._steps = 0
         self._exceptions = Exceptions()
-        self._memory = memory = memory_state.MemoryWatch()
+        self._memory = memory_state.MemoryWatch()
         run, path = self._run, self._run.process_file("timeline")
-        self._file = files.OwnFile(path, lambda: run.make(path.parent), lambda: _process_line(memory.first()))
-        self._has_file = False
+        self._file = files.OwnFile(path, lambda: run.make(path.parent), lambda: self._part(whole=True))
+        self.has_file = False
         self._is_replaced = False
-        # The bytes since the starts of open spans were last written.
-        self._size = 0
+        # The bytes since the beginning of the last part, and the bytes after which the next part begins.
+        self._size, self._part_size = 0, PART_BYTES
+        # The bytes since the limits of exceptions were reset.
+        self._limited_size = 0
 
-    def write(self, line: BegunLine | DroppedLine) -> None:
-        """Write the start or the dropping of a span, unless the disk is too slow."""
+    def write(self, *lines: BegunLine | DroppedLine | HookLine | ErrorLine) -> None:
+        """Write the start or the dropping of a span, or lines of hooks, unless the disk is too slow."""
         if len(self._lines) < _MAX_LINES:
-            self._lines.append(line)
+            self._lines.extend(lines)
             self.flush()
         # Read it once, because another thread may reset it.
         if (wake := self.wake) is not None:
@@ -362,13 +364,13 @@ class Timeline:
         Follow the run's path if its folder was moved. Write the starts of spans of samples that have been open for
         long. If a span is open and nothing else is written, write a memory line as a sign of life.
         """
-        is_moved = self._has_file and self._file.is_moved()
+        is_moved = self.has_file and self._file.is_moved()
         if is_moved:
             with self._writing:
                 self._close()
         now = time.monotonic_ns()
         silent = bool(self.announced) and now - self._written > _MAX_SILENCE_NS
-        if self._has_file and (line := self._memory.look(silent or is_moved)) is not None:
+        if self.has_file and (line := self._memory.look(silent or is_moved)) is not None:
             self._lines.append(line)
         room = max(_MAX_OPEN - len(self.announced), 0)
         long = [span for span in self.open() if span not in self.announced and now - span.begun_ns > _LONG_NS]
@@ -386,7 +388,7 @@ class Timeline:
     def leave(self) -> None:
         """Write the last line of this process, if it has any."""
         self.flush()
-        if self._has_file:
+        if self.has_file:
             error, exception = raised.exception_type(), raised.uncaught()
             last = ExitLine(time.time_ns(), error, exception, memory_state.peak(), self._steps, self._exceptions.count)
             self._lines.append(last)
@@ -415,10 +417,9 @@ class Timeline:
                 try:
                     lines = [self._lines.popleft() for _ in range(len(self._lines))]
                     content = _encoded(lines)
-                    is_new = self._file.append(content)
-                    self._size += len(content)
-                    if is_new or self._size > REPEAT_AFTER_BYTES:
-                        self._repeat(lines, is_new)
+                    if self._size > self._part_size:
+                        content = self._part() + content
+                    self._append(content)
                 except OSError as problem:
                     interrupts.pass_on(problem)
                     log.warning_once(self._run.unwritable(problem))
@@ -430,21 +431,51 @@ class Timeline:
             if self._restore is not None:
                 self._restore()
 
-    def _repeat(self, lines: list[AnyLine], is_new: bool) -> None:
-        """Write the starts of open spans again, except those in `lines`, which were just written.
+    def begin_part(self) -> None:
+        """Make the file if it does not exist. Otherwise begin a new part with the next lines.
 
         Raises:
-            OSError: They can't be written.
+            OSError: The file can't be made.
         """
-        again: list[AnyLine] = [span.line for span in self.open() if span in self.announced and span.line not in lines]
-        if is_new:
-            self._is_replaced, self._has_file = self._has_file, True
-        else:
+        if self.has_file:
+            self._size = self._part_size + 1
+        elif not self._writing.locked():
+            with self._writing:
+                self._append(b"")
+
+    def _append(self, content: bytes) -> None:
+        if self._file.append(content):
+            self._is_replaced, self.has_file = self.has_file, True
+        self._size += len(content)
+        self._limited_size += len(content)
+        if self._limited_size > _LIMIT_BYTES:
+            self._limited_size = 0
             self._exceptions.again()
-            again += filter(None, [self._memory.look(True)])
-        if again:
-            self._file.append(_encoded(again))
-        self._size = 0
+
+    def _part(self, whole: bool = False) -> bytes:
+        """Return the beginning of a part, or of a whole file: the process, its open spans, hooks and errors."""
+        pid = os.getpid()
+        process_line = ProcessLine(
+            host=identity.HOST,
+            pid=pid,
+            clock=Moment(time.time_ns(), time.monotonic_ns()),
+            version=__version__,
+            ticks=identity.start_ticks(pid) or 0,
+            namespace=identity.pid_namespace(),
+            boot=identity.machine(),
+            parent=os.getppid(),
+            python=_PYTHON,
+            stderr=identity.own_stderr(),
+            memory=self._memory.first(),
+            steps=self._steps,
+            raised=self._exceptions.count,
+            **self._facts(),
+        )
+        begun = [span.line for span in self.open() if span in self.announced]
+        content = _encoded([process_line, *begun, *self._hook_lines(whole)])
+        # With many open spans, a part is longer.
+        self._size, self._part_size = 0, max(PART_BYTES, _PARTS_RATIO * len(content))
+        return content
 
 
 class _TimelineState(process.State):

@@ -23,7 +23,9 @@ from autoprof.rundir.records import (
     SPAN_KINDS,
     BegunLine,
     DroppedLine,
+    ErrorLine,
     ExitLine,
+    HookLine,
     Line,
     MemoryLine,
     ProcessLine,
@@ -66,7 +68,7 @@ _CHUNK_BYTES = 1 << 20
 _MAX_LINE_BYTES = 1 << 20
 _BATCH_LINES = 128
 # The four characters of a line after `{"kind":"`, for lines that are not ended spans.
-_OTHER_KINDS = frozenset((b"proc", b"begu", b"drop", b"exit", b"rais", b"memo"))
+_OTHER_KINDS = frozenset((b"proc", b"hook", b"erro", b"begu", b"drop", b"exit", b"rais", b"memo"))
 _decode_batch = msgspec.json.Decoder(list[Line]).decode
 _decode_any = msgspec.json.Decoder().decode
 
@@ -172,7 +174,7 @@ def _groups(file: BinaryIO, at: int, end: int) -> Iterator[tuple[int, list[bytes
         yield at - len(rest), [rest]
 
 
-AnyLine: TypeAlias = ProcessLine | BegunLine | DroppedLine | ExitLine | RaisedLine | MemoryLine
+AnyLine: TypeAlias = ProcessLine | HookLine | ErrorLine | BegunLine | DroppedLine | ExitLine | RaisedLine | MemoryLine
 _decode_other: Callable[[bytes], AnyLine] = msgspec.json.Decoder(AnyLine).decode
 
 

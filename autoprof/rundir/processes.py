@@ -13,13 +13,14 @@ from msgspec import Struct, structs
 
 from autoprof.base import files, identity, interrupts
 from autoprof.base.originals import io, os
-from autoprof.rundir import decoder, file_names, journal
+from autoprof.rundir import file_names, journal
 from autoprof.rundir.layout import CRASHES, RunDir
 from autoprof.rundir.records import (
     BegunLine,
     DroppedLine,
+    ErrorLine,
     ExitLine,
-    HooksFile,
+    HookLine,
     Line,
     MemoryLine,
     MemoryState,
@@ -55,6 +56,12 @@ class ProcessState(Struct, frozen=True, kw_only=True):
         boot: The boot id of its machine.
         stderr: The file of its stderr, if no other process writes to it.
         memory: The memory at its start, and in its last line with memory.
+        parent: The id of its parent process.
+        process: Its command line, or the title that Ray gave it.
+        node: Ray's id of its node.
+        versions: The versions of the targets that it imported, by package.
+        hooks: The last line of each of its hooks, by name.
+        errors: The last line of each error of autoprof, by place.
         file: Its journal.
         ticks: Its start time, as in `run.json`.
         namespace: The id of its pid namespace, or 0.
@@ -82,6 +89,12 @@ class ProcessState(Struct, frozen=True, kw_only=True):
     boot: str = ""
     stderr: str = ""
     memory: tuple[MemoryState, MemoryState] = (MemoryState(), MemoryState())
+    parent: int = 0
+    process: str = ""
+    node: str = ""
+    versions: dict[str, str] = {}
+    hooks: dict[str, HookLine] = {}
+    errors: dict[str, ErrorLine] = {}
 
 
 def read(
@@ -189,11 +202,13 @@ def _stepped_ns(state: ProcessState) -> int:
 
 # Used if a journal has no process line.
 _UNKNOWN = ProcessLine(host="", pid=0, clock=Moment(), version="")
-# Bytes at the end of a file from which the last state is read. A larger part is read if lines before it matter.
-_TAIL_BYTES = (96 << 10, 512 << 10, 4 << 20)
+# Bytes at the beginning of a file that have the lines of hooks.
+_HEAD_BYTES = 64 << 10
+# Bytes at the end of a file from which the last state is read. More are read if lines before the last part matter.
+_TAIL_BYTES = (160 << 10, 1 << 20, 4 << 20)
 # Bytes at the end that are always read, because they have the last ended stage.
 _RECENT_BYTES = 16 << 10
-_LISTING = b'\n{"kind":"memory"'
+_PROCESS_LINE, _HOOK_LINE = b'\n{"kind":"process"', b'\n{"kind":"hook"'
 
 
 def _last_state(path: Path, wanted: Collection[int] | None) -> ProcessState | None:
@@ -204,39 +219,51 @@ def _last_state(path: Path, wanted: Collection[int] | None) -> ProcessState | No
     """
     host, pid = file_names.process_of(path.name)
     with io.open(files.opened(path), "rb") as file:
-        first = journal.decoded(file.readline(_TAIL_BYTES[0]))
-        process = first if isinstance(first, ProcessLine) else _UNKNOWN
         size = file.seek(0, os.SEEK_END)
         text = _tail(file, size, _TAIL_BYTES[0])
+        file.seek(0)
+        head = text[:_HEAD_BYTES] if size <= len(text) else file.read(_HEAD_BYTES)
+        first = journal.decoded(head.partition(b"\n")[0])
+        process = first if isinstance(first, ProcessLine) else _UNKNOWN
         last = journal.decoded(text.rstrip(b"\n").rpartition(b"\n")[2])
         exit_line = last if isinstance(last, ExitLine) else None
         state = _state(host, pid, process, exit_line is not None)
-        well = state == RUNNING or (exit_line is not None and not exit_line.error)
-        if wanted is not None and well and pid not in wanted:
+        if wanted is not None and pid not in wanted and _is_well(state, exit_line, text):
             return None
-        history = _History(process)
-        if size > len(text) and exit_line is not None and not (exit_line.error or exit_line.raised or exit_line.steps):
-            history.add(exit_line)
-        elif not history.read(text, size <= len(text)):
+        whole = size <= len(text)
+        history = _History(process, b"" if whole else head)
+        if not history.read(text, whole):
             for length in _TAIL_BYTES[1:]:
-                history = _History(process)
+                history = _History(process, b"" if size <= length else head)
                 if history.read(_tail(file, size, length), size <= length):
                     break
     return history.state(path, host, pid, state)
 
 
+def _is_well(state: str, exit_line: ExitLine | None, text: bytes) -> bool:
+    """Return True if a process is running, or has ended without an exception, or shows none on another host."""
+    if state == ELSEWHERE:
+        begin = text.rfind(_PROCESS_LINE)
+        part = journal.decoded(text[begin + 1 : text.find(b"\n", begin + 1)]) if begin >= 0 else None
+        return isinstance(part, ProcessLine) and not part.raised and b'{"kind":"raised"' not in text[begin:]
+    return state == RUNNING or (exit_line is not None and not exit_line.error)
+
+
 def _tail(file: BinaryIO, size: int, length: int) -> bytes:
     """Return whole lines from the end of a file, together at most `length` bytes."""
     file.seek(max(0, size - length))
-    text = file.read(length)
+    text = file.read(min(size, length))
     return text if size <= length else text.partition(b"\n")[2]
 
 
 class _History:
     """State of a process, updated line by line."""
 
-    def __init__(self, process: ProcessLine) -> None:
-        self._process = process
+    def __init__(self, process: ProcessLine, head: bytes) -> None:
+        """Begin with the first line of the journal, and the lines of hooks and errors at its beginning."""
+        self._process = self._latest_process = process
+        self._hooks: dict[str, HookLine] = {}
+        self._errors: dict[str, ErrorLine] = {}
         self._begun: dict[tuple[str, str, int], BegunLine] = {}
         # The last span of each kind, name, role, rank and ids. An earlier one that is still open never wrote its end.
         self._latest: dict[tuple[object, ...], tuple[str, str, int]] = {}
@@ -251,25 +278,30 @@ class _History:
         self._within, self._within_ns = "", 0
         self._drives = False
         self._damaged = 0
+        for text in head.split(b"\n"):
+            if text.startswith((b'{"kind":"hook"', b'{"kind":"error"')) and (line := journal.decoded(text)) is not None:
+                self.add(line)
 
     def read(self, text: bytes, whole: bool) -> bool:
-        """Add lines, from the last list of the open spans on. Return False if earlier lines matter too.
+        """Add lines, from the last part on. Return False if earlier lines matter too.
 
         Args:
             text: The lines at the end of the file.
             whole: True if these are all lines of the file.
         """
-        listing, begin = None, 0 if whole else len(text) - _RECENT_BYTES
-        while listing is None and begin > 0 and (begin := text.rfind(_LISTING, 0, begin)) >= 0:
-            line = journal.decoded(text[begin + 1 : text.find(b"\n", begin + 1)])
-            listing = line if isinstance(line, MemoryLine) and line.open is not None else None
-        for each in text[max(0, begin) :].split(b"\n"):
-            if (event := journal.decoded(each)) is not None:
-                self.add(event)
+        begin = 0 if whole else text.rfind(_PROCESS_LINE, 0, max(0, len(text) - _RECENT_BYTES)) + 1
+        for each in text[begin:].split(b"\n"):
+            if (line := journal.decoded(each)) is not None:
+                self.add(line)
             elif each.strip() and not journal.is_foreign(each):
                 self._damaged += 1
-        self._drives |= listing is not None and listing.steps > 0
-        return whole or (listing is not None and not listing.raised and (self._step is not None or not listing.steps))
+        if whole:
+            return True
+        part = journal.decoded(text[begin : text.find(b"\n", begin)])
+        if not isinstance(part, ProcessLine):
+            return False
+        self._drives |= part.steps > 0
+        return not part.raised and (self._step is not None or not part.steps)
 
     def add(self, line: journal.AnyLine | Line) -> None:
         """Add the next line."""
@@ -279,7 +311,13 @@ class _History:
             self._begin(line)
         elif isinstance(line, DroppedLine):
             self._begun.pop((line.span, line.name, line.start_ns), None)
-        elif not isinstance(line, ProcessLine):
+        elif isinstance(line, HookLine):
+            self._hooks[line.hook] = line
+        elif isinstance(line, ErrorLine):
+            self._errors[line.where] = line
+        elif isinstance(line, ProcessLine):
+            self._begin_part(line)
+        else:
             self._last_ns = max(self._last_ns, line.unix_ns)
             if isinstance(line, MemoryLine):
                 self._memory = line.memory
@@ -289,6 +327,16 @@ class _History:
                 self._raised = line
             else:
                 self._lost.append(line)
+
+    def _begin_part(self, line: ProcessLine) -> None:
+        self._latest_process, self._memory = line, line.memory
+        self._last_ns = max(self._last_ns, line.clock.unix_ns)
+        for name, state in line.hooks.items():
+            hook = self._hooks.get(name) or HookLine(hook=name)
+            if state != "called":
+                self._hooks[name] = structs.replace(hook, state=state)
+            elif hook.called is None:
+                self._hooks[name] = structs.replace(hook, state="applied", called=line.clock.unix_ns / 1e9)
 
     def _begin(self, line: BegunLine) -> None:
         span = (line.span, line.name, line.start_ns)
@@ -347,6 +395,12 @@ class _History:
             boot=process.boot,
             stderr=process.stderr,
             memory=(process.memory, self._memory),
+            parent=process.parent,
+            process=self._latest_process.process,
+            node=self._latest_process.node,
+            versions=self._latest_process.versions,
+            hooks=self._hooks,
+            errors=self._errors,
         )
 
 
@@ -382,15 +436,39 @@ def _state(host: str, pid: int, process: ProcessLine, exited: bool) -> str:
     return RUNNING if began is not None and process.ticks in (0, began) else GONE
 
 
-# Reason in the hooks file for a hook whose module was not imported.
+# Reason of a hook whose module was not imported.
 WAITING = "the module was not imported here"
 _LOOPBACK = ("127.", "localhost:", "[::1]:")
 
 
+def last_facts(path: Path) -> ProcessLine | None:
+    """Return the last process line of a journal, with the last states of its hooks.
+
+    The result is None if the journal has no process line, or can't be read.
+    """
+    try:
+        with io.open(files.opened(path), "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            text = b"\n" + _tail(file, size, _TAIL_BYTES[0])
+            if (begin := text.rfind(_PROCESS_LINE)) < 0:
+                file.seek(0)
+                text, begin = b"\n" + file.read(_HEAD_BYTES), 0
+    except OSError as error:
+        interrupts.pass_on(error)
+        return None
+    process = journal.decoded(text[begin + 1 : text.find(b"\n", begin + 1)])
+    if not isinstance(process, ProcessLine):
+        return None
+    hooks = dict(process.hooks)
+    while (begin := text.find(_HOOK_LINE, begin)) >= 0:
+        begin += 1
+        if isinstance(hook := journal.decoded(text[begin : text.find(b"\n", begin)]), HookLine):
+            hooks[hook.hook] = hook.state if hook.called is None else "called"
+    return structs.replace(process, hooks=hooks)
+
+
 def summary(directory: RunDir, versions: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Return the hosts, versions and used recipes of a run's processes, as fields of `run.json`.
-
-    Unreadable hooks files are skipped.
 
     Args:
         directory: The run directory.
@@ -399,22 +477,23 @@ def summary(directory: RunDir, versions: Mapping[str, str] | None = None) -> dic
     hosts: set[str] = set()
     recipes: set[str] = set()
     all_versions = dict(versions or {})
-    for path in directory.hooks_files():
-        hooks_file = decoder.read(path, HooksFile)
-        if hooks_file.host:
-            hosts.add(hooks_file.host)
-        all_versions.update(hooks_file.versions)
-        recipes |= {key.partition("/")[0] for key, hook in hooks_file.hooks.items() if hook.state == "applied"}
+    for path in directory.lines("timeline"):
+        if (process := last_facts(path)) is not None:
+            hosts.add(process.host)
+            all_versions.update(process.versions)
+            used = (name for name, state in process.hooks.items() if state in ("applied", "called"))
+            recipes |= {name.partition("/")[0] for name in used}
     return {"hosts": sorted(hosts), "versions": all_versions, "recipes": sorted(recipes)}
 
 
 def ray_address(directory: RunDir) -> str:
-    """Return the address of the run's Ray cluster from the newest hooks file that has one, or an empty text.
+    """Return the address of the run's Ray cluster from the newest journal that has one, or an empty text.
 
     A loopback address counts only on the host that wrote it, because on another host it means another cluster.
     """
-    for path in sorted(directory.hooks_files(), key=os.path.getmtime, reverse=True):
-        hooks_file = decoder.read(path, HooksFile)
-        if hooks_file.ray and (hooks_file.host == identity.HOST or not hooks_file.ray.startswith(_LOOPBACK)):
-            return hooks_file.ray
+    for path in sorted(directory.lines("timeline"), key=_mtime, reverse=True):
+        process = last_facts(path)
+        is_here = process is not None and process.host == identity.HOST
+        if process is not None and process.ray and (is_here or not process.ray.startswith(_LOOPBACK)):
+            return process.ray
     return ""

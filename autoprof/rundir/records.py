@@ -247,40 +247,6 @@ class OutOfMemoryMeta(Struct, frozen=True, kw_only=True, omit_defaults=True):
     part: str = ""  # Its part of the replica.
 
 
-class HookEntry(Struct):
-    """One hook in one process."""
-
-    module: str = ""  # The module of the function.
-    attribute: str = ""  # The function in that module.
-    behaviour: str = ""  # The behaviour that the hook runs.
-    state: str = "unknown"  # `applied`, `skipped` or `failed`.
-    reason: str = ""  # Why it was skipped or failed.
-    called: Seconds | None = None  # The time of the first call, in seconds since the epoch; null before that.
-
-
-class ErrorEntry(Struct):
-    """An error of autoprof itself, at one place in one process."""
-
-    count: Size = 0  # The number of times it happened.
-    last: str = ""  # The last error.
-
-
-@structs.complete
-class HooksFile(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """`hooks/<host>-<pid>.json`: the hooks of one process."""
-
-    host: str  # The host.
-    node: str = ""  # Ray's id of the node.
-    ray: str = ""  # The address of the node's Ray cluster.
-    pid: Number  # The process id.
-    parent: Number  # The id of its parent process.
-    process: str  # Its command line, or the title that Ray gave it.
-    python: str  # The version of Python.
-    versions: dict[str, str]  # The versions of the imported targets, by package.
-    hooks: dict[str, HookEntry]  # Its hooks, by recipe and name.
-    errors: dict[str, ErrorEntry]  # Errors of autoprof itself, by place.
-
-
 class Offset(Struct, frozen=True, kw_only=True):
     """A line of `clocks/<host>-<pid>.jsonl`: another host's clock minus the clock of the trainer's host.
 
@@ -358,11 +324,11 @@ class MemoryState(Struct, frozen=True, kw_only=True, omit_defaults=True):
     machine_kills: Size = 0  # The same number for the whole machine.
 
 
-class ProcessLine(Struct, frozen=True, kw_only=True, tag_field="kind", tag="process"):
-    """The first line of a timeline file.
+class ProcessLine(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind", tag="process"):
+    """The first line of a part of `timeline/<host>-<pid>.jsonl`, which has one process.
 
-    If the name of the file exists, it gets a number: `<host>-<pid>.2.jsonl`. This happens if another process has the
-    same host name and pid, and if a process replaces itself by `exec`.
+    A part can be read alone: the starts of open spans, the hooks that failed and the errors of autoprof follow again. A
+    part begins at the start, after 64 kB of other lines, and if the title, the node or a version has changed.
     """
 
     host: str  # The host.
@@ -372,16 +338,45 @@ class ProcessLine(Struct, frozen=True, kw_only=True, tag_field="kind", tag="proc
     ticks: Number = 0  # Its start time, as in `run.json`.
     namespace: Number = 0  # The id of its pid namespace, 0 if unknown: several containers use the same pids.
     boot: str = ""  # The machine's boot id.
+    parent: Number = 0  # The id of its parent process.
+    process: str = ""  # Its command line, or the title that Ray gave it.
+    python: str = ""  # The version of Python.
+    node: str = ""  # Ray's id of the node.
+    ray: str = ""  # The address of the node's Ray cluster.
+    versions: dict[str, str] = {}  # The versions of the imported targets, by package.
     stderr: str = ""  # The file of its stderr, if no other process writes to it. Ray's workers have one.
     memory: MemoryState = MemoryState()  # Its memory at that time.
+    hooks: dict[str, str] = {}  # The states of its hooks at that time, by name: `applied`, `called` or `failed`.
+    steps: Size = 0  # The number of steps that it had ended.
+    raised: Size = 0  # The number of its `raised` lines.
+
+
+class HookLine(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind", tag="hook"):
+    """The outcome of a hook in this process. If it changes, or at the first call, another line follows."""
+
+    hook: str  # The recipe and the name of the hook: `verl/update-actor`.
+    module: str = ""  # The module of the function.
+    attribute: str = ""  # The function in that module.
+    behaviour: str = ""  # The behaviour that the hook runs.
+    state: str = "unknown"  # `applied`, `skipped` or `failed`.
+    reason: str = ""  # Why it was skipped or failed.
+    called: Seconds | None = None  # The time of the first call, in seconds since the epoch.
+
+
+class ErrorLine(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind", tag="error"):
+    """An error of autoprof itself, at one place. Lines are written at the counts 1, 2, 4, 8, ..."""
+
+    where: str  # The place.
+    count: Size = 1  # The number of times it happened.
+    last: str = ""  # The last error.
 
 
 class BegunLine(Struct, frozen=True, omit_defaults=True, gc=False, tag_field="kind", tag="begun"):
     """The start of a span. The span is open until another line ends it.
 
     The start of a step, stage or window is written immediately. The start of another span is written once it is ten
-    seconds old; at most 256 starts are open at once. After 1 MB of other lines, the open starts are written again. A
-    later `begun` of the same kind, name, role, rank and ids also ends an earlier one.
+    seconds old; at most 256 starts are open at once. A later `begun` of the same kind, name, role, rank and ids also
+    ends an earlier one.
     """
 
     span: str  # The kind of the span.
@@ -433,16 +428,11 @@ class MemoryLine(Struct, frozen=True, omit_defaults=True, tag_field="kind", tag=
     """The memory of the process, checked every ten seconds.
 
     A line is written if the process has grown by an eighth and at least 64 MiB, or if the kernel has killed a process
-    of the control group or the machine because memory ran out. It is also written as a sign of life, and after 1 MB of
-    other lines.
+    of the control group or the machine because memory ran out. It is also written as a sign of life.
     """
 
     unix_ns: Ns  # The time, in nanoseconds since the epoch.
     memory: MemoryState  # The memory.
-    # The number of open spans. Their `begun` lines follow again, so that readers can begin here. Most lines lack it.
-    open: Size | None = None
-    steps: Size = 0  # The number of steps that the process had ended.
-    raised: Size = 0  # The number of its `raised` lines.
 
 
 class Line(Struct, frozen=True, omit_defaults=True, gc=False):

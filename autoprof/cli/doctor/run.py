@@ -20,8 +20,8 @@ from autoprof.report.hangs.read import OpenSpans
 from autoprof.rundir import deaths, decoder, journal, runs
 from autoprof.rundir.file_names import COLLECTED, META, NOT_ANALYSED, SNAPSHOT
 from autoprof.rundir.layout import RunDir
-from autoprof.rundir.processes import WAITING, open_until_now
-from autoprof.rundir.records import CollectedFile, HookEntry, HooksFile, OutOfMemoryMeta
+from autoprof.rundir.processes import WAITING, ProcessState, open_until_now
+from autoprof.rundir.records import CollectedFile, HookLine, OutOfMemoryMeta
 from autoprof.rundir.runs import UNFINISHED, CaptureFile, Run
 from autoprof.windows import requests
 
@@ -42,8 +42,7 @@ def examine_run(run: runs.Run) -> Report:
     report.facts["state"] = run.outcome
     report.facts["settings"] = f"steps {_steps(run, '?') or 'none, the timeline alone'}"
     left_out = list(run.left_out)
-    contents = [decoder.fields(path, HooksFile, left_out) for path in RunDir(Path(run.path)).hooks_files()]
-    processes = [decoder.record(content, HooksFile) for content in contents if content]
+    processes = [state for state in run.processes if state.hooks]
     report.facts["processes"] = str(len(processes))
     report.facts |= _process_facts(processes)
     report.problems += [
@@ -84,9 +83,9 @@ _MAX_LISTED = 16
 _DIGITS = re.compile(r"[0-9]+")
 
 
-def _process_facts(processes: list[HooksFile]) -> dict[str, str]:
+def _process_facts(processes: list[ProcessState]) -> dict[str, str]:
     """Return the hooks of each process in words; if there are many, of each group of equal processes."""
-    groups: dict[tuple[str, str], list[HooksFile]] = {}
+    groups: dict[tuple[str, str], list[ProcessState]] = {}
     for process in processes:
         states = Counter(hook.state for hook in process.hooks.values())
         counts = ", ".join(f"{states[state]} {state}" for state in ("applied", "failed") if states[state])
@@ -118,10 +117,10 @@ def _executed_s(run: runs.Run) -> dict[int, float]:
     }
 
 
-def _merged(processes: list[HooksFile]) -> dict[str, dict[str, Any]]:
+def _merged(processes: list[ProcessState]) -> dict[str, dict[str, Any]]:
     """Return each hook's most important state in any process (failed, applied, skipped), and whether it fired."""
     order = {"skipped": 0, "applied": 1, "failed": 2}
-    merged: dict[str, HookEntry] = {}
+    merged: dict[str, HookLine] = {}
     fired = {key for process in processes for key, hook in process.hooks.items() if hook.called}
     for process in processes:
         for key, hook in process.hooks.items():

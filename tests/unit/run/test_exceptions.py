@@ -62,7 +62,7 @@ def test_an_exception_that_leaves_a_reward_and_its_sample_has_one_line(run: Runt
 def test_it_is_written_at_once_although_other_samples_are_open(run: Runtime) -> None:
     run.timeline.running.add(Span(run.timeline, "sample", "long", step=2, role="agent_loop", rank=None))
     failed(run, "reward", fetch_score("no score"))
-    (state,) = open_spans.read(run.rundir.path)
+    (state,) = processes.read(run.rundir.path)
     assert [line.exception.message for line in state.lost] == ["no score"]
 
 
