@@ -22,9 +22,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--role", metavar="PATTERNS", default="*", help="roles, as for AUTOPROF_ROLES (default: all)")
     parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="output file (default: in the step's folder)")
     parser.add_argument(
-        "--tar", action="store_true", help="write an archive of the unchanged traces, for Perfetto 58.2 or later"
-    )
-    parser.add_argument(
         "--clocks",
         choices=("measured", "as-set"),
         default="measured",
@@ -36,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(parsed: argparse.Namespace) -> int:
     """Run the command and return its exit status."""
-    options = merge_step.MergeOptions(roles=parsed.role, output=parsed.output, tar=parsed.tar, clocks=parsed.clocks)
+    options = merge_step.MergeOptions(roles=parsed.role, output=parsed.output, clocks=parsed.clocks)
     paths = [Path(name) for name in parsed.name]
     try:
         if paths and (len(paths) > 1 or (paths[0].exists() and not (paths[0] / RUN).is_file())):
@@ -45,7 +42,7 @@ def run(parsed: argparse.Namespace) -> int:
             chosen = runs.find(arguments.parent(parsed), parsed.name[0] if paths else "latest")
             work = merge_step.of_step(chosen, merge_step.chosen(chosen, parsed.step), options)
         with console.bar("merging", work.bytes) as advance:
-            lines = list(merge_step.do(work, options.tar, advance))
+            lines = list(merge_step.do(work, advance))
         if parsed.json:
             made = str(work.output)
             document = Merged(

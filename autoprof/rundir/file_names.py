@@ -38,7 +38,6 @@ NSYS_REPORT = ".nsys-rep"
 RAW_ENDINGS = (TRACE.removesuffix(".gz"), NPU_FOLDER, SNAPSHOT, NSYS_REPORT)
 # Name of a merged trace: `merged` is the whole step, `merged.<part>` a part of it.
 MERGED = "merged"
-TAR = ".tar"
 # Prefix of the temporary folder of a merge.
 MERGING = ".merge-"
 # Folder for the incomplete files of `autoprof collect`.
@@ -95,9 +94,9 @@ def is_whole_step(path: Path) -> bool:
     """Return True if the path is reserved for the merged trace of a whole step."""
     path = _resolved(path)
     run = path.parent.parent
-    if not os.path.lexists(run / RUN) or not path.name.endswith((TRACE, TAR)):
+    if not os.path.lexists(run / RUN) or not path.name.endswith(TRACE):
         return False
-    name = path.name.removesuffix(TRACE).removesuffix(TAR)
+    name = path.name.removesuffix(TRACE)
     if path.parent.name == "timeline":
         return name.startswith(STEP) and name.endswith(f".{MERGED}")
     return name == MERGED and path.parent.name.startswith(STEP)

@@ -145,7 +145,7 @@ class Input(msgspec.Struct, frozen=True, kw_only=True):
             msgspec.structs.force_setattr(self, "name", self.path.name)
 
 
-class Aligned(msgspec.Struct, frozen=True):
+class _Aligned(msgspec.Struct, frozen=True):
     """Traces on one clock.
 
     Attributes:
@@ -181,12 +181,12 @@ def merge(
         TraceError: There is no readable trace and no timeline. No file is written.
         OSError: The file can't be written.
     """
-    aligned = _nearer(align(inputs, timeline), timeline)
+    aligned = _nearer(_align(inputs, timeline), timeline)
     sources = aligned.sources
     if jobs is None:
         large = sum(each.path.stat().st_size for each in sources) > _PARALLEL_BYTES
         jobs = min(len(os.sched_getaffinity(0)), _MAX_JOBS) if large else 1
-    with part_of(output) as part:
+    with _part_of(output) as part:
         with part.open("wb") as file:
             drawn, tallies = _write(file, aligned, timeline, jobs, progress)
         size = part.stat().st_size
@@ -207,7 +207,7 @@ def merge(
 
 
 @contextlib.contextmanager
-def part_of(output: Path) -> Iterator[Path]:
+def _part_of(output: Path) -> Iterator[Path]:
     """Create an empty file beside the output, and remove it unless the caller moves it.
 
     Raises:
@@ -223,7 +223,7 @@ def part_of(output: Path) -> Iterator[Path]:
         raise
 
 
-def align(inputs: Sequence[Input], timeline: Timeline | None = None) -> Aligned:
+def _align(inputs: Sequence[Input], timeline: Timeline | None) -> _Aligned:
     """Return traces on one clock."""
     bases: list[int | None] = []
     left_out: dict[str, str] = {}
@@ -241,10 +241,10 @@ def align(inputs: Sequence[Input], timeline: Timeline | None = None) -> Aligned:
         if own is not None:
             shift = own - base + correction + each.shift_ns
             sources.append(Source(path=each.path, label=each.label, detail=each.detail, shift_ns=shift, name=each.name))
-    return Aligned(base, sources, left_out)
+    return _Aligned(base, sources, left_out)
 
 
-def _nearer(aligned: Aligned, timeline: Timeline | None) -> Aligned:
+def _nearer(aligned: _Aligned, timeline: Timeline | None) -> _Aligned:
     """Return the traces with a base some hours before their first time.
 
     Kineto's base is up to three months earlier, and a float can't hold such times to the nanosecond. Perfetto reads
@@ -262,13 +262,13 @@ def _nearer(aligned: Aligned, timeline: Timeline | None) -> Aligned:
             starts.append(aligned.base_ns + round(first * 1000) + source.shift_ns)
     nearer_ns = (min(starts, default=0) - aligned.base_ns - _BEFORE_NS) // _HOUR_NS * _HOUR_NS
     if nearer_ns <= 0 or not aligned.base_ns:
-        return Aligned(aligned.base_ns, sources, aligned.left_out)
+        return _Aligned(aligned.base_ns, sources, aligned.left_out)
     sources = [msgspec.structs.replace(each, shift_ns=each.shift_ns - nearer_ns) for each in sources]
-    return Aligned(aligned.base_ns + nearer_ns, sources, aligned.left_out)
+    return _Aligned(aligned.base_ns + nearer_ns, sources, aligned.left_out)
 
 
 def _write(
-    file: BinaryIO, aligned: Aligned, timeline: Timeline | None, jobs: int, progress: Callable[[int], object]
+    file: BinaryIO, aligned: _Aligned, timeline: Timeline | None, jobs: int, progress: Callable[[int], object]
 ) -> tuple[Tally, list[Tally]]:
     sources = aligned.sources
     head = {"schemaVersion": 1, "displayTimeUnit": "ms", "baseTimeNanoseconds": aligned.base_ns}

@@ -12,11 +12,11 @@ from autoprof import __version__
 from autoprof.base import files, units
 from autoprof.config.settings import Settings
 from autoprof.rundir import decoder, layout, runs
-from autoprof.rundir.file_names import MERGED, META, TAR, TRACE, is_whole_step, same_place, tidy
+from autoprof.rundir.file_names import MERGED, META, TRACE, is_whole_step, same_place, tidy
 from autoprof.rundir.layout import RunDir
 from autoprof.rundir.records import MergedMeta
 from autoprof.rundir.runs import CaptureFile, NotFound, Run, Step
-from autoprof.traces import archive, clocks, inputs
+from autoprof.traces import clocks, inputs
 from autoprof.traces import timeline as timeline_reader
 from autoprof.traces.merge import Input, Summary, merge
 from autoprof.traces.reader import TraceError
@@ -36,15 +36,13 @@ class MergeOptions(Struct, frozen=True, kw_only=True):
 
     Attributes:
         roles: Patterns of the roles to merge.
-        output: The file. By default it is `merged.pt.trace.json.gz` or `merged.tar` in the step's folder, or
+        output: The file. By default it is `merged.pt.trace.json.gz` in the step's folder, or
             `merged.<roles>.pt.trace.json.gz` for some roles.
-        tar: True to put the unchanged traces into an archive.
         clocks: `measured`, or `as-set` to keep each host's clock as it is.
     """
 
     roles: str = ALL
     output: Path | None = None
-    tar: bool = False
     clocks: str = clocks.MEASURED
 
 
@@ -107,12 +105,11 @@ def of_step(run: Run, step: Step, options: MergeOptions) -> Work:
     files.open_as(run.path)
     # Use the roles for the name, not the pattern: `actor*` and `!ref` would give the same file name.
     part = "" if options.roles == ALL else "+".join(sorted(_roles(captures, timeline))) or "other"
-    ending = TAR if options.tar else TRACE
     name = _name(part)
     # A step's folder means that the step was captured, so don't create one for a step without captures.
-    place = folder / f"{name}{ending}" if step.captures else Path(run.path, "timeline", f"{folder.name}.{name}{ending}")
+    place = folder / f"{name}{TRACE}" if step.captures else Path(run.path, "timeline", f"{folder.name}.{name}{TRACE}")
     made = _checked(options.output, None if part else place) or RunDir(Path(run.path)).make(place.parent) / place.name
-    meta = folder / f"{name}{META}" if options.output is None and step.captures and not options.tar else None
+    meta = folder / f"{name}{META}" if options.output is None and step.captures else None
     lines = [*filter(None, [message]), *inputs.not_merged(folder), *missing]
     return Work(taken, timeline, made, lines, meta, step.number)
 
@@ -135,8 +132,10 @@ def _checked(output: Path | None, own: Path | None) -> Path | None:
         own: The reserved name of the whole step, if a whole step is merged.
 
     Raises:
-        TraceError: The output has the reserved name of a whole step, but is not one.
+        TraceError: The output is a `.tar`, or has the reserved name of a whole step but is not one.
     """
+    if output is not None and output.suffix == ".tar":
+        raise TraceError(f"{output}: autoprof merge writes *{TRACE}; choose such a name with -o")
     if output is not None and is_whole_step(output) and (own is None or not same_place(output, own)):
         raise TraceError(f"{output}: this name is reserved for the trace of the whole step; choose another with -o")
     return output
@@ -152,13 +151,12 @@ def of_files(paths: Sequence[Path], options: MergeOptions) -> Work:
     if not taken:
         folders = "; ".join(runs.describe_no_run(path) for path in paths)
         raise TraceError(f"{folders}; no trace either (*.json or *.json.gz)")
-    ending = TAR if options.tar else TRACE
     folder = paths[0] if paths[0].is_dir() else paths[0].parent
-    in_step = is_whole_step(folder / f"{MERGED}{ending}")
+    in_step = is_whole_step(folder / f"{MERGED}{TRACE}")
     # A whole folder needs no part in its name, unless it is a step's: then the merge lacks the timeline.
     part = "" if [folder] == list(paths) and not in_step else "+".join(each.label for each in taken)
-    made = _checked(options.output, None) or folder / f"{_name(part)}{ending}"
-    meta = folder / f"{_name(part)}{META}" if in_step and options.output is None and not options.tar else None
+    made = _checked(options.output, None) or folder / f"{_name(part)}{TRACE}"
+    meta = folder / f"{_name(part)}{META}" if in_step and options.output is None else None
     taken, timeline, message = inputs.placed(taken, Timeline({}), paths[0].parent, options.clocks)
     return Work(taken, timeline, made, [*filter(None, [message])], meta)
 
@@ -179,7 +177,7 @@ def _names_in(meta: MergedMeta) -> set[str]:
     return {*meta.merged, *meta.left_out}
 
 
-def do(work: Work, tar: bool = False, progress: Callable[[int], object] = lambda read: None) -> Iterable[str]:
+def do(work: Work, progress: Callable[[int], object] = lambda read: None) -> Iterable[str]:
     """Do the merge, and yield lines about the result.
 
     Raises:
@@ -187,13 +185,6 @@ def do(work: Work, tar: bool = False, progress: Callable[[int], object] = lambda
         OSError: The file can't be written.
     """
     timeline = work.timeline if work.timeline.processes else None
-    if tar:
-        size, left_out = archive.pack(work.inputs, work.output, timeline, work.step)
-        traces = units.count(len(work.inputs) - len(left_out), "trace")
-        yield f"{work.output}: {traces} as they are, {units.size(size)}"
-        yield from _named("left out", left_out)
-        yield from work.messages
-        return
     summary = merge(work.inputs, work.output, timeline=timeline, progress=progress)
     if work.meta is not None:
         layout.write_json(work.meta, _meta(work.step, work.inputs, summary, messages=work.messages))

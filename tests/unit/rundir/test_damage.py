@@ -70,7 +70,7 @@ FILES: dict[str, Any] = {
 }
 COMMANDS = [
     *(["ls"], ["ls", "run"], ["ls", "run", "--json"], ["doctor", "run"], ["doctor", "run", "--json"]),
-    *(["report", "run", "--json"], ["merge", "run", "--step", "1"], ["merge", "run", "--step", "1", "--tar"]),
+    *(["report", "run", "--json"], ["merge", "run", "--step", "1"]),
     *(["trigger", "run"], ["collect", "run", "--ray", "none"], ["analyse", "run"]),
 ]
 

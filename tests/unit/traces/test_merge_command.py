@@ -63,12 +63,10 @@ def test_merge_of_some_roles_into_a_file_of_ones_own(run: Path, tmp_path: Path) 
 
 
 @pytest.mark.fault("a part of a step is merged", "makes a file of its own", "nothing: the whole step's stays")
-@pytest.mark.parametrize("tar", [False, True], ids=["json", "tar"])
-def test_a_part_of_a_step_never_has_the_name_of_the_whole(run: Path, tmp_path: Path, tar: bool) -> None:
-    folder, more = RunDir(run).step(2), ["--tar"] if tar else []
-    whole = folder / ("merged.tar" if tar else "merged.pt.trace.json.gz")
-    ending = whole.name.removeprefix("merged")
-    assert command(tmp_path, "merge", run.name, "--step", "2", *more).returncode == 0
+def test_a_part_of_a_step_never_has_the_name_of_the_whole(run: Path, tmp_path: Path) -> None:
+    folder = RunDir(run).step(2)
+    whole = folder / "merged.pt.trace.json.gz"
+    assert command(tmp_path, "merge", run.name, "--step", "2").returncode == 0
     content = whole.read_bytes()
     traces = sorted(str(path) for path in folder.glob("rollout.replica0.*.gz"))
     made = set()
@@ -80,21 +78,21 @@ def test_a_part_of_a_step_never_has_the_name_of_the_whole(run: Path, tmp_path: P
         traces[:1],
         [str(folder)],
     ):
-        result = command(tmp_path, "merge", *part, *more)
+        result = command(tmp_path, "merge", *part)
         assert (result.returncode, result.stderr) == (0, "")
         made.add(Path(result.stdout.split(": ")[0]).name)
         assert whole.read_bytes() == content, part
     assert len(made) == 6
-    assert {f"merged.{roles}{ending}" for roles in ("actor", "actor+rollout", "rollout+trainer")} < made
+    assert {f"merged.{roles}.pt.trace.json.gz" for roles in ("actor", "actor+rollout", "rollout+trainer")} < made
     other = ["merge", run.name, "--step", "4"]
     for asked in (["merge", run.name, "--step", "2", "--role", "actor"], ["merge", *traces], other):
-        result = command(tmp_path, *asked, "-o", str(whole), *more)
+        result = command(tmp_path, *asked, "-o", str(whole))
         assert (result.returncode, whole.read_bytes() == content) == (1, True)
         assert "this name is reserved for the trace of the whole step" in result.stderr
     # They are no captures, and not half written ones.
     (step, _) = runs.read(run).steps
     assert len(step.captures) == 5
-    assert {each.state for each in step.merged} == (set() if tar else {"complete"})
+    assert {each.state for each in step.merged} == {"complete"}
 
 
 @pytest.mark.parametrize("by", ["an older autoprof", "hand"])
@@ -123,7 +121,7 @@ def test_what_is_served_as_the_step_is_all_of_it(run: Path, tmp_path: Path, by: 
         (("merge", "--step", "3"), "has no step 3; there are 2, 4"),
         (("merge", "--step", "4", "--role", "critic"), "no trace of critic in step 4; captured roles: actor"),
         (("merge", "--step", "4", "-o", "/nowhere/x.gz"), "No such file or directory: '/nowhere/x.gz'\n"),
-        (("merge", "--step", "4", "--tar", "-o", "/nowhere/x.tar"), "No such file or directory: '/nowhere/x.tar'\n"),
+        (("merge", "--step", "4", "-o", "x.tar"), "x.tar: autoprof merge writes *.pt.trace.json.gz; "),
         (("merge", "2025"), "no run matches '2025'"),
     ],
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -146,9 +145,7 @@ def test_files_of_engines_as_they_lie(tmp_path: Path) -> None:
     # One is a link to a file in another folder.
     (tmp_path / "elsewhere.gz").symlink_to(Path(files[0]).rename(tmp_path / "moved.gz"))
     Path(files[0]).symlink_to(tmp_path / "elsewhere.gz")
-    assert ": 2 traces as they are" in command(tmp_path, "merge", *files, "--tar", "-o", "x.tar").stdout
-    with tarfile.open(tmp_path / "x.tar") as archive:
-        assert [member.isfile() for member in archive] == [True] * 3
+    assert ": 2 traces, " in command(tmp_path, "merge", *files, "-o", "x.json.gz").stdout
     assert "no such run" in command(tmp_path, "merge", files[0], "gone.json").stderr
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tarfile
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import pytest
 
 from autoprof.rundir.journal import Journal
 from autoprof.rundir.records import Line
-from autoprof.traces.archive import pack
 from autoprof.traces.merge import Input, merge
 from autoprof.traces.timeline import Timeline
 from tests.support.perfetto import (
@@ -139,23 +137,3 @@ def test_spans_nest_and_samples_have_tracks_of_their_own(tmp_path: Path, parts: 
     assert nested[:2] == [["step", None], ["rollout", "step"]]
     assert nested.count(["generate", "single_turn"]) == tracks[0][0] == 3
     assert times == [[200_000 - 101_500, 0]]
-
-
-def test_the_archive_opens_and_moves_what_has_another_base(tmp_path: Path, parts: list[Path], alone: Any) -> None:
-    made = tmp_path / "merged.tar"
-    inputs = [Input(path=path, label=f"part{path.name[0]}") for path in parts]
-    size, left_out = pack([*inputs, Input(path=save(tmp_path / "bad.json", b"hello"), label="bad")], made, TIMELINE, 2)
-    assert size == made.stat().st_size
-    assert list(left_out) == ["bad.json"]
-    assert not list(tmp_path.glob("*.part"))
-    slices = sum(count for found in alone for (count,) in found[0])
-    assert sum(count for (count,) in query(made, WITH_LEFT_OUT)[0]) == slices + 9
-    with tarfile.open(made) as archive:
-        assert archive.getnames() == ["perfetto_manifest.json", "timeline.json", *(path.name for path in parts)]
-        manifest = json.load(archive.extractfile("perfetto_manifest.json"))["perfetto_manifest"]  # type: ignore[arg-type]
-        assert archive.extractfile("3.json.gz").read() == parts[3].read_bytes()  # type: ignore[union-attr]
-    files = {each["path"]: each for each in manifest["files"]}
-    assert files["3.json.gz"]["clocks"] == {"offset_ns": LATER_NS - BASE_NS}
-    assert "clocks" not in files["2.json.gz"]
-    assert len({each["machine"]["name"] for each in files.values()}) == 5
-    assert manifest["attributes"] == {"autoprof.global_step": 2}
