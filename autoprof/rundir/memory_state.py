@@ -42,14 +42,19 @@ class MemoryWatch:
 
 
 def state(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> MemoryState:
-    """Return the current memory; unreadable figures are 0. Never raises."""
+    """Return the current memory; unreadable figures are 0. Never raises.
+
+    Cached pages of files that the kernel can drop do not count as used.
+    """
     own = _numbers(proc / "self" / "status", 1024)
     group_state = MemoryState()
     for folder, names in _groups(proc, cgroups):
         limit, group = _limit(folder, names[0], cgroups)
         if not limit:
             continue
-        used, peak = _number(group / names[1]), _number(group / names[2])
+        pages = _numbers(group / "memory.stat")
+        droppable = pages.get("total_inactive_file", pages.get("inactive_file", 0))
+        used, peak = max(0, _number(group / names[1]) - droppable), _number(group / names[2])
         kills = _numbers(folder / names[3]).get("oom_kill", 0)
         group_state = MemoryState(
             cgroup=str(folder), used_bytes=used, used_peak_bytes=peak, limit_bytes=min(limit, _NO_LIMIT), kills=kills

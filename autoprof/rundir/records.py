@@ -317,7 +317,9 @@ class MemoryState(Struct, frozen=True, kw_only=True, omit_defaults=True):
     resident_bytes: Size = 0  # The process's resident memory.
     peak_bytes: Size = 0  # Its peak.
     cgroup: str = ""  # The folder of its control group, which counts `kills`.
-    used_bytes: Size = 0  # The used memory of the control group with the lowest limit; without a limit, of the machine.
+    # The used memory of the control group with the lowest limit, without pages that can be dropped; without a limit, of
+    # the machine.
+    used_bytes: Size = 0
     used_peak_bytes: Size = 0  # The peak of that, if the kernel records it.
     limit_bytes: Size = 0  # The limit.
     kills: Size = 0  # The number of processes of the group that the kernel has killed because memory ran out.

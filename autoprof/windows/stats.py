@@ -6,7 +6,9 @@ thread sends the statistics of a rank once per step, to Ray's key-value store or
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 from weakref import WeakSet
 
 import msgspec
@@ -18,9 +20,8 @@ from autoprof.config.selection import Ranks
 from autoprof.config.settings import Settings
 from autoprof.run import cluster, runtime, step_announcement
 from autoprof.run.runtime import Runtime
-from autoprof.rundir import file_names
+from autoprof.rundir import file_names, memory_state
 from autoprof.rundir.records import Line
-from autoprof.windows import memory_usage
 
 # Name of the folder, and prefix of the keys in the store.
 STATS_FOLDER = "told"
@@ -130,7 +131,7 @@ def _put(run: Runtime, name: str, content: bytes) -> None:
         files.write(folder / f"{name}.json", content)
 
 
-HOST = memory_usage.HOST
+HOST = "host"
 # Minimum seconds between two reports of a replica: when it has no open requests, and while it has some.
 _IDLE_S, _BUSY_S = 1.0, 10.0
 # Maximum number of spans kept for one step.
@@ -198,6 +199,24 @@ def per_unit(replicas: Sequence[ReplicaStats]) -> tuple[str, dict[int, float]]:
     return unit, {entry.replica: entry.seconds / max(1, amounts[entry.replica]) for entry in replicas}
 
 
+def memory_use() -> tuple[float, str]:
+    """Return the share of memory in use, from 0 to 1, and its owner, `device` or `host`.
+
+    For a device it is the peak of the memory that torch's allocator has reserved since the process began, or since the
+    program reset the peak. For a host it is the current use, of its container's limit if it has one.
+    """
+    torch = sys.modules.get("torch")
+    for name in ("cuda", "npu"):
+        backend: Any = getattr(torch, name, None)
+        # A query would initialise a device that the process does not use.
+        if backend is not None and backend.is_initialized():
+            device = backend.current_device()
+            if total := backend.get_device_properties(device).total_memory:
+                return float(backend.max_memory_reserved(device) / total), "device"
+    now = memory_state.state()
+    return now.used_bytes / max(1, now.limit_bytes), HOST
+
+
 class StatsReporter:
     """Reporter of this process's statistics.
 
@@ -243,7 +262,7 @@ class StatsReporter:
         """Return the statistics of this process's last step."""
         entry = msgspec.structs.replace(self._rank)
         if self._memory:
-            entry.memory, entry.memory_of = memory_usage.taken()
+            entry.memory, entry.memory_of = memory_use()
         return entry
 
     def send(self) -> None:

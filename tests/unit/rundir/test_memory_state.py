@@ -25,13 +25,14 @@ def kernel(folder: Path, group: str, files: dict[str, str]) -> tuple[Path, Path]
     return proc, cgroups
 
 
-def test_version_2_with_a_limit_above_the_own_group(tmp_path: Path) -> None:
+def test_version_2_with_a_limit_above_the_own_group_and_pages_that_can_be_dropped(tmp_path: Path) -> None:
     proc, cgroups = kernel(
         tmp_path,
         "0::/pod/train\n",
         {
             "pod/memory.max": f"{62 * GB}\n",
-            "pod/memory.current": f"{60 * GB}\n",
+            "pod/memory.current": f"{61 * GB}\n",
+            "pod/memory.stat": f"anon {60 * GB}\ninactive_file {GB}\n",
             "pod/memory.peak": f"{61 * GB}\n",
             "pod/train/memory.max": "max\n",
             "pod/train/memory.events": "low 0\noom 3\noom_kill 2\noom_group_kill 0\n",
@@ -50,7 +51,8 @@ def test_version_1(tmp_path: Path) -> None:
         "5:cpu:/x\n4:memory:/job\n0::/\n",
         {
             "memory/job/memory.limit_in_bytes": f"{8 * GB}\n",
-            "memory/job/memory.usage_in_bytes": f"{7 * GB}\n",
+            "memory/job/memory.usage_in_bytes": f"{8 * GB}\n",
+            "memory/job/memory.stat": f"inactive_file 7\ntotal_inactive_file {GB}\n",
             "memory/job/memory.max_usage_in_bytes": f"{8 * GB}\n",
             "memory/job/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 1\n",
         },

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +18,7 @@ from autoprof.run import cluster, step_announcement
 from autoprof.run.runtime import Runtime
 from autoprof.run.step_announcement import StepAnnouncement
 from autoprof.rundir.records import Line
-from autoprof.windows import memory_usage, monitor, requests, stats
+from autoprof.windows import monitor, requests, stats
 from autoprof.windows.chooser import Chooser
 from autoprof.windows.requests import Bell
 from autoprof.windows.stats import RankStats, ReplicaStats
@@ -277,7 +276,7 @@ def test_running_out_of_memory_in_the_trainers_own_process_opens_one(made: Made,
 
 
 def test_memory_above_a_share_opens_a_window(made: Made, kept: dict[str, bytes], mocker: MockerFixture) -> None:
-    mocker.patch.object(memory_usage, "taken", side_effect=[(0.5, "device"), *[(0.93, "device")] * 9])
+    mocker.patch.object(stats, "memory_use", side_effect=[(0.5, "device"), *[(0.93, "device")] * 9])
     trainer = Trainer(made(steps="", when=conditions.parse("memory>0.9")))
     trainer.steps(1, 2, 3, 4)
     why = "trainer rank 0 had reserved up to 93 % of its device's memory by step 2 (memory>0.9)"
@@ -380,21 +379,8 @@ def test_the_share_of_a_device_is_what_torch_reserved_at_most(mocker: MockerFixt
         max_memory_reserved=lambda device: 60 if device == 1 else 0,
     )
     mocker.patch.dict("sys.modules", torch=SimpleNamespace(cuda=cuda))
-    assert memory_usage.taken() == (0.75, "device")
+    assert stats.memory_use() == (0.75, "device")
     cuda.is_initialized = lambda: False
-    share, of = memory_usage.taken()
+    share, of = stats.memory_use()
     assert of == "host"
     assert 0 < share < 1
-
-
-def test_the_share_of_a_host_is_that_of_its_cgroup_where_it_has_a_limit(tmp_path: Path) -> None:
-    meminfo = tmp_path / "meminfo"
-    meminfo.write_text("MemTotal: 1000 kB\nMemFree: 10 kB\nMemAvailable:    400 kB\n")
-    assert memory_usage._of_host(tmp_path, meminfo) == 0.6
-    (tmp_path / "memory.max").write_text("max\n")
-    (tmp_path / "memory.current").write_text("900\n")
-    (tmp_path / "memory.stat").write_text("anon 500\ninactive_file 100\n")
-    assert memory_usage._of_host(tmp_path, meminfo) == 0.6
-    (tmp_path / "memory.max").write_text("1000\n")
-    assert memory_usage._of_host(tmp_path, meminfo) == 0.8
-    assert memory_usage._of_host(tmp_path / "none", tmp_path / "none") == 0.0
