@@ -61,11 +61,6 @@ def get(key: str) -> bytes | None:
     return value
 
 
-def delete(key: str) -> bool:
-    """Delete `key`. Return True if it had a value; if several processes delete it at once, in one of them only."""
-    return is_up() and bool(_kv()._internal_kv_del(key.encode(), namespace=_NAMESPACE))
-
-
 def keys(prefix: str) -> Sequence[str]:
     """Return the keys that begin with `prefix`, sorted."""
     if not is_up():

@@ -28,15 +28,15 @@ class Chooser:
         off: True if autoprof was switched off in the run at the last look.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, of_trainer: bool = False) -> None:
         self.off = False
-        self._triggers = OpenTriggers()
+        self._triggers = OpenTriggers(of_trainer)
         self._captured: set[int] = set()
         self._monitor: Monitor | None = None
 
-    def look(self, run: RunDir, executed: int, take_it: bool = True) -> None:
+    def look(self, run: RunDir, step: int, take_it: bool = True) -> None:
         """Take the requests since the last look, as `trigger_windows.OpenTriggers.look` does."""
-        self._triggers.look(run, executed, take_it)
+        self._triggers.look(run, step, take_it)
         if self._triggers.off != self.off:
             self.off = not self.off
             switched = "off" if self.off else "on again"
@@ -72,7 +72,7 @@ class Chooser:
 
         `step` is the `ordinal`-th step, from 1, that the run executes.
         """
-        overrides = self.asked(settings, step, ordinal)
+        overrides = self.asked(settings, step)
         if overrides is not None or self.off:
             return overrides
         due = self._monitor.due(ordinal) if self._monitor is not None else None
@@ -84,14 +84,14 @@ class Chooser:
         self._captured.add(step)
         return due or {}
 
-    def asked(self, settings: Settings, step: int, ordinal: int) -> dict[str, Any] | None:
+    def asked(self, settings: Settings, step: int) -> dict[str, Any] | None:
         """Return the same as `choose`, but only by trigger requests."""
         if self.off:
-            return self._triggers.match(step, ordinal, "autoprof is switched off in this run")
+            return self._triggers.match(step, "autoprof is switched off in this run")
         full = self._full(settings, step)
-        if full and self._triggers.foresee(step, ordinal) is not None:
+        if full and self._triggers.foresee(step) is not None:
             log.warning_once(full)
-        overrides = self._triggers.match(step, ordinal, full, for_good=bool(full))
+        overrides = self._triggers.match(step, full, for_good=bool(full))
         if overrides is not None:
             self._captured.add(step)
         return overrides
@@ -127,7 +127,7 @@ class Chooser:
             return False
         if self._monitor is not None and self._monitor.foresee(ordinal) is not None:
             return True
-        return self._triggers.foresee(step, ordinal) is not None or Steps.parse(settings.steps).match(step, ordinal)
+        return self._triggers.foresee(step) is not None or Steps.parse(settings.steps).match(step, ordinal)
 
     def _full(self, settings: Settings, step: int) -> str:
         """Return the reason why `step` can't be captured, if the maximum number of steps is reached; else ""."""

@@ -1,14 +1,13 @@
-"""Requests of `autoprof trigger`: files in a run's `control/` folder, polled once per step.
+"""Requests of `autoprof trigger`: files in a run's `control/` folder, which is listed once per step.
 
 A request is `<name>.json`. The process that takes it renames it to `<name>.json.taken` and writes its progress there,
-which `--wait` reads. A rejected request is kept as `<name>.json.refused`; its `.taken` file has the reason. In Ray, a
-key of the key-value store changes with each new request. So a poll is one look at the folder and one read.
+which `--wait` reads, and the step from which it counts, which the other ranks of the trainer read. A rejected request
+is kept as `<name>.json.refused`; its `.taken` file has the reason.
 """
 
 from __future__ import annotations
 
 import errno
-import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
@@ -28,8 +27,6 @@ TAKEN = ".taken"
 REFUSED = ".refused"
 ENDING = ".json"
 MOST_BYTES = 64 << 10
-# Names of requests. A name that comes through Ray is checked, because it becomes part of a path.
-NAME = re.compile(r"[0-9]{1,20}-[0-9]{1,10}-[0-9a-f]{8}\.json")
 _MAX_STEPS = 1_000_000
 # Errors of a request that can't be read.
 UNREADABLE = (OSError, ValueError, RecursionError, msgspec.MsgspecError)
@@ -37,7 +34,7 @@ UNREADABLE = (OSError, ValueError, RecursionError, msgspec.MsgspecError)
 
 @structs.complete
 class Trigger(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename={"since": "from"}):
-    """Request for a window during the run, or for switching autoprof off or on in the run.
+    """Request for a window during the run.
 
     Attributes:
         run: Id of the run.
@@ -45,7 +42,6 @@ class Trigger(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         since: The first step; None for the step that begins next.
         at: Steps as in `AUTOPROF_STEPS`, instead of `steps` and `since`. `+1` is the step that begins next.
         overrides: Settings of the window, by the names in `values.WINDOW_FIELDS`.
-        switch: `off` or `on` to switch autoprof; empty for a window.
         reason: Reason for a window that the run itself requests (`monitor.py`); empty for users' requests.
     """
 
@@ -54,7 +50,6 @@ class Trigger(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     since: int | None = None
     at: str = ""
     overrides: dict[str, Any] = {}
-    switch: Literal["", "off", "on"] = ""
     reason: str = ""
 
     def __str__(self) -> str:
@@ -71,25 +66,25 @@ class Became(msgspec.Struct, kw_only=True):
 
     Attributes:
         state: `taken`: none of its steps has begun. `open`: a step has begun. `done`: no more steps will be captured.
-            `joined`: an open request has the same content. `refused`.
+            `refused`.
         by: Host and pid of the process that took it.
+        first: Step from which it counts, its step `+1`. No earlier step belongs to it.
         captured: Steps whose captures have ended.
         going_on: Step that is being captured, if any.
-        joined: Name of the request that it joined.
         reason: Reason why it was refused, or why not all requested steps were captured.
     """
 
-    state: Literal["taken", "open", "done", "joined", "refused"] = "taken"
+    state: Literal["taken", "open", "done", "refused"] = "taken"
     by: str = ""
+    first: int | None = None
     captured: list[int] = []
     going_on: int | None = None
-    joined: str = ""
     reason: str = ""
 
     @property
     def over(self) -> bool:
         """True if the state will not change any more."""
-        return self.state in ("done", "joined", "refused")
+        return self.state in ("done", "refused")
 
 
 def checked(trigger: Trigger) -> Trigger:
@@ -143,25 +138,33 @@ def ask(run: RunDir, trigger: Trigger) -> Path:
 
 
 def names(run: RunDir) -> list[str]:
-    """Return the names of the files in `control/`, oldest requests first."""
+    """Return the names of the files in `control/`, oldest requests first.
+
+    The folder is opened, because an NFS client asks its server at an open, but not at each `stat` (Linux, fs/nfs/dir.c,
+    nfs_lookup_verify_inode).
+    """
     try:
-        return sorted(os.listdir(run.control))
+        folder = files.descriptor(run.control, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            return sorted(os.listdir(folder))
+        finally:
+            os.close(folder)
     except OSError as error:  # without requests there is no such folder
         interrupts.pass_on(error)
         return []
 
 
-def take(run: RunDir, listing: Iterable[str] | None = None) -> list[tuple[str, Trigger]]:
+def take(run: RunDir, listing: Iterable[str]) -> list[tuple[str, Trigger]]:
     """Take the new requests and return their names and triggers, oldest first. Only one process takes a request.
 
     Errors are logged.
 
     Args:
         run: The run.
-        listing: The names in `control/`, if the caller has just listed them.
+        listing: The names in `control/`.
     """
     taken = []
-    for name in names(run) if listing is None else listing:
+    for name in listing:
         if not name.endswith(ENDING):
             continue
         path = f"{run.control / name}{TAKEN}"
@@ -204,37 +207,36 @@ def note(run: RunDir, name: str, trigger: Trigger | None, became: Became) -> Non
         log.warning_once(f"{run.control}: outcomes of trigger requests can't be written there: {error.strerror}")
 
 
-def read_along(run: RunDir, listing: Iterable[str], known: set[str]) -> list[tuple[str, Trigger, list[int]]]:
-    """Read the requests that are not over, without taking them.
+def taken(run: RunDir, listing: Iterable[str], known: set[str]) -> list[tuple[str, Trigger, Became]]:
+    """Return the requests that another process has taken and that are not over, with their states.
 
     Args:
         run: The run.
         listing: The names in `control/`.
-        known: Names of requests to skip. The names of all requests in `listing` are added.
-
-    Returns:
-        For each request its name, its trigger, and its steps that have begun in the process that took it.
+        known: Names to skip. The names of the requests that were read are added.
     """
     requests = []
-    for name in sorted({name.removesuffix(TAKEN) for name in listing}):
-        if name in known or not name.endswith(ENDING):
+    for name in listing:
+        if not name.endswith(f"{ENDING}{TAKEN}") or name in known:
             continue
-        known.add(name)
-        for ending in ("", TAKEN):
-            try:
-                fields = msgspec.json.decode(_content(run, f"{run.control / name}{ending}"), type=dict[str, Any])
-                became = msgspec.convert(fields.pop("became", {}) if ending else {}, Became)
-                if not became.over:
-                    begun = [*became.captured, *([] if became.going_on is None else [became.going_on])]
-                    requests.append((name, decoded(msgspec.json.encode(fields), run.path.name), begun))
-                break
-            except FileNotFoundError as error:  # a process is just taking it
-                interrupts.pass_on(error)
+        try:
+            fields = msgspec.json.decode(_content(run, f"{run.control / name}"), type=dict[str, Any])
+            if "became" not in fields:  # the process that takes it has yet to write its state
                 continue
-            except UNREADABLE as error:  # the process that takes it reports the error
-                interrupts.pass_on(error)
-                break
+            became = msgspec.convert(fields.pop("became"), Became)
+            if became.first is not None and not became.over:
+                trigger = decoded(msgspec.json.encode(fields), run.path.name)
+                requests.append((name.removesuffix(TAKEN), trigger, became))
+        except UNREADABLE as error:  # the process that takes it reports the error
+            interrupts.pass_on(error)
+        known.add(name)
     return requests
+
+
+def is_held(became: Became) -> bool:
+    """Return True if the process that took a request is running on this host."""
+    host, _, pid = became.by.rpartition("-")
+    return host == identity.HOST and pid.isdecimal() and identity.start_ticks(int(pid)) is not None
 
 
 def switch(run: RunDir, off: bool) -> None:
@@ -278,70 +280,6 @@ def _reason(error: Exception) -> str:
     return hidden(" ".join(str(error).split()), 200)
 
 
-# Coarsest resolution of file times (FAT; 1 s on older NFS and HFS+). A second change within this time may leave the
-# times of a folder as they are.
-_COARSE_S = 2.0
-_OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_Mark = tuple[int, int, int, int]
-
-
-class Folder:
-    """Folder that is polled, and listed only if its content may have changed.
-
-    Attributes:
-        names: Names at the last listing.
-    """
-
-    def __init__(self) -> None:
-        self.names: list[str] = []
-        self._mark: _Mark | None = None
-        # Time at which the mark was first seen, on this host's clock. Another host's clock may have set the mark.
-        self._since = float("-inf")
-        # True if the last listing was made long enough after the last change.
-        self._listed_after_change = False
-        self._has_times: bool | None = None
-
-    def look(self, run: RunDir) -> bool:
-        """List the folder if it may have changed since the last look. Return True if it was listed."""
-        if self._has_times is None:
-            self._has_times = _updates_times(run.control)
-        mark, now = _mark(run.control), time.monotonic()
-        if mark != self._mark:
-            self._mark, self._since = mark, now
-        elif self._listed_after_change and (self._has_times or mark is None):
-            return False
-        self._listed_after_change = now - self._since >= _COARSE_S
-        self.names = names(run) if mark is not None else []
-        return True
-
-
-class Bell:
-    """Requests that come through Ray, if this process is connected to it."""
-
-    def __init__(self) -> None:
-        self._last: bytes | None = None
-        self._registered = False
-
-    def take(self, run: RunDir) -> list[tuple[str, Trigger]]:
-        """Take the new requests and return their names and triggers, oldest first. Errors are logged."""
-        if not cluster.is_up():
-            return []
-        try:
-            if not self._registered:
-                self._registered = True
-                register(run)
-            value = cluster.get(bell(run.path.name))
-            if value == self._last:
-                return []
-            taken = _taken(run)
-            self._last = value
-            return taken
-        except Exception as error:
-            interrupts.pass_on(error)
-            log.warning_once(f"a trigger request sent through Ray can't be read: {type(error).__name__}: {error}")
-            return []
-
-
 class Registered(msgspec.Struct, frozen=True, kw_only=True):
     """Entry of a run in Ray's key-value store, written by the process that counts its steps.
 
@@ -356,7 +294,6 @@ class Registered(msgspec.Struct, frozen=True, kw_only=True):
     node: str
     pid: int
     ticks: int
-    command: str = ""
     started: float = 0.0
     uid: int | None = None
 
@@ -373,7 +310,6 @@ def register(run: RunDir) -> None:
         node=ray.get_runtime_context().get_node_id(),
         pid=os.getpid(),
         ticks=identity.start_ticks(os.getpid()) or 0,
-        command=current.info.command if current is not None else "",
         started=current.info.started if current is not None else time.time(),
         uid=current.info.uid if current is not None else os.geteuid(),
     )
@@ -383,72 +319,3 @@ def register(run: RunDir) -> None:
 def registered(run_id: str) -> str:
     """Return the key of a run's entry."""
     return f"run/{run_id}"
-
-
-def bell(run_id: str) -> str:
-    """Return the key whose value changes with each new request to a run."""
-    return f"bell/{run_id}"
-
-
-def asked(run_id: str, name: str = "") -> str:
-    """Return the key of a request, or without a name the prefix of the keys of all requests to a run."""
-    return f"ask/{run_id}/{name}"
-
-
-def _taken(run: RunDir) -> list[tuple[str, Trigger]]:
-    taken = []
-    prefix = asked(run.path.name)
-    for key in cluster.keys(prefix):
-        name = key.removeprefix(prefix)
-        content = cluster.get(key)
-        if not cluster.delete(key) or content is None:  # another process has taken it
-            continue
-        if not NAME.fullmatch(name):
-            log.warning(f"a request through Ray is refused: its name is {name[:80]!r}")
-            continue
-        try:
-            taken.append((name, decoded(content, run.path.name)))
-        except UNREADABLE as error:
-            interrupts.pass_on(error)
-            refuse(run, name, error)
-    return taken
-
-
-def _mark(folder: Path) -> _Mark | None:
-    """Return a value that differs after a change in the folder, or None if the folder does not exist.
-
-    The folder is opened, because an NFS client asks its server at an open, but not at each `stat` (Linux, fs/nfs/dir.c,
-    nfs_lookup_verify_inode).
-    """
-    try:
-        descriptor = files.descriptor(folder, _OPEN)
-    except OSError as error:
-        interrupts.pass_on(error)
-        return None
-    try:
-        status = os.fstat(descriptor)
-    finally:
-        os.close(descriptor)
-    # ctime, too: programs can't set it, while `_updates_times` sets mtime.
-    return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_ctime_ns
-
-
-def _updates_times(folder: Path) -> bool:
-    """Return True if a new file changes the time of the folder. On some network file systems it does not.
-
-    The folder is made if it does not exist, because an NFS client may remember for a minute that it did not exist.
-    """
-    if not files.is_folder(folder.parent):
-        return True
-    probe = folder / f".probe-{os.urandom(4).hex()}"
-    try:
-        files.folder(folder)
-        os.utime(folder, (1, 1))
-        before = os.stat(folder).st_mtime_ns
-        os.close(files.create(probe))
-        with interrupts.suppress(FileNotFoundError):
-            os.unlink(probe)
-        return os.stat(folder).st_mtime_ns != before
-    except OSError as error:
-        interrupts.pass_on(error)
-        return False

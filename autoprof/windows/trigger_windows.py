@@ -3,89 +3,90 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 from typing import Any
 
-from autoprof.base import interrupts, log
+from autoprof.base import files, identity, interrupts, log
 from autoprof.config import values
 from autoprof.config.selection import Steps
+from autoprof.run import cluster
 from autoprof.rundir import layout
 from autoprof.rundir.layout import RunDir
 from autoprof.windows import requests
-from autoprof.windows.requests import Became, Bell, Folder, Trigger
+from autoprof.windows.requests import Became, Trigger
 
 REASON = "autoprof trigger"
 
 
 class OpenTriggers:
-    """Requests that this process has taken and that are not over.
+    """Requests that are not over, in the process that counts the steps.
+
+    Args:
+        of_trainer: True if the steps are a trainer's, whose ranks and attempts share the requests; False for batches.
 
     Attributes:
         off: True if autoprof was switched off in the run at the last look.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, of_trainer: bool = False) -> None:
         self.off = False
+        self._of_trainer = of_trainer
         self._open: list[_Window] = []
-        self._folder = Folder()
-        self._bell = Bell()
-        self._read: set[str] = set()
+        self._known: set[str] = set()
+        self._looked = self._registered = False
 
-    def look(self, run: RunDir, executed: int, take_it: bool = True) -> None:
-        """Take the requests since the last look.
+    def look(self, run: RunDir, step: int, take_it: bool = True) -> None:
+        """Take new requests, and continue the requests of an earlier attempt at the run.
+
+        If a launcher has started several trainers, their windows begin after `step`: the others may have begun it.
 
         Args:
             run: The run.
-            executed: Number of steps before the step `+1`.
-            take_it: False in a further rank of the same trainer. It only reads the requests; the first rank takes them.
+            step: The step that begins now, or begins next.
+            take_it: False in a further rank of the same trainer. It reads the requests that rank 0 has taken.
         """
-        changed = self._folder.look(run)
-        if changed:
-            self.off = layout.OFF in self._folder.names
+        if not self._looked:
+            _make_folder(run)
+        names = requests.names(run)
+        self.off = layout.OFF in names
+        if self._of_trainer and not (take_it and self._looked):
+            for name, trigger, became in requests.taken(run, names, self._known):
+                if not (take_it and requests.is_held(became)):
+                    self._open.append(_Window(run if take_it else None, name, trigger, became, step))
+        self._looked = True
         if not take_it:
-            for name, trigger, begun in requests.read_along(run, self._folder.names, self._read) if changed else ():
-                if not trigger.switch:
-                    self._add(_Window(None, name, trigger, executed, begun))
             return
-        taken = self._bell.take(run)
-        if changed:
-            taken += requests.take(run, self._folder.names)
-        for name, trigger in taken:
-            if trigger.switch:
-                _switch(run, name, trigger)
-                self.off = layout.switched_off(run)
-            else:
-                self._add(_Window(run, name, trigger, executed))
+        self._register(run)
+        first = step + 1 if self._of_trainer and identity.ranks() > 1 else step
+        for name, trigger in requests.take(run, names):
+            self._open.append(_Window(run, name, trigger, Became(first=first), step))
 
-    def match(self, step: int, ordinal: int, against: str = "", for_good: bool = False) -> dict[str, Any] | None:
+    def match(self, step: int, against: str = "", for_good: bool = False) -> dict[str, Any] | None:
         """Return the settings with which a request captures `step`, or None if no request does.
 
-        If windows overlap, the newest decides. An older window that asks for a number of steps is continued after it.
+        If windows overlap, the newest decides. An older window that asks for a number of steps is continued after it,
+        unless both requests are equal.
 
         Args:
             step: The global step.
-            ordinal: Its number in this run, from 1.
             against: Reason why the step is not captured, even if a request asks for it; empty for none.
             for_good: True if, for this reason, no later step is captured either.
         """
-        matching = []
         for window in self._open:
             window.before(step)
-            if window.wants(step, ordinal):
-                matching.append(window)
+        matching = [window for window in self._open if window.wants(step)]
         for window in matching:
-            if not against and (window is matching[-1] or window.steps is not None):
+            if not against and (window.trigger == matching[-1].trigger or window.steps is not None):
                 window.begin(step)
         for window in self._open:
-            window.passed(step, ordinal, against, for_good)
+            window.passed(step, against, for_good)
         self._keep()
         return matching[-1].overrides if matching and not against else None
 
-    def foresee(self, step: int, ordinal: int) -> dict[str, Any] | None:
+    def foresee(self, step: int) -> dict[str, Any] | None:
         """Return the settings that `match` would return for a step, by the current requests."""
         overrides = None
         for window in self._open:
-            if window.wants(step, ordinal):
+            if window.wants(step):
                 overrides = window.overrides
         return overrides
 
@@ -111,14 +112,16 @@ class OpenTriggers:
             window.note()
         self._open = [window for window in self._open if not window.became.over]
 
-    def _add(self, window: _Window) -> None:
-        for other in self._open:
-            if other.trigger == window.trigger:
-                log.info(f"request {window.name} joins {other.name}, which asks for the same")
-                window.became = Became(state="joined", joined=other.name)
-                window.note()
-                return
-        self._open.append(window)
+    def _register(self, run: RunDir) -> None:
+        """Let `autoprof trigger --ray` find this process, once it is connected to Ray. Errors are logged."""
+        if self._registered or not cluster.is_up():
+            return
+        self._registered = True
+        try:
+            requests.register(run)
+        except Exception as error:
+            interrupts.pass_on(error)
+            log.warning_once(f"autoprof trigger --ray can't find this run: {type(error).__name__}: {error}")
 
 
 class _Window:
@@ -130,21 +133,18 @@ class _Window:
         became: Its state.
     """
 
-    def __init__(
-        self, run: RunDir | None, name: str, trigger: Trigger, executed: int, begun: Sequence[int] = ()
-    ) -> None:
+    def __init__(self, run: RunDir | None, name: str, trigger: Trigger, became: Became, step: int) -> None:
+        begun = [number for number in (*became.captured, became.going_on) if number is not None and number < step]
         self.name = name
         self.trigger = trigger
         self.steps = Steps.parse(trigger.at) if trigger.at else None
         self.to_come = True
-        self.became = Became()
+        self.became = Became(state="open" if begun else "taken", first=became.first, captured=begun)
         # None if another process writes the state of the request.
         self._run = run
-        self._executed = executed
+        self._first = became.first or 0
         # Number of steps still to capture.
-        self._left = trigger.steps
-        # Steps that the process that took the request has already begun.
-        self._begun = begun
+        self._left = trigger.steps - len(begun)
         self._noted: Became | None = None
 
     @property
@@ -153,18 +153,16 @@ class _Window:
         return self.trigger.overrides | {values.REASON: self.trigger.reason or REASON}
 
     def before(self, step: int) -> None:
-        """Prepare for `step`. Earlier steps that the other process has begun count as captured."""
+        """Prepare for `step`. The capture of an earlier step has ended."""
         if self.became.going_on != step:
             self.end()
-        self._left -= sum(number < step for number in self._begun)
-        self._begun = ()
 
-    def wants(self, step: int, ordinal: int) -> bool:
+    def wants(self, step: int) -> bool:
         """Return True if `step` belongs to it, and is not already being captured."""
-        if self.became.going_on == step:
+        if self.became.going_on == step or step < self._first:
             return False
         if self.steps is not None:
-            return self.steps.match(step, ordinal - self._executed)
+            return self.steps.match(step, step - self._first + 1)
         return self._left > 0 and step >= (self.trigger.since or 0)
 
     def begin(self, step: int) -> None:
@@ -173,12 +171,12 @@ class _Window:
         self.became.state = "open"
         self.became.going_on = step
 
-    def passed(self, step: int, ordinal: int, against: str, for_good: bool) -> None:
+    def passed(self, step: int, against: str, for_good: bool) -> None:
         """Note that `step` has begun, captured or not. `against` and `for_good`: as in `OpenTriggers.match`."""
         if self.steps is not None:
-            if against and self.steps.match(step, ordinal - self._executed):
+            if against and self.wants(step):
                 self.became.reason = f"step {step}: {against}"
-            self.to_come = self.steps.any_after(step, ordinal - self._executed)
+            self.to_come = self.steps.any_after(step, step - self._first + 1)
         else:
             self.to_come = self._left > 0
         if self.to_come and for_good:
@@ -212,11 +210,8 @@ class _Window:
             self._noted = copy.deepcopy(self.became)
 
 
-def _switch(run: RunDir, name: str, trigger: Trigger) -> None:
-    became = Became(state="done")
-    try:
-        requests.switch(run, trigger.switch == "off")
-    except OSError as error:
-        interrupts.pass_on(error)
-        became.reason = f"{run.control}: {error.strerror}"
-    requests.note(run, name, trigger, became)
+def _make_folder(run: RunDir) -> None:
+    """Make `control/`, because an NFS client may remember for a minute that it did not exist."""
+    if files.is_folder(run.path):
+        with interrupts.suppress(OSError):
+            files.folder(run.control)

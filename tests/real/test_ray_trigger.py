@@ -27,7 +27,9 @@ def test_a_window_is_opened_and_waited_for(asked: Asked) -> None:
     done = asked.trigger("--steps", "2", "--wait", "--contents", "cpu")
     assert (done.returncode, done.stderr) == (0, asked.connected)
     lines = done.stdout.splitlines()
-    assert re.fullmatch(rf"asked run {asked.run.name} on \S+ for the next 2 steps, in Ray", lines[0])
+    assert re.fullmatch(
+        rf"asked run {asked.run.name} on \S+ for the next 2 steps, in {asked.run}/control/\S+", lines[0]
+    )
     steps = asked.steps()[-2:]
     assert lines[-3].startswith("captures: 2, ")
     assert lines[-2:] == [str(asked.run / step) for step in steps]

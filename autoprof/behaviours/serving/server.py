@@ -57,13 +57,13 @@ class Batches:
         self._looked = time.monotonic()
         if not self.are_steps:  # the trainer takes the requests
             return
-        self._chooser.look(run.rundir, self.count - self.is_open)
+        self._chooser.look(run.rundir, self.count + (not self.is_open))
         if led:
             self._chooser.close("a trainer decides what this server records; use autoprof trigger on the trainer's run")
 
     def asked(self, run: runtime.Runtime) -> Request | None:
         """Return the request to the engine if a trigger selects this batch."""
-        overrides = self._chooser.asked(run.settings, self.count, self.count)
+        overrides = self._chooser.asked(run.settings, self.count)
         return None if overrides is None else self._request(overrides)
 
     def begin(self, run: runtime.Runtime) -> Request | None:

@@ -94,7 +94,7 @@ class OpenStep:
         chooser = state.chooser
         was_off = chooser.off
         # If torchrun has started several trainers, only rank 0 takes the requests of `autoprof trigger`.
-        chooser.look(run.rundir, self.ordinal - 1, take_it=run.decides)
+        chooser.look(run.rundir, self.number, take_it=run.decides)
         chooser.step_began(run, self.number, self.ordinal)
         overrides = chooser.choose(run.settings, self.number, self.ordinal)
         self.off = chooser.off
@@ -169,7 +169,7 @@ class _StepState(process.State):
 
     def begin(self) -> None:
         self.current: OpenStep | None = None
-        self.chooser = Chooser()
+        self.chooser = Chooser(of_trainer=True)
         self.executed = 0
         self.owner = ""
         self.finished: int | None = None

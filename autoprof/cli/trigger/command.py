@@ -7,7 +7,6 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 from autoprof.base import units
@@ -20,8 +19,6 @@ from autoprof.cli.trigger.view import Contents, RunAccess, View
 from autoprof.config.values import WINDOW_FIELDS
 from autoprof.run import cluster
 from autoprof.run.cluster import Gone
-from autoprof.rundir import runs
-from autoprof.rundir.layout import RunDir
 from autoprof.windows import requests
 from autoprof.windows.requests import Became, Trigger
 
@@ -31,7 +28,7 @@ _FILE_S = 120.0
 _FOLDER_S = 3700.0
 # The same for both after the run has ended: then only a process that outlived the run could still write.
 _AFTER_S = 15.0
-# Consecutive looks at which a request may be nowhere: it is briefly invisible while it moves from Ray to a file.
+# Consecutive looks at which a request may be nowhere: a listing may miss a file that is renamed meanwhile.
 _MAX_LOOKS_WITHOUT_REQUEST = 10
 
 
@@ -39,16 +36,13 @@ class GaveUp(Exception):
     """The awaited traces will not be written. The message gives the reason."""
 
 
-def wait_for_files(
-    access: RunAccess, trigger: Trigger, document: Triggered, pause_s: float, keep_stdout: bool = False
-) -> None:
+def wait_for_files(access: RunAccess, trigger: Trigger, document: Triggered, keep_stdout: bool = False) -> None:
     """Show the progress of a request until its traces are written, then print their folders.
 
     Args:
         access: The access to the run.
         trigger: The requested windows.
         document: The document of the request; the results are added to it.
-        pause_s: Seconds between two looks.
         keep_stdout: True to print nothing to stdout.
 
     Raises:
@@ -58,8 +52,8 @@ def wait_for_files(
     """
     total = 0 if trigger.at else trigger.steps
     with console.lines(total, keep_stdout) as show:
-        became = _wait_for_windows(access, document.request, pause_s, show, total)
-        views, abandoned = _wait_until_written(access, became.captured, pause_s, show)
+        became = _wait_for_windows(access, document.request, show, total)
+        views, abandoned = _wait_until_written(access, became.captured, show)
     folders = _folders(views)
     problems = list(_problems(folders, became.captured, abandoned))
     document.captured, document.problems, document.reason = became.captured, problems, became.reason
@@ -78,24 +72,20 @@ def wait_for_files(
         raise GaveUp("not all captures are complete; see autoprof doctor RUN")
 
 
-def _wait_for_windows(access: RunAccess, name: str, pause_s: float, show: console.Show, total: int) -> Became:
+def _wait_for_windows(access: RunAccess, name: str, show: console.Show, total: int) -> Became:
     """Wait until all windows of the request have closed."""
     looks_without_request = 0
     while True:
         view = access.look()[0]
         became = view.became(name)
         if became is None:
-            exists = name in view.requests or access.pending(name)
+            exists = name in view.requests
             looks_without_request = 0 if exists else looks_without_request + 1
             if looks_without_request > _MAX_LOOKS_WITHOUT_REQUEST:
                 raise GaveUp("the request is gone: its file was removed")
             show("waiting for a step to begin" if exists else "taken", 0)
         elif became.state == "refused":
             raise GaveUp(f"the request was refused: {became.reason}")
-        elif became.state == "joined":
-            show("an equal request is open already; waiting for it", 0)
-            name = became.joined
-            continue
         else:
             _show_progress(became, show, total)
             if became.over:
@@ -107,7 +97,7 @@ def _wait_for_windows(access: RunAccess, name: str, pause_s: float, show: consol
             raise GaveUp("the run has ended" + (" before the request was taken" if became is None else ""))
         if view.off:
             raise GaveUp("autoprof is switched off in the run; the request stays open, and --on resumes it")
-        time.sleep(pause_s)
+        time.sleep(access.pause_s)
 
 
 def _show_progress(became: Became, show: console.Show, total: int) -> None:
@@ -120,9 +110,7 @@ def _show_progress(became: Became, show: console.Show, total: int) -> None:
         show("taken; waiting for its first step", 0)
 
 
-def _wait_until_written(
-    access: RunAccess, steps: Sequence[int], pause_s: float, show: console.Show
-) -> tuple[list[View], list[str]]:
+def _wait_until_written(access: RunAccess, steps: Sequence[int], show: console.Show) -> tuple[list[View], list[str]]:
     """Wait until all files have their final names.
 
     Returns:
@@ -148,7 +136,7 @@ def _wait_until_written(
         if not waiting:
             return views, sorted(unfinished)
         show(f"files that are still being written: {len(waiting)}", len(steps))
-        time.sleep(pause_s)
+        time.sleep(access.pause_s)
 
 
 def _folders(views: Sequence[View]) -> dict[int, list[tuple[str, Contents]]]:
@@ -191,12 +179,6 @@ def _print_folders(document: Triggered, trainer_host: str) -> None:
         print(plain(f"{folder.host}:{folder.path}" if several else folder.path), flush=True)
 
 
-# Seconds between two looks at a run's files.
-_PAUSE_S = 0.3
-# Seconds between two looks through Ray, each of which starts tasks.
-_RAY_PAUSE_S = 1.0
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     arguments.add_run(parser)
@@ -230,13 +212,12 @@ def run(parsed: argparse.Namespace) -> int:
         return complain(
             f"trigger: --{switch} switches the whole run; it can't be combined with --wait or options of a window", 2
         )
-    if switch:
-        trigger = Trigger(switch=switch)
+    answer = AnswerForm(parsed.wait, parsed.json)
     try:
         if parsed.ray is None:
-            return _on_disk(arguments.find_run(parsed), trigger, AnswerForm(parsed.wait, parsed.json))
+            return _send(trigger_view.OnDisk(arguments.find_run(parsed)), trigger, switch, answer)
         with arguments.cluster(parsed.ray, "--ray") as ray:
-            return _in_ray(trigger_view.find_in_ray(ray, parsed.name), trigger, AnswerForm(parsed.wait, parsed.json))
+            return _send(trigger_view.find_in_ray(ray, parsed.name), trigger, switch, answer)
     except OSError as error:
         return complain(
             f"trigger: {error.filename}: {error.strerror}; only users who may write there can send requests", 1
@@ -274,57 +255,29 @@ class AnswerForm(NamedTuple):
         return 0
 
 
-def _on_disk(run: runs.Run, trigger: Trigger, answer: AnswerForm) -> int:
-    if not run.state.startswith("running"):
-        return complain(f"trigger: run {run.id} is not running: its state is {run.state}", 1)
-    directory = RunDir(Path(run.path))
-    if trigger.switch:
-        requests.switch(directory, trigger.switch == "off")
-        return _switched(run.id, trigger, answer)
-    access = trigger_view.OnDisk(run)
-    (view,) = access.look()
-    if answer.wait and view.off:
-        return complain(f"trigger: {_OFF.format(run.id)}", 1)
-    open_request = view.open_request(trigger)
-    name = open_request or requests.ask(directory, trigger).name
-    answer.say(_asked(f"run {run.id}", trigger, str(directory.control / name), bool(open_request)))
-    document = Triggered(run=run.id, request=name, joined=bool(open_request), off=view.off)
-    return _follow(access, trigger, document, answer, _PAUSE_S)
-
-
-def _in_ray(access: trigger_view.InRay, trigger: Trigger, answer: AnswerForm) -> int:
-    run_id = access.run.id
+def _send(access: RunAccess, trigger: Trigger, switch: str, answer: AnswerForm) -> int:
     (view,) = access.look()
     if not view.alive:
-        return complain(f"trigger: run {run_id} is not running: its trainer's process has ended", 1)
-    if trigger.switch:
-        access.ask(trigger)
-        return _switched(run_id, trigger, answer)
+        return complain(f"trigger: run {access.id} is not running: {access.ended}", 1)
+    if switch:
+        access.switch(switch == "off")
+        answer.say(f"autoprof is switched {switch} in run {access.id} from the next step on")
+        return answer.end(Triggered(run=access.id, off=switch == "off"))
     if answer.wait and view.off:
-        return complain(f"trigger: {_OFF.format(run_id)}", 1)
-    open_request = access.open_request(trigger, view)
+        off = f"autoprof is switched off in run {access.id}, so no request was sent; switch it on first, with --on"
+        return complain(f"trigger: {off}", 1)
+    open_request = view.open_request(trigger)
     name = open_request or access.ask(trigger)
-    run, where = (f"run {run_id}", name) if open_request else (f"run {run_id} on {access.run.host}", "Ray")
-    answer.say(_asked(run, trigger, where, bool(open_request)))
-    document = Triggered(run=run_id, request=name, joined=bool(open_request), off=view.off)
-    return _follow(access, trigger, document, answer, _RAY_PAUSE_S)
+    path = os.path.join(access.control, name)
+    if open_request:
+        answer.say(f"{access.title} has been asked for {trigger} already, in {path}; using that request")
+    else:
+        answer.say(f"asked {access.title} for {trigger}, in {path}")
+    document = Triggered(run=access.id, request=name, joined=bool(open_request), off=view.off)
+    return _follow(access, trigger, document, answer)
 
 
-_OFF = "autoprof is switched off in run {0}, so no request was sent; switch it on first, with --on"
-
-
-def _switched(run_id: str, trigger: Trigger, answer: AnswerForm) -> int:
-    answer.say(f"autoprof is switched {trigger.switch} in run {run_id} from the next step on")
-    return answer.end(Triggered(run=run_id, off=trigger.switch == "off"))
-
-
-def _asked(run: str, trigger: Trigger, where: str, joined: bool) -> str:
-    if joined:
-        return f"{run} has been asked for {trigger} already, in {where}; using that request"
-    return f"asked {run} for {trigger}, in {where}"
-
-
-def _follow(access: RunAccess, trigger: Trigger, document: Triggered, answer: AnswerForm, pause_s: float) -> int:
+def _follow(access: RunAccess, trigger: Trigger, document: Triggered, answer: AnswerForm) -> int:
     """Wait for the traces, with `--wait`, and return the exit status."""
     if not answer.wait:
         answer.say("a run reads requests when a step begins; a server without a trainer when a request arrives")
@@ -332,7 +285,7 @@ def _follow(access: RunAccess, trigger: Trigger, document: Triggered, answer: An
             answer.say("autoprof is switched off in the run: nothing is captured until it is switched on, with --on")
         return answer.end(document)
     try:
-        wait_for_files(access, trigger, document, pause_s, keep_stdout=answer.as_json)
+        wait_for_files(access, trigger, document, keep_stdout=answer.as_json)
     except KeyboardInterrupt:
         text = "the request stays open; run the same command to wait for it again"
         print(file=sys.stderr)

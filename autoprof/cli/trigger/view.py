@@ -1,4 +1,4 @@
-"""Views of a run for `autoprof trigger`: its requests and its steps' folders, on this host or on a cluster's nodes."""
+"""Access of `autoprof trigger` to a run: its requests and its steps' folders, on this host or on a cluster's nodes."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ import msgspec
 from autoprof.base import identity
 from autoprof.run import cluster
 from autoprof.run.cluster import Gone, Lost
-from autoprof.rundir import decoder, runs
+from autoprof.rundir import decoder, layout, runs
 from autoprof.rundir.file_names import MERGING, META, PART, RUN, STEP
+from autoprof.rundir.layout import RunDir
 from autoprof.rundir.records import RunFile
 from autoprof.rundir.runs import Run
 from autoprof.windows import requests
-from autoprof.windows.requests import Became, Registered, Trigger, new_name
+from autoprof.windows.requests import Became, Registered, Trigger
 
 
 class Contents(msgspec.Struct, frozen=True):
@@ -69,7 +70,21 @@ class View(msgspec.Struct, frozen=True):
 
 
 class RunAccess(Protocol):
-    """Access to a run and its requests."""
+    """Access to a run and its requests.
+
+    Attributes:
+        id: Id of the run.
+        title: The run in messages.
+        control: Path of its folder of requests.
+        ended: Explanation why it counts as ended if it is not alive.
+        pause_s: Seconds between two looks.
+    """
+
+    id: str
+    title: str
+    control: str
+    ended: str
+    pause_s: float
 
     def look(self, steps: Sequence[int] = ()) -> list[View]:
         """Return the current views of the run: of the node that counts its steps, and with `steps` of the others.
@@ -78,24 +93,41 @@ class RunAccess(Protocol):
             Gone: The run can no longer be reached.
         """
 
-    def pending(self, name: str) -> bool:
-        """Return whether a request waits in a store that `look` does not show."""
+    def ask(self, trigger: Trigger) -> str:
+        """Write a request into `control/`, and return its name.
+
+        Raises:
+            OSError: The file can't be written.
+            Gone: The run can no longer be reached.
+        """
+
+    def switch(self, off: bool) -> None:
+        """Switch autoprof off in the run, or on again. Raises as `ask` does."""
 
 
 class OnDisk:
     """Access to a run whose directory is on a disk of this host."""
 
+    pause_s = 0.3
+
     def __init__(self, run: Run) -> None:
-        self._run = run
+        self.id = run.id
+        self.title = f"run {run.id}"
+        self.ended = f"its state is {run.state}"
+        self._directory = RunDir(Path(run.path))
+        self.control = str(self._directory.control)
 
     def look(self, steps: Sequence[int] = ()) -> list[View]:
-        path = Path(self._run.path)
-        current = view(reader()(self._run.path, list(steps)))
+        path = self._directory.path
+        current = view(reader()(str(path), list(steps)))
         info = decoder.read(path / RUN, RunFile)
         return [msgspec.structs.replace(current, alive=runs.state(info, path) == "running")]
 
-    def pending(self, name: str) -> bool:
-        return False
+    def ask(self, trigger: Trigger) -> str:
+        return requests.ask(self._directory, trigger).name
+
+    def switch(self, off: bool) -> None:
+        requests.switch(self._directory, off)
 
 
 def view(answer: Mapping[str, Any]) -> View:
@@ -179,6 +211,34 @@ def reader() -> Callable[..., dict[str, Any]]:
     return autoprof_look
 
 
+def writer() -> Callable[..., tuple[int, str, str] | None]:
+    """Return the function that writes a file into a run's `control/`. Ray ships it as it ships the `reader`."""
+
+    def autoprof_write(directory: str, name: str, content: bytes) -> tuple[int, str, str] | None:
+        """Write a file that appears once it is complete, or remove it if `content` is empty. Return the error."""
+        import os
+
+        control = os.path.join(directory, "control")
+        part = os.path.join(control, f"{name}.{os.urandom(4).hex()}.part")
+        try:
+            if content:
+                group = os.stat(directory).st_mode & 0o040
+                os.makedirs(control, 0o750 if group else 0o700, exist_ok=True)
+                with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                    os.fchmod(file.fileno(), 0o640 if group else 0o600)
+                    file.write(content)
+                os.replace(part, os.path.join(control, name))
+            elif os.path.lexists(os.path.join(control, name)):
+                os.unlink(os.path.join(control, name))
+        except OSError as error:
+            if os.path.lexists(part):
+                os.unlink(part)
+            return error.errno or 0, error.strerror or str(error), control
+        return None
+
+    return autoprof_write
+
+
 def _became(content: Mapping[str, Any] | None) -> Became | None:
     if content is None:
         return None
@@ -204,9 +264,9 @@ def find_in_ray(ray: Any, name: str) -> InRay:
         NotFound: No run matches, or several do.
     """
     known = []
-    for key in cluster.keys(requests.registered("")):
+    for entry in cluster.entries(requests.registered("")).values():
         with contextlib.suppress(msgspec.MsgspecError):
-            known.append(msgspec.json.decode(cluster.get(key) or b"", type=Registered))
+            known.append(msgspec.json.decode(entry, type=Registered))
     known.sort(key=lambda run: run.started)
     if name == "latest":
         for run in reversed(known):
@@ -226,47 +286,45 @@ def find_in_ray(ray: Any, name: str) -> InRay:
 
 
 class InRay:
-    """Access to a run in a Ray cluster, through small tasks on its nodes and Ray's key-value store.
+    """Access to a run in a Ray cluster, through small tasks on its nodes.
 
     Attributes:
         run: The run as registered by the process that counts its steps.
     """
 
+    ended = "its trainer's process has ended"
+    # Each look starts tasks.
+    pause_s = 1.0
+
     def __init__(self, ray: Any, run: Registered) -> None:
         self.run = run
+        self.id = run.id
+        self.title = f"run {run.id} on {run.host}"
+        self.control = os.path.join(run.directory, "control")
         self._ray = ray
         self._task = ray.remote(reader())
         self._head = cluster.own_address()
 
     def ask(self, trigger: Trigger) -> str:
-        """Put a request and then the bell key into Ray's store, and return the request's name."""
-        name = new_name()
-        request = msgspec.structs.replace(trigger, run=self.run.id)
-        cluster.put(requests.asked(self.run.id, name), msgspec.json.encode(request))
-        # The bell comes last, so that the process that sees it finds the request.
-        cluster.put(requests.bell(self.run.id), name.encode())
+        """Write a request into `control/` on the node that counts the steps, and return the request's name."""
+        name = requests.new_name()
+        self._write(name, msgspec.json.encode(msgspec.structs.replace(trigger, run=self.id)))
         return name
 
-    def open_request(self, trigger: Trigger, view: View) -> str | None:
-        """Return the name of a request with this content that is not over, whether it is taken or not; else None."""
-        if (name := view.open_request(trigger)) is not None:
-            return name
-        prefix = requests.asked(self.run.id)
-        for key in cluster.keys(prefix):
-            with contextlib.suppress(msgspec.MsgspecError):
-                asked = msgspec.json.decode(cluster.get(key) or b"", type=Trigger)
-                if same(msgspec.to_builtins(asked), trigger):
-                    return key.removeprefix(prefix)
-        return None
+    def switch(self, off: bool) -> None:
+        self._write(layout.OFF, b'{"off": true}' if off else b"")
 
-    def pending(self, name: str) -> bool:
-        """Return whether the request is still in Ray's store: the trainer has not taken it.
-
-        Raises:
-            Lost: The cluster is gone.
-        """
+    def _write(self, name: str, content: bytes) -> None:
         self._check()
-        return cluster.get(requests.asked(self.run.id, name)) is not None
+        task = cluster.on_node(self._ray.remote(writer()), self.run.node, "autoprof_trigger")
+        call = task.remote(self.run.directory, name, content)
+        try:
+            problem = self._ray.get(call, timeout=cluster._PATIENCE_S)
+        except Exception as error:
+            self._ray.cancel(call)
+            raise self._unreachable(type(error).__name__) from None
+        if problem is not None:
+            raise OSError(*problem)
 
     def look(self, steps: Sequence[int] = ()) -> list[View]:
         """Return the current views of the run: of the node that counts its steps, and with `steps` of the others.
@@ -293,8 +351,11 @@ class InRay:
             except Exception as error:  # the node has died since
                 if node == self.run.node:
                     reason = type(error).__name__ if call in done else f"no answer within {cluster._PATIENCE_S:g} s"
-                    raise Gone(f"the node of the run's trainer, {self.run.host}, can't be asked: {reason}") from None
+                    raise self._unreachable(reason) from None
         return [view for index, view in enumerate(views) if index == 0 or view.info]
+
+    def _unreachable(self, reason: str) -> Gone:
+        return Gone(f"the node of the run's trainer, {self.run.host}, can't be asked: {reason}")
 
     def _check(self) -> None:
         try:

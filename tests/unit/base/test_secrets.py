@@ -377,7 +377,7 @@ def run(tmp_path: Path) -> RunDir:
 def test_a_request_that_is_none_is_refused_and_named(run: RunDir, name: str, caplog: pytest.LogCaptureFixture) -> None:
     (run.control / f"{name}.json").write_bytes(HOSTILE[name])
     windows = OpenTriggers()
-    windows.look(run, 0)
+    windows.look(run, 1)
     assert not windows.any_to_come
     assert refused(run) == [f"{name}.json"]
 
@@ -388,7 +388,7 @@ def test_requests_that_are_no_files_of_the_users_are_refused_at_once(run: RunDir
     (run.control / "link.json").symlink_to(tmp_path / "good.json")
     (run.control / "folder.json").mkdir()
     (run.control / "new\nline\x1b[2J.json").write_bytes(b"x")
-    assert requests.take(run) == []
+    assert requests.take(run, requests.names(run)) == []
     assert len(refused(run)) == 4
 
 
@@ -397,13 +397,13 @@ def test_a_request_of_another_user_is_refused(run: RunDir) -> None:
     path = run.control / "theirs.json"
     path.write_text(json.dumps({"run": "run"}))
     os.chown(path, 12345, -1)
-    assert requests.take(run) == []
+    assert requests.take(run, requests.names(run)) == []
     assert refused(run) == ["theirs.json"]
     # A disk that maps root to another owner also does so for the run.
     layout.write_json(path, {"run": "run"})
     os.chown(path, 12345, -1)
     os.chown(run.path, 12345, -1)
-    assert len(requests.take(run)) == 1
+    assert len(requests.take(run, requests.names(run))) == 1
 
 
 # Words that the expressions search for, and beginnings of such words.

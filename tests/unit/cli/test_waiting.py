@@ -25,6 +25,8 @@ NAME = "1-2-0123abcd.json"
 class Nodes:
     """Hosts with a disk each, or one disk that is seen from several; the first counts the steps."""
 
+    pause_s = 0.01
+
     def __init__(self, *places: tuple[str, RunDir]) -> None:
         self.places = places
         self.alive = True
@@ -33,9 +35,6 @@ class Nodes:
         told = [{**view.reader()(str(run.path), list(steps)), "host": host} for host, run in self.places]
         told[0]["alive"] = self.alive
         return [view.view(each) for each in told]
-
-    def pending(self, name: str) -> bool:
-        return False
 
 
 @pytest.fixture
@@ -54,7 +53,7 @@ def done(run: RunDir, *steps: int, **values: Any) -> None:
 
 
 def wait(nodes: Nodes) -> None:
-    trigger_wait.wait_for_files(nodes, Trigger(steps=1), Triggered(run="run", request=NAME), 0.01)
+    trigger_wait.wait_for_files(nodes, Trigger(steps=1), Triggered(run="run", request=NAME))
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -116,12 +115,3 @@ def test_what_became_of_a_request_may_be_anything(disk: RunDir) -> None:
     nodes.alive = False
     with pytest.raises(GaveUp, match="the run has ended"):
         wait(nodes)
-
-
-def test_one_that_joined_waits_for_the_other(disk: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
-    first = "1-1-0123abcd.json"
-    requests.note(disk, first, Trigger(), Became(state="done", captured=[7]))
-    requests.note(disk, NAME, Trigger(), Became(state="joined", joined=first))
-    captured(disk, 7, "actor.update_actor.rank0.one.pid1")
-    wait(Nodes(("one", disk)))
-    assert "an equal request is open already; waiting for it\n" in capsys.readouterr().out

@@ -127,7 +127,7 @@ def ask_the_run(run: Path) -> None:
     previous_run.cut_off(run)
     json.dumps(msgspec.to_builtins(previous_run.attempts(decoder.read(directory.run_json, RunFile), run)))
     processes.summary(directory)
-    requests.read_along(directory, requests.names(directory), set())
+    requests.taken(directory, requests.names(directory), set())
     requests.states(directory)
     (view,) = trigger_view.OnDisk(runs.read(run)).look([1])
     view.became("1-1-00000001.json")

@@ -20,7 +20,6 @@ from autoprof.run.step_announcement import StepAnnouncement
 from autoprof.rundir.records import Line
 from autoprof.windows import monitor, requests, stats
 from autoprof.windows.chooser import Chooser
-from autoprof.windows.requests import Bell
 from autoprof.windows.stats import RankStats, ReplicaStats
 
 Made = Callable[..., Runtime]
@@ -35,7 +34,7 @@ def kept(mocker: MockerFixture) -> dict[str, bytes]:
     mocker.patch.object(
         cluster, "entries", side_effect=lambda prefix: {k: v for k, v in kept.items() if k.startswith(prefix)}
     )
-    mocker.patch.object(Bell, "take", return_value=[])
+    mocker.patch.object(requests, "register")
     mocker.patch.object(threading.Thread, "start", lambda self: self.run())
     mocker.patch.object(monitor, "_PATIENCE_S", 0.0)
     return kept
@@ -54,14 +53,14 @@ class Trainer:
         self.teller = stats.attach(run)
         self.takes = takes
         self.run = run
-        self.chooser = Chooser()
+        self.chooser = Chooser(of_trainer=True)
         self.ordinal = 0
         self.captured: dict[int, dict[str, Any]] = {}
 
     def step(self, number: int, took_s: float = 10.0, error: str | None = None, **stages: float) -> None:
         self.ordinal += 1
         run = self.run
-        self.chooser.look(run.rundir, self.ordinal - 1, take_it=self.takes)
+        self.chooser.look(run.rundir, number, take_it=self.takes)
         self.chooser.step_began(run, number, self.ordinal)
         overrides = self.chooser.choose(run.settings, number, self.ordinal)
         if overrides is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -18,11 +19,12 @@ from autoprof.behaviours.trainer import open_step
 from autoprof.behaviours.trainer.steps import Wrap
 from autoprof.cli import main
 from autoprof.cli.doctor import run
+from autoprof.cli.trigger import view
 from autoprof.config.settings import Settings
 from autoprof.config.values import SettingsError
 from autoprof.hooks.behaviour import CALL, Call, Outcome, Wait
-from autoprof.run import end, runtime, step_announcement
-from autoprof.rundir import runs
+from autoprof.run import cluster, end, runtime, step_announcement
+from autoprof.rundir import layout, runs
 from autoprof.rundir.layout import RunDir, write_json
 from autoprof.windows import requests
 from autoprof.windows.requests import Trigger
@@ -44,6 +46,10 @@ def trigger(run: RunDir, *options: str) -> int:
     return main.main(["trigger", str(run.path), *options])
 
 
+def take(run: RunDir) -> list[tuple[str, Trigger]]:
+    return requests.take(run, requests.names(run))
+
+
 def became(run: RunDir) -> list[tuple[str, list[int], str]]:
     """Return the outcome of the taken requests: state, captured steps and reason."""
     return [(each.state, each.captured, each.reason) for each in requests.states(run).values()]
@@ -52,7 +58,7 @@ def became(run: RunDir) -> list[tuple[str, list[int], str]]:
 def test_a_request_is_a_file_of_the_users_own(going_on: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
     assert trigger(going_on, "--steps", "2", "--from", "7", "--contents", "cpu,shapes", "--ranks", "all") == 0
     (path,) = going_on.control.iterdir()
-    assert requests.NAME.fullmatch(path.name)
+    assert re.fullmatch(r"[0-9]+-[0-9]+-[0-9a-f]{8}\.json", path.name)
     assert path.stat().st_mode & 0o777 == 0o600
     assert json.loads(path.read_text()) == {
         "run": "20261120-101112-abcdef",
@@ -60,7 +66,6 @@ def test_a_request_is_a_file_of_the_users_own(going_on: RunDir, capsys: pytest.C
         "from": 7,
         "at": "",
         "overrides": {"contents": ["cpu", "shapes"], "ranks": "all"},
-        "switch": "",
         "reason": "",
     }
     assert f"asked run 20261120-101112-abcdef for 2 steps from 7 on, in {path}\n" in capsys.readouterr().out
@@ -112,10 +117,10 @@ def test_a_run_that_is_over_is_not_asked(
 
 def test_each_request_is_taken_once_in_their_order(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
-    assert requests.take(run) == []
+    assert take(run) == []
     asked = [requests.ask(run, Trigger(since=number)).name for number in (1, 2, 3)]
-    assert [(name, one.since) for name, one in requests.take(run)] == list(zip(asked, (1, 2, 3), strict=True))
-    assert requests.take(run) == []
+    assert [(name, one.since) for name, one in take(run)] == list(zip(asked, (1, 2, 3), strict=True))
+    assert take(run) == []
     assert requests.waiting(run) == []
 
 
@@ -149,7 +154,7 @@ def test_what_is_no_request_of_ours_is_refused_and_named(
         path.symlink_to(content)
     else:
         path.write_text(content.replace("RUN", going_on.path.name))
-    assert [trigger for _, trigger in requests.take(going_on)] == [Trigger(run=going_on.path.name)]
+    assert [trigger for _, trigger in take(going_on)] == [Trigger(run=going_on.path.name)]
     assert f"{path} is refused: {reason}" in caplog.text
     refused = requests.states(going_on)["0.json"]
     assert (refused.state, refused.reason.startswith(reason)) == ("refused", True)
@@ -163,21 +168,21 @@ def test_what_is_no_request_of_ours_is_refused_and_named(
 def test_another_users_request_is_refused(going_on: RunDir) -> None:
     path = requests.ask(going_on, Trigger())
     os.chown(path, 4321, 4321)
-    assert requests.take(going_on) == []
+    assert take(going_on) == []
     assert became(going_on) == [("refused", [], "it belongs to user 4321")]
     # The owner of the run may send requests.
     os.chown(going_on.path, 4321, 4321)
     os.chown(requests.ask(going_on, Trigger()), 4321, 4321)
-    assert len(requests.take(going_on)) == 1
+    assert len(take(going_on)) == 1
 
 
 def test_steps_that_are_named_count_from_when_they_were_asked_for(tmp_path: Path) -> None:
     run, windows = RunDir(tmp_path), OpenTriggers()
     requests.ask(run, Trigger(at="+1,+3"))
-    windows.look(run, executed=6)
-    assert [number for number in range(100, 102) if windows.match(number, number - 93) is not None] == [100]
+    windows.look(run, 100)
+    assert [number for number in range(100, 102) if windows.match(number) is not None] == [100]
     assert windows.any_to_come
-    assert [number for number in range(102, 110) if windows.match(number, number - 93) is not None] == [102]
+    assert [number for number in range(102, 110) if windows.match(number) is not None] == [102]
     assert not windows.any_to_come
     assert became(run) == [("done", [100, 102], "")]
 
@@ -185,45 +190,28 @@ def test_steps_that_are_named_count_from_when_they_were_asked_for(tmp_path: Path
 def test_steps_that_are_counted_may_begin_later(tmp_path: Path) -> None:
     run, windows = RunDir(tmp_path), OpenTriggers()
     requests.ask(run, Trigger(steps=3, since=12))
-    windows.look(run, executed=0)
+    windows.look(run, 9)
     # A trainer may skip step numbers.
-    numbers = [9, 11, 13, 14, 18, 19]
-    assert [number for place, number in enumerate(numbers, 1) if windows.match(number, place) is not None] == [
-        13,
-        14,
-        18,
-    ]
+    assert [number for number in (9, 11, 13, 14, 18, 19) if windows.match(number) is not None] == [13, 14, 18]
 
 
 def test_of_two_windows_the_last_decides_and_the_other_goes_on_after_it(tmp_path: Path) -> None:
     run, windows = RunDir(tmp_path), OpenTriggers()
     requests.ask(run, Trigger(steps=2))
     requests.ask(run, Trigger(overrides={"ranks": "all"}))
-    windows.look(run, 0)
-    matched = [windows.match(number, number) for number in range(1, 5)]
+    windows.look(run, 1)
+    matched = [windows.match(number) for number in range(1, 5)]
     assert matched == [{"ranks": "all"} | ASKED, ASKED, ASKED, None]
     assert became(run) == [("done", [2, 3], ""), ("done", [1], "")]
 
 
-def test_the_same_request_made_twice_opens_one_window(tmp_path: Path) -> None:
+def test_the_same_request_made_twice_at_once_opens_one_window(tmp_path: Path) -> None:
     run, windows = RunDir(tmp_path), OpenTriggers()
-    first = requests.ask(run, Trigger(steps=2)).name
     requests.ask(run, Trigger(steps=2))
-    windows.look(run, 0)
-    assert windows.match(1, 1) is not None
     requests.ask(run, Trigger(steps=2))
     windows.look(run, 1)
-    assert [windows.match(number, number) is not None for number in (2, 3)] == [True, False]
-    states = list(requests.states(run).values())
-    assert [(each.state, each.captured, each.joined) for each in states] == [
-        ("done", [1, 2], ""),
-        ("joined", [], first),
-        ("joined", [], first),
-    ]
-    # A finished request is not joined.
-    requests.ask(run, Trigger(steps=2))
-    windows.look(run, 3)
-    assert windows.match(4, 4) is not None
+    assert [windows.match(number) is not None for number in (1, 2, 3)] == [True, True, False]
+    assert became(run) == [("done", [1, 2], ""), ("done", [1, 2], "")]
 
 
 def test_what_becomes_of_a_request_is_written_when_it_changes(tmp_path: Path, mocker: MockerFixture) -> None:
@@ -232,8 +220,8 @@ def test_what_becomes_of_a_request_is_written_when_it_changes(tmp_path: Path, mo
     requests.ask(run, Trigger(since=3))
     counts = []
     for number in range(1, 6):
-        windows.look(run, number - 1)
-        windows.match(number, number)
+        windows.look(run, number)
+        windows.match(number)
         windows.ended()
         counts.append(note.call_count)
     assert counts == [1, 1, 3, 3, 3]
@@ -242,41 +230,148 @@ def test_what_becomes_of_a_request_is_written_when_it_changes(tmp_path: Path, mo
 def test_named_steps_that_have_passed_say_so(tmp_path: Path) -> None:
     run, windows = RunDir(tmp_path), OpenTriggers()
     requests.ask(run, Trigger(at="3,5"))
-    windows.look(run, 9)
-    assert windows.match(10, 10) is None
+    windows.look(run, 10)
+    assert windows.match(10) is None
     assert became(run) == [("done", [], "its steps had passed when it was taken")]
 
 
-def test_a_further_rank_reads_what_rank_0_takes(tmp_path: Path) -> None:
+@pytest.fixture
+def ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+
+
+@pytest.mark.usefixtures("ranks")
+def test_all_ranks_capture_the_same_steps_whichever_begins_one_first(tmp_path: Path) -> None:
+    """The first rank takes requests when it begins a step, which a further rank may have begun before."""
     run = RunDir(tmp_path)
-    first, further = OpenTriggers(), OpenTriggers()
-    further.look(run, 0, take_it=False)
-    requests.ask(run, Trigger(at="5"))
-    further.look(run, 3, take_it=False)  # before it is taken
-    first.look(run, 3)
-    requests.ask(run, Trigger(at="6"))
-    (tmp_path / "control" / "7.json").write_text("nothing of the kind")
-    first.look(run, 4)
-    further.look(run, 4, take_it=False)  # after
-    further.look(run, 4, take_it=False)
+    first, further = OpenTriggers(of_trainer=True), OpenTriggers(of_trainer=True)
+    asked = {3: Trigger(steps=2), 5: Trigger(at="+1,9"), 6: Trigger(at="6"), 10: Trigger(overrides={"ranks": "all"})}
+    matched: dict[int, list[Any]] = {0: [], 1: []}
+    for step in range(1, 13):
+        if step in asked:
+            requests.ask(run, asked[step])
+        if step == 4:
+            (run.control / "7.json").write_text("nothing of the kind")
+        for rank, windows in ((0, first), (1, further)) if step % 2 else ((1, further), (0, first)):
+            windows.look(run, step, take_it=rank == 0)
+            if windows.match(step) is not None:
+                matched[rank].append(step)
+    # The request for step 6 came when the further rank had begun it.
+    assert matched[0] == matched[1] == [4, 5, 6, 9, 11]
+    passed = "its steps had passed when it was taken"
+    assert [each[1:] for each in became(run)[:4]] == [([4, 5], ""), ([6, 9], ""), ([], passed), ([11], "")]
     assert requests.waiting(run) == []
-    for windows in (first, further):
-        assert [windows.match(step, step) for step in (5, 6, 7)] == [ASKED, ASKED, None]
-    assert sorted(state for state, _, _ in became(run)) == ["done", "done", "refused"]
     # A rank that joins late does not read finished requests.
-    late = OpenTriggers()
-    late.look(run, 0, take_it=False)
+    late = OpenTriggers(of_trainer=True)
+    late.look(run, 13, take_it=False)
     assert not late.any_to_come
 
 
-def test_a_further_rank_that_is_a_step_late_ends_with_the_others(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("ranks")
+def test_a_further_rank_that_is_late_ends_with_the_others(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
-    first, further = OpenTriggers(), OpenTriggers()
+    first, further = OpenTriggers(of_trainer=True), OpenTriggers(of_trainer=True)
     requests.ask(run, Trigger(steps=3))
-    first.look(run, 0)
-    assert first.match(1, 1) == ASKED
-    further.look(run, 1, take_it=False)
-    assert [further.match(step, step) for step in (2, 3, 4)] == [ASKED, ASKED, None]
+    first.look(run, 1)
+    assert [first.match(step) for step in (1, 2)] == [None, ASKED]
+    further.look(run, 3, take_it=False)
+    assert [further.match(step) for step in (3, 4, 5)] == [ASKED, ASKED, None]
+
+
+def test_a_resumed_run_takes_and_continues_the_requests_of_its_earlier_attempt(
+    tmp_path: Path, mocker: MockerFixture
+) -> None:
+    run = RunDir(tmp_path)
+    before = OpenTriggers(of_trainer=True)
+    requests.ask(run, Trigger(steps=3))
+    before.look(run, 40)
+    assert [before.match(step) for step in (40, 41)] == [ASKED, ASKED]
+    # A process that is running keeps its requests.
+    other = OpenTriggers(of_trainer=True)
+    other.look(run, 41)
+    mocker.patch.object(requests, "is_held", return_value=False)
+    # A server continues no requests of another process.
+    server = OpenTriggers()
+    server.look(run, 41)
+    assert not other.any_to_come
+    assert not server.any_to_come
+    requests.ask(run, Trigger(at="44"))
+    # The run continues from a checkpoint of step 40, so step 41 is executed again.
+    resumed = OpenTriggers(of_trainer=True)
+    matched = []
+    for step in range(41, 46):
+        resumed.look(run, step)
+        matched += [step] * (resumed.match(step) is not None)
+    assert matched == [41, 42, 44]
+    assert became(run) == [("done", [40, 41, 42], ""), ("done", [44], "")]
+
+
+def test_a_request_is_held_while_the_process_that_took_it_runs(tmp_path: Path) -> None:
+    run, windows = RunDir(tmp_path), OpenTriggers()
+    requests.ask(run, Trigger(steps=3))
+    windows.look(run, 1)
+    windows.match(1)
+    (state,) = requests.states(run).values()
+    assert requests.is_held(state)
+    state.by = f"{HOST}-{2**22 + 1}"
+    assert not requests.is_held(state)
+    state.by = "another-1"
+    assert not requests.is_held(state)
+
+
+def test_a_step_lists_the_folder_once_and_makes_it_first(tmp_path: Path, mocker: MockerFixture) -> None:
+    run, windows = RunDir(tmp_path / "run"), OpenTriggers(of_trainer=True)
+    windows.look(run, 1)
+    assert not run.path.exists()
+    run.path.mkdir()
+    windows = OpenTriggers(of_trainer=True)
+    listed = mocker.spy(requests.os, "listdir")
+    for step in range(1, 6):
+        windows.look(run, step)
+    assert run.control.is_dir()
+    assert listed.call_count == 5
+
+
+def test_a_control_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "run")
+    run.path.mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / layout.OFF).touch()
+    run.control.symlink_to(tmp_path / "elsewhere")
+    windows = OpenTriggers()
+    windows.look(run, 1)
+    assert not windows.off
+
+
+def test_a_process_registers_once_and_a_store_that_fails_costs_no_step(
+    tmp_path: Path, mocker: MockerFixture, caplog: pytest.LogCaptureFixture
+) -> None:
+    run, windows = RunDir(tmp_path), OpenTriggers()
+    register = mocker.patch.object(requests, "register", side_effect=ConnectionError("no head"))
+    windows.look(run, 1)
+    mocker.patch.object(cluster, "is_up", return_value=True)
+    requests.ask(run, Trigger())
+    for step in (2, 3):
+        windows.look(run, step)
+    assert register.call_count == 1
+    assert "autoprof trigger --ray can't find this run: ConnectionError: no head" in caplog.text
+    assert windows.match(3) == ASKED
+
+
+def test_a_task_on_the_node_of_the_trainer_writes_the_same_files(tmp_path: Path) -> None:
+    run, windows, write = RunDir(tmp_path), OpenTriggers(), view.writer()
+    for content in (b'{"off": true}', b"", b""):
+        assert write(str(tmp_path), layout.OFF, content) is None
+        windows.look(run, 1)
+        assert windows.off == bool(content)
+    name = requests.new_name()
+    assert write(str(tmp_path), name, b'{"run": "%s"}' % tmp_path.name.encode()) is None
+    assert requests.names(run) == [name]
+    assert (run.control / name).stat().st_mode & 0o777 == (0o640 if tmp_path.stat().st_mode & 0o040 else 0o600)
+    windows.look(run, 1)
+    assert windows.match(1) == ASKED
+    (tmp_path / "file").touch()
+    assert write(str(tmp_path / "file"), name, b"x") == (20, "Not a directory", str(tmp_path / "file" / "control"))
 
 
 def test_what_a_window_overrides_goes_before_a_roles_own() -> None:
