@@ -1,4 +1,4 @@
-"""Conditions if torchrun has started several trainers: one decides, and all capture the same steps."""
+"""Conditions and requests if torchrun has started several trainers: one decides, and all capture the same steps."""
 
 from __future__ import annotations
 
@@ -45,3 +45,20 @@ def test_all_ranks_capture_the_steps_that_rank_0_decides_on(tmp_path: Path) -> N
     assert ran_out == "actor rank 1 ran out of memory in update_actor of step 2 (oom)"
     assert second == 18
     assert re.fullmatch(r"step 16 took 6\.\d+ s, [\d.]+ times the median of [\d.]+ m?s \(step>8x\)", slow)
+
+
+# Rank 1 sends a request during step 3, before rank 0 can begin step 4.
+ASKS = TRAINER.replace("range(1, 21)", "range(1, 8)").replace(
+    "        dist.barrier()",
+    """        if self.global_step == 3 and dist.get_rank() == 1:
+            subprocess.run([sys.executable, "-m", "autoprof", "trigger", "--steps", "2"], check=True)
+        dist.barrier()""",
+)
+
+
+def test_all_ranks_capture_the_steps_of_a_request(tmp_path: Path) -> None:
+    script = "import small; small.Trainer().fit()"
+    torchrun(tmp_path, script, trainer=f"import subprocess, sys\n{ASKS}", AUTOPROF_STEPS="")
+    assert [(meta["step"], meta["rank"], meta["state"], meta["window"]) for meta in metas(tmp_path)] == [
+        (step, rank, "complete", "autoprof trigger") for step in (5, 6) for rank in (0, 1)
+    ]
