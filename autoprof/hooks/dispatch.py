@@ -369,9 +369,7 @@ class HookCall:
 
     def _failed(self, error: BaseException) -> None:
         try:
-            runtime.report(self._key, error)
-            if gates.failed(self._key):
-                runtime.switched_off(self._key, gates.SWITCHED_OFF)
+            report(self._key, error)
             self._cut_short(f"autoprof failed in {self._key}")
         except Exception as report_error:  # the report failed, too; the user's call must still run
             interrupts.pass_on(report_error)
@@ -385,6 +383,13 @@ class HookCall:
         except Exception as error:
             interrupts.pass_on(error)
             log.warning(f"{self._key}: its recording could not be ended ({described(error)})")
+
+
+def report(key: str, error: BaseException) -> None:
+    """Report an error of the hook `key`. If it failed too often in a row, disable the hook in this process."""
+    runtime.report(key, error)
+    if gates.failed(key):
+        runtime.switched_off(key, gates.SWITCHED_OFF)
 
 
 # Hook calls that have been entered, outermost first.

@@ -1,7 +1,9 @@
 """Hooks around values that functions return: context managers, iterators and generators.
 
 A generator is wrapped by another generator. Other objects get a subclass of their class that has the special methods,
-because Python looks these up in the class; identity, attributes, `isinstance` and pickling stay as they were.
+because Python looks these up in the class; identity, attributes, `isinstance` and pickling stay as they were. A proxy
+would differ from the object: Lightning makes a loader for a distributed run by `type(loader)(...)`, and a
+`wrapt.ObjectProxy` has `__len__` and `__iter__` even if its object lacks them.
 """
 
 from __future__ import annotations
@@ -13,8 +15,8 @@ import sys
 import types
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 from autoprof.base import exceptions, interrupts, process
 from autoprof.base.originals import threading
@@ -27,75 +29,13 @@ from autoprof.hooks.dispatch import (
     enter_coroutine,
     leave_item,
     leave_item_coroutine,
+    report,
     within,
     within_coroutine,
 )
-from autoprof.run import runtime
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Generator
-
-    from autoprof.hooks.behaviour import Call
-
 
 # Function that creates a method of the subclass, from the class.
 Maker: TypeAlias = Callable[[type], Callable[..., Any]]
-
-# Descriptor that sets an object's class, even if that class overrides `__setattr__`.
-_CLASS: Any = object.__dict__["__class__"]
-# Modules whose `__init_subclass__` has no effect that the user could see.
-_HARMLESS = ("builtins", "typing", "typing_extensions")
-
-_made: weakref.WeakKeyDictionary[type, str] = weakref.WeakKeyDictionary()
-# Latest subclasses, kept for the next object of the same class. Bounded, since a program may create endless classes.
-_latest: deque[type] = deque(maxlen=64)
-
-
-def give_methods(target: Any, set_name: str, makers: Mapping[str, Maker]) -> None:
-    """Replace methods of one object. Methods that its class lacks are ignored.
-
-    Args:
-        target: Object that gets the methods.
-        set_name: Name of this set of methods. One subclass is created for each class and set.
-        makers: Functions that create the methods, by their names.
-
-    Raises:
-        TypeError: The object's class is not written in Python, or a subclass of it could run the user's code.
-    """
-    kind = type(target)
-    if _made.get(kind) != set_name:
-        subclasses = (subclass for subclass in type.__subclasses__(kind) if _made.get(subclass) == set_name)
-        _CLASS.__set__(target, next(subclasses, None) or _subclass(kind, set_name, makers))
-
-
-def _subclass(kind: type, set_name: str, makers: Mapping[str, Maker]) -> type:
-    defines = next(base for base in kind.__mro__ if "__init_subclass__" in vars(base))
-    if type(kind) not in (type, abc.ABCMeta) or defines.__module__ not in _HARMLESS:
-        raise TypeError(f"{kind.__qualname__} has a metaclass or an __init_subclass__")
-    if not kind.__flags__ & _HEAP_TYPE:
-        raise TypeError(f"{kind.__qualname__} is built into Python or written in C")
-    content: dict[str, Any] = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__slots__": ()}
-    content |= {"__doc__": kind.__doc__, "__class__": property(lambda self: kind), "__reduce_ex__": _reduce(kind)}
-    content |= {name: maker(kind) for name, maker in makers.items() if hasattr(kind, name)}
-    subclass = type(kind)(kind.__name__, (kind,), content)
-    _made[subclass] = set_name
-    _latest.append(subclass)
-    return subclass
-
-
-def _reduce(kind: Any) -> Callable[..., Any]:
-    def reduce_ex(self: Any, protocol: Any) -> Any:
-        reduced = kind.__reduce_ex__(self, protocol)
-        if not isinstance(reduced, tuple):
-            return reduced
-        function, arguments, *state = reduced
-        return (function, tuple(kind if argument is type(self) else argument for argument in arguments), *state)
-
-    return reduce_ex
-
-
-# Py_TPFLAGS_HEAPTYPE
-_HEAP_TYPE = 1 << 9
 
 
 def wrap_generator(function: Callable[..., Any], key: str, returning_call: Call | None = None) -> Callable[..., Any]:
@@ -170,16 +110,6 @@ def wrap_async_generator(
     return autoprof_wrapper
 
 
-def generate(call: Call, inner: Generator[Any, Any, Any]) -> Any:
-    """Return a generator that wraps one that a call returned, as for a wrapped generator function."""
-    return wrap_generator(lambda: inner, call.key, call)()
-
-
-def agenerate(call: Call, inner: AsyncGenerator[Any, Any]) -> Any:
-    """Return an asynchronous generator that wraps one that a call returned."""
-    return wrap_async_generator(lambda: inner, call.key, call)()
-
-
 class _WatchedObject:
     """An object that hooked functions returned, the latest call of each hook, and its open `with` blocks.
 
@@ -227,34 +157,28 @@ def watch(
         return returned
     try:
         call = Call(key, function, args, kwargs)
-        generator = _GENERATORS.get(type(returned)) if around == "next" else None
-        if generator is not None:
-            wrapped = generator(call, returned)
+        wrap = _GENERATORS.get(type(returned)) if around == "next" else None
+        if wrap is not None:
+            wrapped = wrap(lambda: returned, key, call)()
             wrapped.__name__, wrapped.__qualname__ = returned.__name__, returned.__qualname__
             return wrapped
         _watch(call, returned, around)
     except Exception as error:
         interrupts.pass_on(error)
-        runtime.report(key, error)
-        if gates.failed(key):
-            runtime.switched_off(key, gates.SWITCHED_OFF)
+        report(key, error)
         exceptions.set_traceback(error, None)  # as in dispatch
     return returned
 
 
 def _watch(call: Call, returned: Any, around: str) -> None:
-    kind = type(returned)
-    pairs = [names for names in _METHODS[around] if all(hasattr(kind, name) for name in names)]
-    if not pairs:
+    kind, number = type(returned), id(returned)
+    if not _method_names(kind, around):
         raise TypeError(f"it returned a {kind.__qualname__}, which is not {_EXPECTED[around]}")
-    # A block may be entered in both ways, `with` and `async with`. An iterator is used in one way only.
-    names = sum(pairs, ()) if around == "with" else pairs[0]
-    number = id(returned)
     watched = _state.watched.get(number)
     try:
         if watched is None or watched.reference() is not returned:
             watched = _WatchedObject(weakref.ref(returned, lambda reference: _forget(number, reference)))
-        give_methods(returned, f"{around} {names[0]}", {name: _MAKERS[name] for name in names})
+        _give_methods(returned)
     except TypeError as error:
         interrupts.pass_on(error)
         raise TypeError(f"it returned a {kind.__qualname__}, which can't have hooks: {error}") from None
@@ -301,13 +225,10 @@ def _push(target: Any, owner: object, hook_calls: HookCalls) -> None:
 def _pop(target: Any, owner: object) -> HookCalls:
     """Return the hook calls of the block that a thread or task entered last."""
     watched = _state.watched.get(id(target))
-    stack = watched.entered.get(owner) if watched is not None else None
-    if watched is None or not stack:
-        return []
-    hook_calls = stack.pop()
-    if not stack:
-        del watched.entered[owner]
-    return hook_calls
+    stack = watched.entered.pop(owner, []) if watched is not None else []
+    if watched is not None and len(stack) > 1:
+        watched.entered[owner] = stack[:-1]
+    return stack[-1] if stack else []
 
 
 def _enter(kind: Any) -> Callable[..., Any]:
@@ -392,10 +313,7 @@ def _iterate(name: str) -> Maker:
     return of
 
 
-_GENERATORS: dict[type, Callable[[Call, Any], Any]] = {
-    types.GeneratorType: generate,
-    types.AsyncGeneratorType: agenerate,
-}
+_GENERATORS = {types.GeneratorType: wrap_generator, types.AsyncGeneratorType: wrap_async_generator}
 _EXPECTED = {"with": "a context manager", "next": "an iterator"}
 _METHODS: dict[str, list[tuple[str, ...]]] = {
     "with": [("__enter__", "__exit__"), ("__aenter__", "__aexit__")],
@@ -411,3 +329,58 @@ _MAKERS: dict[str, Maker] = {
     "__iter__": _iterate("__iter__"),
     "__aiter__": _iterate("__aiter__"),
 }
+# Descriptor that sets an object's class, even if that class overrides `__setattr__`.
+_CLASS: Any = object.__dict__["__class__"]
+# Modules whose `__init_subclass__` has no effect that the user could see.
+_HARMLESS = ("builtins", "typing", "typing_extensions")
+# Py_TPFLAGS_HEAPTYPE
+_HEAP_TYPE = 1 << 9
+
+_subclasses: weakref.WeakSet[type] = weakref.WeakSet()
+# Latest subclasses, kept for the next object of the same class. Bounded, since a program may create endless classes.
+_latest: deque[type] = deque(maxlen=64)
+
+
+def _method_names(kind: type, around: str) -> tuple[str, ...]:
+    """Return the methods of a class that a hook replaces; none if the class has no blocks or items."""
+    pairs = [names for names in _METHODS[around] if all(hasattr(kind, name) for name in names)]
+    # A block may be entered in both ways, `with` and `async with`. An iterator is used in one way only.
+    return sum(pairs if around == "with" else pairs[:1], ())
+
+
+def _give_methods(target: Any) -> None:
+    """Replace the methods of one object by those of `_MAKERS`, if its class has them.
+
+    Raises:
+        TypeError: The object's class is not written in Python, or a subclass of it could run the user's code.
+    """
+    kind = type(target)
+    if not any(base in _subclasses for base in kind.__mro__):
+        subclasses = (subclass for subclass in type.__subclasses__(kind) if subclass in _subclasses)
+        _CLASS.__set__(target, next(subclasses, None) or _subclass(kind))
+
+
+def _subclass(kind: type) -> type:
+    defines = next(base for base in kind.__mro__ if "__init_subclass__" in vars(base))
+    if type(kind) not in (type, abc.ABCMeta) or defines.__module__ not in _HARMLESS:
+        raise TypeError(f"{kind.__qualname__} has a metaclass or an __init_subclass__")
+    if not kind.__flags__ & _HEAP_TYPE:
+        raise TypeError(f"{kind.__qualname__} is built into Python or written in C")
+    content: dict[str, Any] = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__slots__": ()}
+    content |= {"__doc__": kind.__doc__, "__class__": property(lambda self: kind), "__reduce_ex__": _reduce(kind)}
+    names = _method_names(kind, "with") + _method_names(kind, "next")
+    subclass = type(kind)(kind.__name__, (kind,), content | {name: _MAKERS[name](kind) for name in names})
+    _subclasses.add(subclass)
+    _latest.append(subclass)
+    return subclass
+
+
+def _reduce(kind: Any) -> Callable[..., Any]:
+    def reduce_ex(self: Any, protocol: Any) -> Any:
+        reduced = kind.__reduce_ex__(self, protocol)
+        if not isinstance(reduced, tuple):
+            return reduced
+        function, arguments, *state = reduced
+        return (function, tuple(kind if argument is type(self) else argument for argument in arguments), *state)
+
+    return reduce_ex

@@ -243,6 +243,9 @@ def test_the_user_gets_the_object_itself(seen: list[Any]) -> None:
     assert got.__class__ is Block
     assert vars(got) == {"name": "t", "swallows": False}
     assert repr(got).startswith(f"<{__name__}.Block object at")
+    assert (hasattr(got, "__len__"), isinstance(got, Iterator)) == (False, False)
+    # Lightning creates another loader in this way, for a distributed run.
+    assert vars(type(got)("u")) == {"name": "u", "swallows": False}
     for again in (copy.copy(got), copy.deepcopy(got), pickle.loads(pickle.dumps(got))):
         assert (type(again), vars(again)) == (Block, vars(block))
     assert seen == []
