@@ -6,8 +6,9 @@ into the run's directory.
 
 from __future__ import annotations
 
+import functools
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from typing import Any
 
@@ -42,19 +43,15 @@ def report() -> None:
         return
     hooks: dict[str, HookEntry] = {}
     versions: dict[str, str] = {}
-    passive: dict[str, set[str]] = {}
     for file in _hook_files(run):
         versions.update(file.versions)
-        for key, hook in file.hooks.items():
-            target, _, name = key.partition("/")
-            if name in passive.setdefault(target, _passive_hooks(target)):
-                continue
-            if hook.state == "applied":
-                _warn_of_own_recipes(run)
-                _end_for_another_program(run)
-                return
-            if _informativeness(hook) > _informativeness(hooks.setdefault(key, hook)):
-                hooks[key] = hook
+        passive = {key for target in _targets(file.hooks) for key in _passive_hooks(target)}
+        active_hooks = {key: hook for key, hook in file.hooks.items() if key not in passive}
+        if any(hook.state == "applied" for hook in active_hooks.values()):
+            _warn_of_own_recipes(run)
+            _end_for_another_program(run)
+            return
+        hooks = merged([hooks, active_hooks], "skipped", "failed")
     reason = cause(hooks, versions, run.settings)
     log.warning(f"no hook was applied in this run, so there is no profile: {reason}")
     if hooks:
@@ -81,17 +78,13 @@ def _warn_of_own_recipes(run: Runtime) -> None:
     """Warn of hooks of the user's own recipes that were tried, but applied in no process."""
     for path in _own_recipes(run.settings):
         with interrupts.suppress(RecipeError):
-            reasons = {hook.key: "" for hook in recipe.load(path) if not registry.left_out(run, hook)}
-            for file in _hook_files(run):
-                for key in reasons.keys() & file.hooks.keys():
-                    hook = file.hooks[key]
-                    if hook.state == "applied":
-                        del reasons[key]
-                    elif hook.reason != WAITING:
-                        reasons[key] = f"{key.partition('/')[2]} ({hook.reason})"
-            if tried := [reason for reason in reasons.values() if reason]:
+            keys = {hook.key for hook in recipe.load(path) if not registry.left_out(run, hook)}
+            hooks = merged((file.hooks for file in _hook_files(run)), "skipped", "failed", "applied")
+            tried = [hook for hook in hooks.items() if hook[0] in keys and hook[1].reason != WAITING]
+            names = [f"{key.partition('/')[2]} ({hook.reason})" for key, hook in tried if hook.state != "applied"]
+            if names:
                 log.warning(
-                    f"{path}: these hooks were not applied: {_joined(tried)}; "
+                    f"{path}: these hooks were not applied: {_joined(names)}; "
                     f"autoprof recipes --check {path} says what does not fit"
                 )
 
@@ -169,16 +162,25 @@ def _hooks_of(target: str, hooks: Hooks) -> list[HookEntry]:
     return [hook for key, hook in hooks.items() if key.partition("/")[0] == target]
 
 
+def merged(processes: Iterable[Hooks], *states: str) -> dict[str, HookEntry]:
+    """Return the most important entry of each hook: the later a state is in `states`, the more important it is."""
+
+    def importance(hook: HookEntry) -> tuple[int, bool]:
+        return states.index(hook.state) if hook.state in states else -1, hook.reason != WAITING
+
+    hooks: dict[str, HookEntry] = {}
+    for process in processes:
+        for key, hook in process.items():
+            if importance(hook) > importance(hooks.setdefault(key, hook)):
+                hooks[key] = hook
+    return hooks
+
+
 def _hook_files(run: Runtime) -> Iterator[HooksFile]:
     """Yield the hooks of this process, then of each other process of the run."""
     yield decoder.record(run.hooks.content(), HooksFile)
     for path in run.rundir.hooks_files():
         yield decoder.read(path, HooksFile)
-
-
-def _informativeness(hook: HookEntry) -> tuple[bool, bool]:
-    """Return a sort key: how informative the state of a hook is that was not applied."""
-    return hook.state == "failed", hook.reason != WAITING
 
 
 def _in_main(path: str) -> str:
@@ -237,10 +239,11 @@ def active(target: str) -> bool:
     return not all(document.get("passive") for document in _documents(target))
 
 
+@functools.cache
 def _passive_hooks(target: str) -> set[str]:
-    """Return the names of a target's hooks that do not make a process part of a run."""
+    """Return the keys of a target's hooks that do not make a process part of a run."""
     passive = [document for document in _documents(target) if document.get("passive")]
-    return {hook["name"] for document in passive for hook in document.get("hook", ()) if "name" in hook}
+    return {f"{target}/{hook.get('name')}" for document in passive for hook in document.get("hook", ())}
 
 
 def _documents(target: str) -> Iterator[dict[str, Any]]:

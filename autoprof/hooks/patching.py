@@ -27,7 +27,7 @@ from autoprof import _boot
 from autoprof.base import exception_text, interrupts
 from autoprof.base.originals import os
 from autoprof.hooks import gates, registry
-from autoprof.hooks.recipe import BoundHook, fits
+from autoprof.hooks.recipe import BoundHook, outside
 from autoprof.hooks.wrapper import wrap, wrapped_by, wrapper_key
 from autoprof.run import call_counts, runtime
 
@@ -196,8 +196,7 @@ def _apply(hook: BoundHook, root: Any, path: str) -> None:
         interrupts.pass_on(error)
         run.hooks.failed(hook, exception_text.described(error))
     else:
-        tested = fits(version, hook.recipe.versions)
-        run.hooks.applied(hook, "" if tested else f"{version} is outside the recipe's range {hook.recipe.versions}")
+        run.hooks.applied(hook, outside(version, hook.recipe))
 
 
 def _patch(hook: BoundHook, root: Any, path: str) -> None:

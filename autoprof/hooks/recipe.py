@@ -52,6 +52,11 @@ def exceeds(version: str, versions: str) -> bool:
     return bool(ends) and release >= max(ends)
 
 
+def outside(version: str, recipe: Recipe) -> str:
+    """Return a message if a target's version is not in the recipe's range, otherwise an empty string."""
+    return "" if fits(version, recipe.versions) else f"{version} is outside the recipe's range {recipe.versions}"
+
+
 def _release(version: str) -> Version | None:
     """Return the release part of a version, or None if it is unknown or does not follow PEP 440."""
     try:

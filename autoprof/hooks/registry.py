@@ -5,6 +5,7 @@ from __future__ import annotations
 from autoprof import _boot
 from autoprof.base import log, process
 from autoprof.base.originals import os, threading
+from autoprof.config.settings import Settings
 from autoprof.hooks import recipe
 from autoprof.hooks.behaviour import Behaviour
 from autoprof.hooks.recipe import BoundHook, Recipe, RecipeError, fits
@@ -38,12 +39,16 @@ def known_hooks() -> list[BoundHook]:
 
 
 def left_out(run: Runtime, hook: BoundHook) -> str:
-    """Return why a hook is not tried, or an empty string."""
-    if any(run.settings.disabled(name, hook.hook.name) for name in (hook.recipe.target, hook.file)):
+    """Return why a hook is not tried in this process, or an empty string."""
+    return left_out_with(target_version(run, hook.recipe), run.settings, hook)
+
+
+def left_out_with(version: str, settings: Settings, hook: BoundHook) -> str:
+    """Return why a hook is not tried with this version of its target, or an empty string."""
+    if any(settings.disabled(name, hook.hook.name) for name in (hook.recipe.target, hook.file)):
         return DISABLED
-    installed = target_version(run, hook.recipe)
-    if not fits(installed, hook.hook.versions):
-        return f"{hook.recipe.target} is {installed}, the hook is for {hook.hook.versions}"
+    if not fits(version, hook.hook.versions):
+        return f"{hook.recipe.target} is {version}, the hook is for {hook.hook.versions}"
     return ""
 
 

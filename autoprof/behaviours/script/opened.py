@@ -50,7 +50,7 @@ def joined() -> Runtime | None:
             for hook in (_STEP, _STAGE, _STOP):
                 registry.bound[hook.key] = hook
                 if run.settings.disabled(_NAME, hook.hook.name):
-                    run.hooks.skipped(hook, "AUTOPROF_DISABLE names it")
+                    run.hooks.skipped(hook, registry.DISABLED)
                 else:
                     run.hooks.applied(hook)
         return run

@@ -27,7 +27,7 @@ from autoprof.config.settings import Settings, unknown, unknown_roles
 from autoprof.hooks import behaviour as behaviours
 from autoprof.hooks import empty_run, recipe
 from autoprof.hooks.recipe import BoundHook, RecipeError, exceeds, fits, installed_version
-from autoprof.hooks.registry import DISABLED
+from autoprof.hooks.registry import DISABLED, left_out_with
 from autoprof.rundir import decoder
 from autoprof.rundir.records import HookEntry
 
@@ -70,13 +70,11 @@ def look_up(settings: Settings) -> dict[str, Any]:
 def _state(hook: BoundHook, version: str, settings: Settings, sources: Sources) -> tuple[str, str]:
     """Return the state and the reason that a hook would have in a process that imports the target."""
     target = hook.recipe.target
-    if any(settings.disabled(name, hook.hook.name) for name in (target, hook.file)):
-        return "skipped", "AUTOPROF_DISABLE names it"
+    if reason := left_out_with(version, settings, hook):
+        return "skipped", reason
     if not version and not sources.installed(target):
         return "skipped", f"{target} is not installed"
-    if not fits(version, hook.hook.versions):
-        return "skipped", f"{target} is {version}, the hook is for {hook.hook.versions}"
-    outside = "" if fits(version, hook.recipe.versions) else f"{version} is outside the recipe's range "
+    outside = recipe.outside(version, hook.recipe)
     try:
         sources.module(hook.hook.module)
         sources.find(hook.hook.module, hook.hook.attribute)
@@ -86,7 +84,7 @@ def _state(hook: BoundHook, version: str, settings: Settings, sources: Sources) 
             return ("skipped" if outside else "failed"), f"{error}"
     except Unknown as error:
         return UNKNOWN, f"{error}"
-    return FOUND, f"{outside}{hook.recipe.versions}" if outside else ""
+    return FOUND, outside
 
 
 def _renamed_vllm(versions: dict[str, str], sources: Sources) -> dict[str, dict[str, str]]:

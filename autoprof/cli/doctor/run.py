@@ -13,6 +13,7 @@ from autoprof.base import units
 from autoprof.cli.doctor import environment
 from autoprof.cli.doctor.environment import Report
 from autoprof.config.selection import Steps
+from autoprof.hooks import empty_run
 from autoprof.report.figures.timeline import journals_of
 from autoprof.report.findings import findings
 from autoprof.report.hangs import read, sentences
@@ -20,8 +21,8 @@ from autoprof.report.hangs.read import OpenSpans
 from autoprof.rundir import deaths, decoder, journal, runs
 from autoprof.rundir.file_names import COLLECTED, META, NOT_ANALYSED, SNAPSHOT
 from autoprof.rundir.layout import RunDir
-from autoprof.rundir.processes import WAITING, ProcessState, open_until_now
-from autoprof.rundir.records import CollectedFile, HookLine, OutOfMemoryMeta
+from autoprof.rundir.processes import ProcessState, open_until_now
+from autoprof.rundir.records import CollectedFile, OutOfMemoryMeta
 from autoprof.rundir.runs import UNFINISHED, CaptureFile, Run
 from autoprof.windows import requests
 
@@ -52,7 +53,7 @@ def examine_run(run: runs.Run) -> Report:
     ]
     versions = {name: version for process in processes for name, version in process.versions.items()}
     environment.check_versions(report, versions, run.info.settings.recipes)
-    environment.list_hooks(report, {"hooks": _merged(processes)})
+    environment.list_hooks(report, {"hooks": _hooks(processes)})
     executed_s = _executed_s(run)
     report.notes += [
         f"timeline/{state.file.name}: {units.count(state.damaged, 'line')} left out: truncated, or not a span"
@@ -117,20 +118,13 @@ def _executed_s(run: runs.Run) -> dict[int, float]:
     }
 
 
-def _merged(processes: list[ProcessState]) -> dict[str, dict[str, Any]]:
+def _hooks(processes: list[ProcessState]) -> dict[str, dict[str, Any]]:
     """Return each hook's most important state in any process (failed, applied, skipped), and whether it fired."""
-    order = {"skipped": 0, "applied": 1, "failed": 2}
-    merged: dict[str, HookLine] = {}
     fired = {key for process in processes for key, hook in process.hooks.items() if hook.called}
-    for process in processes:
-        for key, hook in process.hooks.items():
-            known = merged.setdefault(key, hook)
-            rank, known_rank = ((order.get(entry.state, -1), entry.reason != WAITING) for entry in (hook, known))
-            if rank > known_rank:
-                merged[key] = hook
+    hooks = empty_run.merged((process.hooks for process in processes), "skipped", "applied", "failed")
     return {
         key: {"state": hook.state, "reason": hook.reason, "fired": "fired" if key in fired else "never called"}
-        for key, hook in merged.items()
+        for key, hook in hooks.items()
     }
 
 
