@@ -19,19 +19,32 @@ from autoprof.windows.chooser import Chooser
 
 # Seconds after which a request to a busy server looks for `autoprof trigger` again.
 LOOK_INTERVAL_S = 1.0
+# Reason in meta files of recordings that end because the user profiles the engine.
+ANOTHER_CALLER = "another caller started the engine's profiler"
+
+
+# Functions that start and stop an engine's recording. They answer `{"problem": text}`; the text is empty on success.
+# The string argument of a stop is the reason why the recording ends early, if it does.
+Start = Callable[[Any, Request], Awaitable[dict[str, Any]]]
+Stop = Callable[[Any, str], Awaitable[dict[str, Any]]]
 
 
 class Batches:
-    """Generation batches of one engine, each a step of the timeline.
+    """Generation batches of one engine, each a step of the timeline, and their recordings.
 
     Attributes:
         count: Number of batches begun.
         are_steps: False if a trainer of the same run counts the steps and takes the requests of `autoprof trigger`.
+        captured: True while the engine records a batch.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, engine: Any, start: Start, stop: Stop) -> None:
         self.count = 0
         self.are_steps = True
+        self.captured = False
+        self._engine = engine
+        self._start = start
+        self._stop = stop
         self._span: Span | None = None
         self._last_window = False
         self._chooser = Chooser()
@@ -95,27 +108,35 @@ class Batches:
             self._last_window = False
             end.window_passed(run)
 
+    async def capture(self, request: Request) -> None:
+        """Start the recording of the batch."""
+        self.captured = not await self.start(request)
+
+    async def finish(self, cut: str = "") -> None:
+        """Stop the recording of the batch, if any. `cut` is the reason why it ends early, if it does."""
+        captured, self.captured = self.captured, False
+        if captured:
+            await self.stop(cut)
+
+    async def start(self, request: Request) -> str:
+        """Start a recording of the engine. Return the problem, or an empty string."""
+        return await _problem_of(self._start(self._engine, request))
+
+    async def stop(self, cut: str = "") -> str:
+        """Stop the recording of the engine. Return the problem, or an empty string."""
+        return await _problem_of(self._stop(self._engine, cut))
+
     def _request(self, overrides: dict[str, Any]) -> Request:
         return Request(action="start", step=self.count, overrides=overrides)
-
-
-# Functions that start and stop an engine's recording. They answer `{"problem": text}`; the text is empty on success.
-# The string argument of a stop is the reason why the recording ends early, if it does.
-Start = Callable[[Any, Request], Awaitable[dict[str, Any]]]
-Stop = Callable[[Any, str], Awaitable[dict[str, Any]]]
 
 
 class ServedEngine:
     """One engine behind a server, and its recording: of a batch, or of a requested window."""
 
     def __init__(self, engine: Any, start: Start, stop: Stop) -> None:
-        self._engine = engine
-        self._start = start
-        self._stop = stop
-        self._batches = Batches()
+        self._batches = Batches(engine, start, stop)
         # True if the last request of the batch is done and a task will end the batch.
         self._over = False
-        self._captured = False
         # True if a trainer announces the steps. Then batches are counted, but not selected by their numbers.
         self._led = False
         self._waiting = 0
@@ -188,8 +209,8 @@ class ServedEngine:
                 await self._end_batch()
             await asyncio.to_thread(self._batches.look, run, self._led)
             request = self._batches.asked(run) if self._busy else self._batches.begin(run)
-            if request is not None and not self._led and self._window is None and not self._captured:
-                self._captured = not await self._start_recording(request)
+            if request is not None and not self._led and self._window is None and not self._batches.captured:
+                await self._batches.capture(request)
         return ""
 
     async def _end_over(self) -> str:
@@ -200,20 +221,18 @@ class ServedEngine:
 
     async def _end_batch(self) -> None:
         self._over = False
-        captured, self._captured = self._captured, False
-        if captured:
-            await self._stop_recording()
+        await self._batches.finish()
         self._batches.end()
 
     async def _open(self, step: int | None, duration_s: float | None, request: Request | None) -> str:
         async with self._lock:
             if self._over:
                 await self._end_batch()
-            if self._window is not None or self._captured:
+            if self._window is not None or self._batches.captured:
                 return "a window is open already"
             number = self._batches.count + (not self._busy) if step is None else step
             request = request or Request(action="start", step=number, overrides={REASON: "/start_profile"})
-            problem = await self._start_recording(request)
+            problem = await self._batches.start(request)
             if problem:
                 return problem
             window = self._window = object()
@@ -224,29 +243,23 @@ class ServedEngine:
 
     async def _give_way(self) -> str:
         async with self._lock:
-            recording = self._captured or self._window is not None
+            recording = self._batches.captured or self._window is not None
             self._forget_window()
-            self._captured = False
-            return await self._stop_recording("another caller started the engine's profiler") if recording else ""
+            self._batches.captured = False
+            return await self._batches.stop(ANOTHER_CALLER) if recording else ""
 
     async def _close(self, window: object | None) -> str:
         async with self._lock:
             if window is None or self._window is not window:
                 return "no window is open"
             self._forget_window()
-            return await self._stop_recording()
+            return await self._batches.stop()
 
     def _forget_window(self) -> None:
         self._window = None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-
-    async def _start_recording(self, request: Request) -> str:
-        return await _problem_of(self._start(self._engine, request))
-
-    async def _stop_recording(self, cut: str = "") -> str:
-        return await _problem_of(self._stop(self._engine, cut))
 
     async def _uninterrupted(self, work: Coroutine[Any, Any, str]) -> str:
         # If the caller is cancelled, the work continues: an engine must not stay half started.
@@ -259,20 +272,16 @@ class ServedEngine:
         return task
 
 
-def logged_problem(answer: dict[str, Any]) -> str:
-    """Log the problem in an engine's answer, if any, and return it, or an empty string."""
-    problem = str(answer["problem"])
+async def _problem_of(answer: Awaitable[dict[str, Any]]) -> str:
+    """Return the problem in an engine's answer, or an empty string. Log the problem."""
+    try:
+        problem = str((await answer)["problem"])
+    except Exception as error:
+        interrupts.pass_on(error)
+        problem = f"{type(error).__name__}: {error}"
     if problem:
         log.warning(f"the engine could not be recorded: {problem}")
     return problem
-
-
-async def _problem_of(answer: Awaitable[dict[str, Any]]) -> str:
-    try:
-        return logged_problem(await answer)
-    except Exception as error:
-        interrupts.pass_on(error)
-        return logged_problem({"problem": f"{type(error).__name__}: {error}"})
 
 
 async def _guarded(work: Coroutine[Any, Any, str]) -> str:

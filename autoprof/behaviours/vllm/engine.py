@@ -14,6 +14,7 @@ from typing import Any, Literal
 from autoprof.base import interrupts, log
 from autoprof.behaviours.rollout import engine as rollout_engine
 from autoprof.behaviours.rollout.engine import ROLE, Request
+from autoprof.behaviours.serving.server import ANOTHER_CALLER
 from autoprof.behaviours.vllm import frontend
 from autoprof.hooks.behaviour import CALL, Around, Behaviour, Call
 from autoprof.hooks.dispatch import Coroutine
@@ -62,7 +63,7 @@ class Engine(Behaviour):
         if self.action == "start":
             if hasattr(engine, _OPEN):
                 log.warning("another caller starts the engine's profiler; autoprof's recording ends early")
-                yield Coroutine(stop(engine, "another caller started the engine's profiler"))
+                yield Coroutine(stop(engine, ANOTHER_CALLER))
             setattr(engine, USER_PROFILING, True)
         outcome = yield CALL
         if hasattr(engine, USER_PROFILING) and (self.action == "stop" or outcome.error is not None):

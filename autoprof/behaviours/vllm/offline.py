@@ -17,7 +17,7 @@ from typing import Any, Literal
 from autoprof._boot import command
 from autoprof.base.identity import own_rank
 from autoprof.behaviours.rollout.engine import ROLE, Request
-from autoprof.behaviours.serving import server
+from autoprof.behaviours.serving.server import ANOTHER_CALLER, Batches
 from autoprof.behaviours.trainer.running import in_whole
 from autoprof.behaviours.vllm import engine
 from autoprof.capture import lifecycle
@@ -83,7 +83,7 @@ class Profile(Behaviour):
             return None
         offline = _offline(call.instance)
         if self.action == "start":
-            offline.stop("another caller started the engine's profiler")
+            offline.stop(ANOTHER_CALLER)
         outcome = yield CALL
         vars(offline.async_engine).pop(engine.USER_PROFILING, None)
         if self.action == "start" and outcome.error is None:
@@ -113,12 +113,11 @@ class _AsyncEngine:
 class _OfflineEngine:
     """One `LLMEngine`, its batches, and their recording."""
 
-    def __init__(self, engine: Any) -> None:
+    def __init__(self, llm_engine: Any) -> None:
         self.inside = 0
-        self.async_engine = _AsyncEngine(engine)
-        self._engine = engine
-        self._batches = server.Batches()
-        self._captured = False
+        self.async_engine = _AsyncEngine(llm_engine)
+        self._engine = llm_engine
+        self._batches = Batches(self.async_engine, engine.start, engine.stop)
 
     def request(self) -> None:
         """Handle a request to the engine: it may begin a batch."""
@@ -144,13 +143,12 @@ class _OfflineEngine:
 
     def stop(self, cut: str = "") -> None:
         """End the current recording, if any. `cut` is the reason why it ends early, if it does."""
-        captured, self._captured = self._captured, False
-        if captured:
-            server.logged_problem(_run_now(engine.stop(self.async_engine, cut)))
+        if self._batches.captured:
+            _run_now(self._batches.finish(cut))
 
     @property
     def _batch_open(self) -> bool:
-        return self._captured or self._batches.is_open
+        return self._batches.captured or self._batches.is_open
 
     def _asked(self, run: runtime.Runtime, announcement: step_announcement.StepAnnouncement) -> Request | None:
         """Return the request to the engine in a step of this process's trainer, if the window selects this rank.
@@ -173,7 +171,7 @@ class _OfflineEngine:
 
     def _start(self, request: Request | None) -> None:
         if request is not None:
-            self._captured = not server.logged_problem(_run_now(engine.start(self.async_engine, request)))
+            _run_now(self._batches.capture(request))
 
     def _end(self) -> None:
         try:
@@ -199,7 +197,7 @@ def _trainer_decides(run: runtime.Runtime) -> bool:
     return command.THIS.ray_worker or step_announcement.read(run.info.id) is not None
 
 
-def _run_now(work: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
+def _run_now(work: Coroutine[Any, Any, None]) -> None:
     """Run a coroutine to its end in this thread, since an engine must be recorded in the thread in which it works.
 
     Raises:
@@ -207,7 +205,7 @@ def _run_now(work: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
     """
     loop = asyncio.new_event_loop()
     try:
-        return loop.run_until_complete(work)
+        loop.run_until_complete(work)
     finally:
         work.close()
         loop.close()

@@ -78,7 +78,8 @@ def test_nothing_is_done_from_the_next_step_on_until_it_is_switched_on(
 
 
 def test_a_server_without_a_trainer_is_switched_off_too(run: Runtime) -> None:
-    counted = server.Batches()
+    no_engine: Any = None
+    counted = server.Batches(no_engine, no_engine, no_engine)
     chosen = []
     for number in range(1, 7):
         if number == 3:
