@@ -136,41 +136,15 @@ def drive(key: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs:
 def enter(call: Call) -> HookCall:
     """Run the behaviour of a call's hook up to the call, which the caller makes next (or the action in its place)."""
     hook_call = HookCall(call.key)
-    try:
-        hook_call.enter(call)
-    except BaseException as error:
-        hook_call.undo(error)
-        raise
+    hook_call.enter(call)
     return hook_call
-
-
-def leave(hook_call: HookCall, outcome: Outcome) -> None:
-    """Resume the behaviour after the call."""
-    try:
-        hook_call.leave(outcome)
-    except BaseException as error:
-        hook_call.undo(error)
-        raise
 
 
 async def enter_coroutine(call: Call) -> HookCall:
     """Run the behaviour of a call's hook up to the call, in a coroutine."""
     hook_call = HookCall(call.key)
-    try:
-        await hook_call.enter_coroutine(call)
-    except BaseException as error:
-        hook_call.undo(error)
-        raise
+    await hook_call.enter_coroutine(call)
     return hook_call
-
-
-async def leave_coroutine(hook_call: HookCall, outcome: Outcome) -> None:
-    """Resume the behaviour after the call, in a coroutine."""
-    try:
-        await hook_call.leave_coroutine(outcome)
-    except BaseException as error:
-        hook_call.undo(error)
-        raise
 
 
 async def drive_coroutine(key: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -231,13 +205,12 @@ def _raise_users(error: BaseException) -> NoReturn:
 class HookCall:
     """A behaviour's generator during one call. No exception of autoprof leaves it.
 
-    Its methods run parts of the generator inside `with self`. An exception that leaves this block is the user's; its
-    context contains no exception of autoprof.
+    An exception that leaves `enter` or `leave` is the user's; its context contains no exception of autoprof.
 
     The generator always ends: it returns, it raises, or `undo` closes it. Each way ends the recording that it began.
     """
 
-    __slots__ = ("_around", "_called", "_concerns", "_key", "_outer", "_recording", "reply")
+    __slots__ = ("_around", "_called", "_concerns", "_key", "_recording", "reply")
 
     def __init__(self, key: str) -> None:
         self.reply: Reply | None = None
@@ -245,49 +218,52 @@ class HookCall:
         self._called = False
         self._concerns = True
         self._key = key
-        self._outer: BaseException | None = None
         self._recording: object = None
-
-    def __enter__(self) -> None:
-        self._outer = sys.exc_info()[1]
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if error is not None:
-            interrupts.alone(error, self._outer)
-        self._outer = None
 
     def enter(self, call: Call) -> None:
         """Run the behaviour up to the call, which the caller makes next (or the action in its place)."""
-        with self:
-            wait = self.before(call)
-            while wait is not None:
-                wait = self.resume(*_block(wait))
+        self._run(self._before, call)
 
     def leave(self, outcome: Outcome) -> None:
         """Resume the behaviour after the call."""
-        with self:
-            wait = self.after(outcome)
-            while wait is not None:
-                wait = self.resume(*_block(wait))
+        self._called = True
+        self._run(self._advance, outcome)
 
     async def enter_coroutine(self, call: Call) -> None:
         """Do the same as `enter`, in a coroutine."""
-        with self:
-            wait = self.before(call)
-            while wait is not None:
-                wait = self.resume(*await _suspend(self, wait))
+        await self._run_coroutine(self._before, call)
 
     async def leave_coroutine(self, outcome: Outcome) -> None:
         """Do the same as `leave`, in a coroutine. If it is being closed, it must not wait: each wait times out."""
-        closed = issubclass(type(outcome.error), GeneratorExit)
-        with self:
-            wait = self.after(outcome)
+        self._called = True
+        await self._run_coroutine(self._advance, outcome, closed=issubclass(type(outcome.error), GeneratorExit))
+
+    def _run(self, part: Callable[[Any], Wait | None], argument: Any) -> None:
+        """Run a part of the behaviour, with its waits."""
+        outer = sys.exc_info()[1]
+        try:
+            wait = part(argument)
+            while wait is not None:
+                wait = self._resume(*_block(wait))
+        except BaseException as error:
+            interrupts.alone(error, outer)
+            self.undo(error)
+            raise
+
+    async def _run_coroutine(self, part: Callable[[Any], Wait | None], argument: Any, closed: bool = False) -> None:
+        outer = sys.exc_info()[1]
+        try:
+            wait = part(argument)
             while wait is not None:
                 answer = (None, TimeoutError("the coroutine was closed")) if closed else await _suspend(self, wait)
-                wait = self.resume(*answer)
+                wait = self._resume(*answer)
                 del answer
+        except BaseException as error:
+            interrupts.alone(error, outer)
+            self.undo(error)
+            raise
 
-    def before(self, call: Call) -> Wait | None:
+    def _before(self, call: Call) -> Wait | None:
         """Run the behaviour up to the call, or return the first wait before it."""
         try:
             self._recording = lifecycle.current()
@@ -305,12 +281,7 @@ class HookCall:
             self._failed(error)
         return self._advance(None)
 
-    def after(self, outcome: Outcome) -> Wait | None:
-        """Resume the behaviour after the call. Return its next wait, if any."""
-        self._called = True
-        return self._advance(outcome)
-
-    def resume(self, answer: Any, error: BaseException | None) -> Wait | None:
+    def _resume(self, answer: Any, error: BaseException | None) -> Wait | None:
         """Resume the behaviour after a wait, with the answer or the error. Return its next wait, if any."""
         if error is None:
             return self._advance(answer)
@@ -333,8 +304,12 @@ class HookCall:
     def undo(self, error: BaseException) -> None:
         """Close the behaviour and end its recording if `error` interrupted it. The caller raises `error`."""
         if self._around is not None:
-            with self:
+            outer = sys.exc_info()[1]
+            try:
                 interrupts.undo(error, self._end)
+            except BaseException as interrupt:
+                interrupts.alone(interrupt, outer)
+                raise
 
     def _end(self) -> None:
         if self._around is not None:
@@ -442,7 +417,7 @@ def leave_item(hook_calls: HookCalls, outcome: Outcome) -> None:
     traceback = exceptions.traceback_of(outcome.error) if outcome.error is not None else None
     try:
         while hook_calls:
-            leave(hook_calls.pop(), outcome)
+            hook_calls.pop().leave(outcome)
     finally:
         if outcome.error is not None:
             exceptions.set_traceback(outcome.error, traceback)
@@ -454,7 +429,7 @@ async def leave_item_coroutine(hook_calls: HookCalls, outcome: Outcome) -> None:
     traceback = exceptions.traceback_of(outcome.error) if outcome.error is not None else None
     try:
         while hook_calls:
-            await leave_coroutine(hook_calls.pop(), outcome)
+            await hook_calls.pop().leave_coroutine(outcome)
     finally:
         if outcome.error is not None:
             exceptions.set_traceback(outcome.error, traceback)
