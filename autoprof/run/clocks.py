@@ -13,7 +13,7 @@ import msgspec
 
 from autoprof.base import files, identity, interrupts, process, threads
 from autoprof.base.originals import threading, time
-from autoprof.run import cluster
+from autoprof.run import cluster, node_functions
 from autoprof.run.hook_log import HookLog
 from autoprof.rundir.layout import RunDir
 from autoprof.rundir.records import Offset
@@ -101,9 +101,9 @@ def offsets(ray: Any, nodes: Sequence[str], host: Callable[[str, str], str] = la
         nodes: Ray's ids of the nodes.
         host: Function from a node's id and host name to the name in the result.
     """
-    ask = ray.remote(_remote_clock())
-    on_node = {node: cluster.on_node(ask, node, "autoprof_clock") for node in nodes}
-    waiting = {call.remote(): node for node, call in on_node.items()}
+    task = cluster.shipped(ray, node_functions)
+    on_node = {node: cluster.on_node(task, node, "autoprof_clock") for node in nodes}
+    waiting = {call.remote("clock"): node for node, call in on_node.items()}
     best: dict[str, Offset] = {}
     deadline = time.monotonic() + _FIRST_ANSWER_S
     while waiting and time.monotonic() < deadline and not _state.stop.is_set():
@@ -141,7 +141,7 @@ def _measure_node(ray: Any, call: Any, node: str, host: Callable[[str, str], str
     deadline = time.monotonic() + _FURTHER_ANSWERS_S
     for _ in range(_PINGS):
         sent, begun = time.time_ns(), time.monotonic_ns()
-        reference = call.remote()
+        reference = call.remote("clock")
         # Wait with short timeouts: Ray must not shut down while this thread waits in it.
         while not ray.wait([reference], timeout=_POLL_S)[0]:
             if _state.stop.is_set() or time.monotonic() > deadline:
@@ -155,18 +155,3 @@ def _measure_node(ray: Any, call: Any, node: str, host: Callable[[str, str], str
         if _state.stop.is_set() or time.monotonic() > deadline:
             break
     return best
-
-
-def _remote_clock() -> Callable[[], tuple[str, int]]:
-    """Return the function that answers on the other node.
-
-    It is a nested function, so that Ray ships it by value to nodes without autoprof.
-    """
-
-    def autoprof_clock() -> tuple[str, int]:
-        import socket
-        import time
-
-        return socket.gethostname(), time.time_ns()
-
-    return autoprof_clock

@@ -10,6 +10,7 @@ import logging
 import socket
 import sys
 from collections.abc import Iterator, Sequence
+from types import ModuleType
 from typing import Any
 
 import msgspec
@@ -153,7 +154,7 @@ def _entries(prefix: str) -> list[tuple[str, Node]]:
 def disk_of(directory: str) -> str:
     """Return the identity of a folder on its machine, or an empty text if the folder does not exist.
 
-    A restarted node on the same machine gets a new id, but has the same folder. `collect/node.py` has a copy of this
+    A restarted node on the same machine gets a new id, but has the same folder. `node_functions.py` has a copy of this
     function, because its code runs on nodes without autoprof.
     """
     try:
@@ -167,6 +168,24 @@ def disk_of(directory: str) -> str:
 def nodes_for_run_json(nodes: Sequence[Node]) -> list[dict[str, Any]]:
     """Return nodes in the form of `run.json`."""
     return [{"id": node.id, "host": node.host, "directory": node.directory} for node in nodes]
+
+
+def shipped(ray: Any, module: ModuleType) -> Any:
+    """Return a remote function that calls a function of `module`. Its arguments are the name and the arguments.
+
+    The node need not have the module: Ray pickles a nested function by value, here with the module's source text. The
+    module may use the standard library only.
+    """
+    loader: Any = module.__loader__
+    source: str = loader.get_source(module.__name__)
+    namespace: dict[str, Any] = {"__name__": module.__name__}
+
+    def autoprof_task(function: str, *arguments: Any) -> Any:
+        if function not in namespace:
+            exec(source, namespace)
+        return namespace[function](*arguments)
+
+    return ray.remote(autoprof_task)
 
 
 def on_node(task: Any, node: str, name: str) -> Any:

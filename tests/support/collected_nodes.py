@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from autoprof.run import node_functions
 from autoprof.run.cluster import Node
 from autoprof.run.collect.fetch import Patience, RemoteCall
 from autoprof.run.collect.gather import Gathering
-from autoprof.run.collect.node import functions
 from autoprof.rundir.records import CollectedFile
 
 CAPTURE = "global_step_000002/actor.update_actor.rank0.n1.pid7"
@@ -29,7 +29,6 @@ class Folder:
         self.folder = folder
         self.before: Callable[[RemoteCall], object] = lambda asked: None
         self.asked: list[RemoteCall] = []
-        self._functions = functions()
 
     def ask(self, name: str, *arguments: Any) -> RemoteCall:
         return RemoteCall(name, arguments, None, 0.0)
@@ -40,8 +39,8 @@ class Folder:
         _, *arguments = asked.arguments
         if asked.name == "look":
             # Each folder counts as a separate host.
-            return self._functions["look"](str(self.folder), *arguments) | {"host": self.folder.name}
-        return self._functions[asked.name](str(self.folder), *arguments)
+            return node_functions.look(str(self.folder), *arguments) | {"host": self.folder.name}
+        return getattr(node_functions, asked.name)(str(self.folder), *arguments)
 
     def count(self, name: str) -> int:
         return sum(asked.name == name for asked in self.asked)

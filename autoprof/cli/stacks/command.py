@@ -8,22 +8,114 @@ import os
 import sys
 import time
 from collections.abc import Container, Iterator, Sequence
+from typing import Any
 
 import msgspec
+from msgspec import Struct
 
 from autoprof.base import units
-from autoprof.base.identity import HOST
+from autoprof.base.identity import HOST, host_name
 from autoprof.base.redact import plain
 from autoprof.cli import arguments, console
 from autoprof.cli.console import complain
 from autoprof.cli.documents import Lacking, StackGroup, Stacks
 from autoprof.cli.stacks import groups, node
 from autoprof.cli.stacks.groups import Group
-from autoprof.cli.stacks.node import Absent, Answer
+from autoprof.cli.trigger import view
 from autoprof.run import cluster
 from autoprof.run.cluster import Gone
 from autoprof.rundir import runs
-from autoprof.rundir.records import Frame, OpenSpan, ProcessStacks, Task, Why
+from autoprof.rundir.records import STACKS, Frame, OpenSpan, ProcessStacks, Task, Why
+
+
+class Absent(Struct, frozen=True, kw_only=True):
+    """A process without a stack in the answer.
+
+    Attributes:
+        state: `running`, `gone` or `elsewhere`, as in `open_spans`.
+        reason: The reason.
+        spans: Its last open spans.
+    """
+
+    host: str
+    pid: int
+    process: str
+    state: str
+    reason: str
+    spans: list[OpenSpan]
+
+
+class Answer(Struct, frozen=True, kw_only=True):
+    """The answer of a node.
+
+    Attributes:
+        host: The host.
+        folder: The folder with the files.
+        files: The content of each file, by name.
+        absent: The processes without a file.
+        py_spy: The reason why py-spy could not help; empty if it did.
+        problem: The reason why no process could be asked; empty if they could.
+    """
+
+    host: str
+    folder: str
+    files: dict[str, bytes] = {}
+    absent: list[Absent] = []
+    py_spy: str = ""
+    problem: str = ""
+
+
+# Seconds to wait for a node beyond the wait for its processes: Ray may have to start a worker there.
+_NODE_EXTRA_S = 60.0
+
+
+def ask_nodes(ray: Any, run: str, name: str, why: bytes, wait_s: float, native: bool) -> tuple[str, list[Answer]]:
+    """Ask the nodes of a run, and return its id and their answers. `node.ask` describes the other arguments.
+
+    Raises:
+        NotFound: No run in the cluster matches, or several do.
+        Gone: All nodes of the run are gone.
+    """
+    registered = view.find_in_ray(ray, run).run
+    alive = {node["NodeID"]: node["NodeManagerHostname"] for node in ray.nodes() if node["Alive"]}
+    directories = {registered.node: registered.directory}
+    answers = []
+    disks = set()
+    for member in cluster.nodes_of_run(registered.id):
+        # Ask one node per disk: several nodes on one machine may share the run's folder.
+        disk = member.disk or member.id
+        if disk in disks and member.id != registered.node:
+            continue
+        disks.add(disk)
+        if member.id in alive:
+            directories[member.id] = member.directory
+        else:
+            answers.append(Answer(host=member.host, folder=member.directory, problem="the node has died"))
+    task = cluster.shipped(ray, node)
+    calls = {
+        node_id: cluster.on_node(task, node_id, "autoprof_stacks").remote(
+            "ask", directory, name, why, wait_s, native, False
+        )
+        for node_id, directory in directories.items()
+        if node_id in alive
+    }
+    if not calls:
+        raise cluster.Gone(f"all nodes of run {registered.id} are gone")
+    done, late = ray.wait(list(calls.values()), num_returns=len(calls), timeout=wait_s + _NODE_EXTRA_S)
+    for call in late:
+        ray.cancel(call)
+    for node_id, call in calls.items():
+        try:
+            if call not in done:
+                raise TimeoutError(f"no answer within {wait_s + _NODE_EXTRA_S:g} s")
+            answers.append(msgspec.convert(ray.get(call), Answer))
+        except Exception as error:  # the node has died since
+            first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            folder = f"{directories[node_id]}/{STACKS}/{name}"
+            problem = f"the node did not answer: {first[:200]}"
+            answers.append(Answer(host=host_name(alive[node_id]), folder=folder, problem=problem))
+    return registered.id, answers
+
 
 # Limits of the text output. JSON and the files have everything.
 _MAX_GROUPS, _MAX_TASK_GROUPS, _MAX_OTHERS, _MAX_ABSENT, _MAX_WAITS = 24, 12, 10, 20, 5
@@ -174,16 +266,16 @@ def run(parsed: argparse.Namespace) -> int:
     stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(now / 1e9))
     name = f"{stamp}-{now % 1_000_000_000 // 1_000_000:03d}"
     why = msgspec.json.encode(Why(host=HOST, pid=os.getpid(), unix_ns=now, reason="autoprof stacks was called"))
-    question = node.Question(name, why + b"\n", parsed.wait, parsed.native)
+    question = (name, why + b"\n", parsed.wait, parsed.native)
     try:
         if parsed.ray is None:
             running = _running_run(parsed)
             with _waiting(parsed.wait):
-                answer = node.asker()(running.path, name, question.why, parsed.wait, parsed.native, True)
+                answer = node.ask(running.path, *question, others=True)
             return _print_answers(running.id, [msgspec.convert(answer, Answer)], parsed)
         with arguments.cluster(parsed.ray, "--ray") as ray:
             with _waiting(parsed.wait):
-                run_id, answers = node.ask_nodes(ray, parsed.name, question)
+                run_id, answers = ask_nodes(ray, parsed.name, *question)
             return _print_answers(run_id, answers, parsed)
     except cluster.Lost as error:
         complain(f"stacks: {error}", 1)

@@ -14,7 +14,6 @@ import msgspec
 from autoprof.base import files
 from autoprof.base.originals import io, os, threading, time
 from autoprof.run import cluster
-from autoprof.run.collect.node import functions
 from autoprof.rundir.file_names import COLLECTING, LINES, PART
 
 # Timeout for the answer of a node: Ray may have to start a worker there, and its disk may be slow.
@@ -43,7 +42,7 @@ class RemoteCall(NamedTuple):
 
 
 class Source(Protocol):
-    """A node that runs the functions of `node.py` on its part of the run."""
+    """A node that runs functions of `node_functions.py` on its part of the run."""
 
     def ask(self, name: str, *arguments: Any) -> RemoteCall:
         """Start a call of the function `name`."""
@@ -91,17 +90,15 @@ class Patience:
 class RayNode:
     """A node of the Ray cluster that this process is connected to."""
 
-    def __init__(self, ray: Any, node: str, patience: Patience) -> None:
+    def __init__(self, ray: Any, task: Any, node: str, patience: Patience) -> None:
         self._ray = ray
+        self._task = task
         self._node = node
         self._patience = patience
-        self._functions = {
-            name: cluster.on_node(ray.remote(function), node, f"autoprof_collect_{name}")
-            for name, function in functions().items()
-        }
 
     def ask(self, name: str, *arguments: Any) -> RemoteCall:
-        return RemoteCall(name, arguments, self._functions[name].remote(*arguments), time.monotonic())
+        call = cluster.on_node(self._task, self._node, f"autoprof_collect_{name}")
+        return RemoteCall(name, arguments, call.remote(name, *arguments), time.monotonic())
 
     def answer(self, call: RemoteCall) -> Any:
         for tries in range(1, _TRIES + 1):

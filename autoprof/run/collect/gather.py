@@ -13,7 +13,7 @@ from autoprof.base import files, identity, log
 from autoprof.base.identity import host_name
 from autoprof.base.originals import fcntl, os, time
 from autoprof.base.redact import hidden_in
-from autoprof.run import cluster
+from autoprof.run import cluster, node_functions
 from autoprof.run.cluster import Node
 from autoprof.run.collect import plan as planning
 from autoprof.run.collect.fetch import CHANGED, DIED, FetchedFile, Fetcher, File, NodeLost, Patience, RayNode, Source
@@ -25,7 +25,7 @@ from autoprof.rundir.records import CollectedFile, Missing, NodeState, RunFile, 
 
 
 class NodeAnswer(msgspec.Struct, kw_only=True):
-    """The answer of a node about its part of a run (`look` in `node.py`).
+    """The answer of a node about its part of a run (`look` in `node_functions.py`).
 
     Attributes:
         host: Its host name.
@@ -337,7 +337,8 @@ def collect(
     registered = cluster.nodes_of_run(run.name)
     if run.is_dir():
         files.open_as(run)
-    gathering = Gathering(run, registered, alive, lambda node: RayNode(ray, node, patience), patience)
+    task = cluster.shipped(ray, node_functions)
+    gathering = Gathering(run, registered, alive, lambda node: RayNode(ray, task, node, patience), patience)
     result = gathering.gather(wait, progress)
     note(result)
     return result

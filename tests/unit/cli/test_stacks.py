@@ -19,7 +19,7 @@ import pytest
 
 from autoprof.base import identity as process_module
 from autoprof.cli.stacks import command, groups, node
-from autoprof.cli.stacks.node import Absent, Answer
+from autoprof.cli.stacks.command import Absent, Answer
 from autoprof.run import stacks
 from autoprof.rundir.records import Frame, OpenSpan, ProcessStacks, Task, Thread
 from tests.support import standing
@@ -244,7 +244,7 @@ def test_nodes_that_share_a_disk_tell_of_a_process_once() -> None:
 
 
 def ask(folder: Path) -> Answer:
-    return msgspec.convert(node.asker()(str(folder), "now", b"{}", 0.1, False, True), Answer)
+    return msgspec.convert(node.ask(str(folder), "now", b"{}", 0.1, False, True), Answer)
 
 
 def asked(folder: Path, **values: Any) -> Answer:

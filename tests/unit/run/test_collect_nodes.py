@@ -4,18 +4,44 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
+from autoprof.cli.stacks import node as stacks_node
+from autoprof.run import cluster, node_functions
 from autoprof.run.cluster import Node
 from autoprof.run.collect import gather
 from autoprof.run.collect.fetch import NodeLost, Patience, RemoteCall
 from autoprof.run.collect.gather import Busy
 from autoprof.run.collect.plan import of_node, safe
-from autoprof.rundir import file_names
+from autoprof.rundir import file_names, records
+from autoprof.rundir.layout import RunDir
 from tests.support.collected_nodes import Cluster, Folder
+
+
+@pytest.mark.parametrize(
+    ("module", "call"), [(node_functions, "clock()"), (stacks_node, "ask('/no/run', 'now', b'', 0, False, False)")]
+)
+def test_modules_for_other_nodes_run_without_any_package(module: ModuleType, call: str) -> None:
+    tasks: list[Any] = []
+    cluster.shipped(SimpleNamespace(remote=tasks.append), module)
+    (source,) = [cell.cell_contents for cell in tasks[0].__closure__ if isinstance(cell.cell_contents, str)]
+    code = f"import sys; exec(sys.stdin.read()); print({call})"
+    command = [sys.executable, "-I", "-S", "-c", code]
+    done = subprocess.run(command, input=source, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_modules_for_other_nodes_have_the_names_of_the_run_directory(tmp_path: Path) -> None:
+    names = (RunDir(tmp_path).control.name, file_names.COLLECTED, file_names.PART)
+    assert names == (node_functions.CONTROL, node_functions.COLLECTED, node_functions.PART)
+    limits = (records.STACKS, records.WHY, records.MAX_STACKS_BYTES)
+    assert limits == (stacks_node.STACKS, stacks_node.WHY, stacks_node.MAX_STACKS_BYTES)
 
 
 def test_names_of_other_nodes() -> None:
