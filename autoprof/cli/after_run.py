@@ -53,13 +53,12 @@ def main() -> None:
 def _copy(run: Path, to: str) -> None:
     """Copy a run that is over, and log what fails. Raises neither NoTarget nor OSError."""
     from autoprof.base import interrupts, log
-    from autoprof.run.collect.fetch import Patience
     from autoprof.run.collect.gather import warn_missing
     from autoprof.run.collect.upload import NoTarget, Sending
 
     log.configure("warning")
     try:
-        missing = Sending(run, to, Patience()).send(lambda done: None)
+        missing = Sending(run, to).send(lambda done: None)
         warn_missing(missing, f"autoprof collect {run.name} --to URL continues the copy")
     except (NoTarget, OSError) as error:
         interrupts.pass_on(error)

@@ -19,7 +19,6 @@ from autoprof.cli.console import complain
 from autoprof.cli.documents import Collected
 from autoprof.run import cluster
 from autoprof.run.collect import gather
-from autoprof.run.collect.fetch import Patience
 from autoprof.run.collect.gather import Busy
 from autoprof.run.collect.upload import NoTarget, Sending, lacks
 from autoprof.rundir import decoder, processes, runs
@@ -51,7 +50,6 @@ def run(parsed: argparse.Namespace) -> int:
         return complain(f"collect: --to {redacted(parsed.to)}: {reason}", 2)
     fields: dict[str, Any] = {}
     missing: list[str] = []
-    patience = Patience()
     try:
         with contextlib.ExitStack() as stack:
             try:
@@ -62,13 +60,13 @@ def run(parsed: argparse.Namespace) -> int:
                 if not missing and not parsed.json:
                     print(plain(f"{error}; run {folder.name} is complete here"))
             else:
-                result = gather.collect(ray, folder, patience, progress=partial(console.bar, "collecting"))
+                result = gather.collect(ray, folder, progress=partial(console.bar, "collecting"))
                 fields = msgspec.to_builtins(result)
                 missing += [part.line for part in result.missing]
                 if not parsed.json:
                     _show(result)
         if parsed.to:
-            sending = Sending(folder, parsed.to, patience)
+            sending = Sending(folder, parsed.to)
             with console.bar("copying", sum(size for _, size, _ in sending.files())) as done:
                 not_copied = sending.send(done)
             missing += [f"{redacted(parsed.to)}: {part.line}" for part in not_copied]

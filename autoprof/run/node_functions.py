@@ -23,8 +23,8 @@ def clock() -> tuple[str, int]:
     return socket.gethostname(), time.time_ns()
 
 
-def look(directory: str, mark: str, after: str, most: int) -> dict[str, Any]:
-    """Return the files below `directory`, at most `most`, sorted by path, beginning after the path `after`.
+def look(directory: str, mark: str) -> dict[str, Any]:
+    """Return the files below `directory`, sorted by path.
 
     `mark` is a file that the caller has just made in its own part. A node that sees it has the same disk.
     """
@@ -40,7 +40,6 @@ def look(directory: str, mark: str, after: str, most: int) -> dict[str, Any]:
         "files": [],
         "unfinished": [],
         "left_out": [],
-        "more": False,
     }
     try:
         os.listdir(directory)
@@ -51,8 +50,7 @@ def look(directory: str, mark: str, after: str, most: int) -> dict[str, Any]:
         answer["state"], answer["reason"] = "unreadable", str(error)
     if answer["state"] == "there" and not answer["same"]:
         _add_files(directory, answer)
-        files = sorted(listed for listed in answer["files"] if listed[0] > after)
-        answer["files"], answer["more"] = files[:most], len(files) > most
+        answer["files"].sort()
     return answer
 
 
@@ -95,14 +93,15 @@ def _add_files(directory: str, answer: dict[str, Any]) -> None:
         ]
 
 
-def read(directory: str, wanted: list[tuple[str, int, int, int, int]]) -> list[tuple[bytes, str, str]]:
-    """Return pieces of files: for each its bytes, its sha256, and the problem or an empty text.
+# A piece of a file: its path, its offset and length, and the size and last change that the file had before. The last
+# change is `st_mtime_ns`, or 0 for a file that may grow.
+Request = tuple[str, int, int, int, int]
 
-    Each entry of `wanted` has the path, the offset and length of the piece, and the size and last change
-    (`st_mtime_ns`, or 0 for a file that may grow) that the file had before.
-    """
-    pieces = []
-    for path, offset, length, size, mtime_ns in wanted:
+
+def read(directory: str, pieces: list[Request]) -> list[tuple[bytes, str, str]]:
+    """Return pieces of files: for each its bytes, its sha256, and the problem or an empty text."""
+    answers = []
+    for path, offset, length, size, mtime_ns in pieces:
         try:
             with open(_opened(directory, path), "rb") as file:
                 before = os.fstat(file.fileno())
@@ -113,25 +112,24 @@ def read(directory: str, wanted: list[tuple[str, int, int, int, int]]) -> list[t
             same = not mtime_ns or all(
                 (status.st_size, status.st_mtime_ns) == (size, mtime_ns) for status in (before, after)
             )
-            pieces.append((data, hashlib.sha256(data).hexdigest(), "") if whole and same else (b"", "", "changed"))
+            answers.append((data, hashlib.sha256(data).hexdigest(), "") if whole and same else (b"", "", "changed"))
         except OSError as error:
-            pieces.append((b"", "", error.strerror or str(error)))
-    return pieces
+            answers.append((b"", "", error.strerror or str(error)))
+    return answers
 
 
-def digest(directory: str, wanted: list[tuple[str, int]]) -> list[str]:
-    """Return the sha256 of the first bytes of files, or an empty text for a file that is shorter or unreadable."""
+def digest(directory: str, pieces: list[Request]) -> list[str]:
+    """Return the sha256 of whole files, or an empty text for a file that can't be read."""
     digests = []
-    for path, size in wanted:
-        sums, left = hashlib.sha256(), size
+    for path, *_ in pieces:
+        sums = hashlib.sha256()
         try:
             with open(_opened(directory, path), "rb") as file:
-                while left and (piece := file.read(min(left, 1 << 20))):
-                    sums.update(piece)
-                    left -= len(piece)
+                while block := file.read(1 << 20):
+                    sums.update(block)
+            digests.append(sums.hexdigest())
         except OSError:
-            left = -1
-        digests.append(sums.hexdigest() if left == 0 else "")
+            digests.append("")
     return digests
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from autoprof.run import node_functions
 from autoprof.run.cluster import Node
-from autoprof.run.collect.fetch import Patience, RemoteCall
-from autoprof.run.collect.gather import Gathering
+from autoprof.run.collect.fetch import RemoteCall
+from autoprof.run.collect.gather import NEVER, Gathering
 from autoprof.rundir.records import CollectedFile
 
 CAPTURE = "global_step_000002/actor.update_actor.rank0.n1.pid7"
@@ -66,9 +66,9 @@ class Cluster:
         place.write_bytes(content if isinstance(content, bytes) else content.encode())
         return place
 
-    def collect(self, *, wait: bool = False, patience: Patience | None = None) -> CollectedFile:
+    def collect(self, *, wait: bool = False, deadline: float = NEVER) -> CollectedFile:
         alive: Mapping[str, str] = {name: name for name in self.nodes}
-        made = Gathering(self.here, self.registered, alive, self.nodes.__getitem__, patience or Patience())
+        made = Gathering(self.here, self.registered, alive, self.nodes.__getitem__, deadline)
         return made.gather(wait, quiet)
 
     def content(self) -> dict[str, bytes]:

@@ -13,7 +13,7 @@ from typing import Any
 from autoprof import _boot
 from autoprof._boot import launch
 from autoprof.base import files, interrupts, log, process, redact, units
-from autoprof.base.originals import json, os
+from autoprof.base.originals import json, os, time
 from autoprof.capture import cupti
 from autoprof.capture.profilers import nsys
 from autoprof.hooks import patching
@@ -57,11 +57,10 @@ def through_ray(run: Runtime) -> None:
 
 def _collect(run: Runtime, ray: object) -> None:
     from autoprof.run.collect import gather
-    from autoprof.run.collect.fetch import Patience
 
-    patience = Patience(run.settings.stop_timeout_s)
+    deadline = time.monotonic() + run.settings.stop_timeout_s
     try:
-        result = gather.collect(ray, run.rundir.path, patience, wait=True, progress=_quietly)
+        result = gather.collect(ray, run.rundir.path, deadline=deadline, wait=True, progress=_quietly)
     except gather.Busy as error:
         log.warning(f"the run is not collected: {error}")
         return

@@ -1,23 +1,24 @@
-"""Fetcher of files from one node: in pieces, resumable after a kill, verified before renaming."""
+"""Fetcher of files from one node: file by file, in pieces, verified before renaming."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
-
-import msgspec
+from typing import Any, NamedTuple
 
 from autoprof.base import files
-from autoprof.base.originals import io, os, threading, time
+from autoprof.base.originals import io, json, os, time
 from autoprof.run import cluster
-from autoprof.rundir.file_names import COLLECTING, LINES, PART
+from autoprof.rundir.file_names import COLLECTING, LINES, PART, RUN
+from autoprof.rundir.jsonl import lines
+from autoprof.rundir.records import Size
 
 # Timeout for the answer of a node: Ray may have to start a worker there, and its disk may be slow.
-_PATIENCE_S = 120.0
+_CALL_S = 120.0
 _POLL_S = 0.2
 _TRIES = 3
 # Number of calls of a node that are pending at a time.
@@ -26,10 +27,6 @@ MAX_PENDING = 3
 
 class NodeLost(Exception):
     """A node does not answer. The message gives the reason."""
-
-
-class TimeIsUp(NodeLost):
-    """The time for all nodes together is used up."""
 
 
 class RemoteCall(NamedTuple):
@@ -41,70 +38,33 @@ class RemoteCall(NamedTuple):
     since: float
 
 
-class Source(Protocol):
-    """A node that runs functions of `node_functions.py` on its part of the run."""
+class RayNode:
+    """A node of the Ray cluster that this process is connected to. It runs functions of `node_functions.py`.
+
+    All its calls end at `deadline`, by `time.monotonic`.
+    """
+
+    def __init__(self, ray: Any, task: Any, node: str, deadline: float) -> None:
+        self._ray = ray
+        self._task = task
+        self._node = node
+        self._deadline = deadline
 
     def ask(self, name: str, *arguments: Any) -> RemoteCall:
         """Start a call of the function `name`."""
+        call = cluster.on_node(self._task, self._node, f"autoprof_collect_{name}")
+        return RemoteCall(name, arguments, call.remote(name, *arguments), time.monotonic())
 
     def answer(self, call: RemoteCall) -> Any:
         """Wait for the result of a call.
 
         Raises:
-            NodeLost: The node does not answer.
+            NodeLost: The node does not answer, or the time is used up.
         """
-
-
-def answers(source: Source, name: str, calls: Iterable[tuple[Any, ...]]) -> Iterator[Any]:
-    """Yield the results of calls of one function, in order. A few calls are pending at a time.
-
-    Args:
-        source: The node.
-        name: The function.
-        calls: The arguments of each call.
-
-    Raises:
-        NodeLost: The node does not answer.
-    """
-    pending: deque[RemoteCall] = deque()
-    for arguments in calls:
-        pending.append(source.ask(name, *arguments))
-        if len(pending) == MAX_PENDING:
-            yield source.answer(pending.popleft())
-    while pending:
-        yield source.answer(pending.popleft())
-
-
-class Patience:
-    """Time limit for all calls together. Setting the event `stop` ends it from another thread."""
-
-    def __init__(self, seconds: float | None = None) -> None:
-        self._until = None if seconds is None else time.monotonic() + seconds
-        self.stop = threading.Event()
-
-    @property
-    def out(self) -> bool:
-        return self.stop.is_set() or (self._until is not None and time.monotonic() > self._until)
-
-
-class RayNode:
-    """A node of the Ray cluster that this process is connected to."""
-
-    def __init__(self, ray: Any, task: Any, node: str, patience: Patience) -> None:
-        self._ray = ray
-        self._task = task
-        self._node = node
-        self._patience = patience
-
-    def ask(self, name: str, *arguments: Any) -> RemoteCall:
-        call = cluster.on_node(self._task, self._node, f"autoprof_collect_{name}")
-        return RemoteCall(name, arguments, call.remote(name, *arguments), time.monotonic())
-
-    def answer(self, call: RemoteCall) -> Any:
         for tries in range(1, _TRIES + 1):
             try:
                 # The time counts from the start of the call, so that several silent nodes share one wait.
-                return self._wait(call.answer, call.since + _PATIENCE_S)
+                return self._wait(call.answer, call.since + _CALL_S)
             except NodeLost:
                 raise
             except Exception as error:  # an exception of Ray: a worker or the node has died
@@ -112,18 +72,19 @@ class RayNode:
                     raise NodeLost(self._describe(error)) from None
                 call = self.ask(call.name, *call.arguments)
 
-    def _wait(self, reference: Any, deadline: float) -> Any:
+    def _wait(self, reference: Any, call_deadline: float) -> Any:
         # Wait with short timeouts: Ray must not shut down while this thread waits in it.
-        while not self._ray.wait([reference], timeout=_POLL_S)[0]:
-            if self._patience.out:
-                self._ray.cancel(reference)
-                raise TimeIsUp("there was no time left")
-            if time.monotonic() > deadline:
-                self._ray.cancel(reference)
-                raise NodeLost(f"no answer within {_PATIENCE_S:.0f} s")
-        if self._patience.out:
-            raise TimeIsUp("there was no time left")
-        return self._ray.get(reference)
+        problem = ""
+        while not problem:
+            done, _ = self._ray.wait([reference], timeout=_POLL_S)
+            if time.monotonic() > self._deadline:
+                problem = "there was no time left"
+            elif done:
+                return self._ray.get(reference)
+            elif time.monotonic() > call_deadline:
+                problem = f"no answer within {_CALL_S:.0f} s"
+        self._ray.cancel(reference)
+        raise NodeLost(problem)
 
     def _is_alive(self) -> bool:
         return any(node["NodeID"] == self._node and node["Alive"] for node in self._ray.nodes())
@@ -136,210 +97,267 @@ class RayNode:
 DIED = "the node has died"
 
 
+class File(NamedTuple):
+    """A file of a node: its path in the node's part of the run, its size in bytes, and its last change.
+
+    The last change is in nanoseconds since the epoch.
+    """
+
+    path: str
+    size: Size
+    mtime_ns: int
+
+
+_MAX_DEPTH = 16
+# Maximum length of a name in bytes. File systems allow 255, but unfinished files have longer names.
+_MAX_NAME_BYTES = 220
+
+
+def safe(path: str) -> bool:
+    """Return True if a path from another node stays in the run directory, and is not a temporary file."""
+    parts = path.split("/")
+    names = all(part not in ("", ".", "..") and len(os.fsencode(part)) <= _MAX_NAME_BYTES for part in parts)
+    is_hidden = parts[0].startswith(".") or path.endswith(PART)
+    return names and len(parts) <= _MAX_DEPTH and not is_hidden and "\0" not in path
+
+
+# The end of a name, which readers rely on.
+_ENDING = re.compile(r"_\d+_\d+_ascend_pt/|\.pt\.trace\.json\.gz\Z|\.meta\.json\Z|\.[a-z-]+\Z|\Z")
+
+
+def of_node(path: str, node: str) -> str:
+    """Return the name of a node's file here, if another file already has its own name."""
+    return _ENDING.sub(lambda ending: f".node-{node[:12]}{ending[0]}", path, count=1)
+
+
+class Index:
+    """The nodes of the files in a run directory that came from other nodes."""
+
+    def __init__(self, run: Path) -> None:
+        self._file = run / COLLECTING / f"index{LINES}"
+        self.nodes: dict[str, str] = {}
+        with contextlib.suppress(OSError):  # nothing has been collected yet
+            for line in lines(self._file):
+                with contextlib.suppress(ValueError, TypeError, RecursionError):  # the line is cut off
+                    target, node = json.loads(line or b"")
+                    self.nodes[str(target)] = str(node)
+
+    def target(self, node: str, path: str) -> str:
+        """Return the path of a node's file here."""
+        own_name = of_node(path, node)
+        return own_name if self.nodes.get(own_name) == node else path
+
+    def add(self, target: str, node: str) -> None:
+        """Add a file. Call this before the file appears, so that it is never taken for a file of this node.
+
+        Raises:
+            OSError: The index can't be written.
+        """
+        if self.nodes.get(target) != node:
+            # `json`, because names may contain any bytes and msgspec refuses lone surrogates.
+            files.append(self._file, json.dumps([target, node]).encode() + b"\n")
+            self.nodes[target] = node
+
+
 # Maximum size of a piece of files, in bytes.
 PIECE = 8 << 20
-# Maximum number of files in one piece or in one call for checksums.
-_MAX_FILES = 512
+# Maximum number of pieces in one call.
+_MAX_PIECES = 512
 # Number of bytes after which a call for checksums takes no further files.
 _MAX_SUMMED_BYTES = 512 << 20
-# A piece: its bytes, its sha256, and its problem or an empty text.
-Piece = tuple[bytes, str, str]
 CHANGED = "it changed while it was read"
 NOT_EQUAL = "the received bytes differ from the node's file (sha256)"
 
 
-class File(msgspec.Struct, frozen=True):
-    """A file of a node.
-
-    Attributes:
-        path: Its path in the node's part of the run.
-        size: Its size in bytes.
-        mtime_ns: Its last change, in nanoseconds since the epoch.
-        target: Its path in the run directory here.
-    """
-
-    path: str
-    size: int
-    mtime_ns: int
-    target: str
-
-    @property
-    def grows(self) -> bool:
-        """Return True if processes only append to the file, so that its present content stays valid."""
-        return self.path.endswith(LINES)
-
-
-class FetchedFile(msgspec.Struct, frozen=True):
-    """The result for a file: its sha256, or the problem."""
+class Piece(NamedTuple):
+    """A part of a file."""
 
     file: File
-    sha256: str = ""
-    problem: str = ""
+    offset: int
+    length: int
+
+    @property
+    def request(self) -> tuple[str, int, int, int, int]:
+        """Return the arguments of `read` on the node. Processes only append to a `.jsonl` file."""
+        path, size, mtime_ns = self.file
+        return path, self.offset, self.length, size, 0 if path.endswith(LINES) else mtime_ns
 
 
 class Fetcher:
     """Fetcher of files from one node into a run directory.
 
     Attributes:
-        node: Ray's id of the node.
         progress: Callback with the number of bytes that were added.
     """
 
-    def __init__(self, run: Path, node: str, directory: str, source: Source, progress: Callable[[int], object]) -> None:
+    def __init__(
+        self, run: Path, node: str, directory: str, source: RayNode, index: Index, progress: Callable[[int], object]
+    ) -> None:
         self._run = run
-        self.node = node
+        self._node = node
         self._directory = directory
         self._source = source
+        self._index = index
         self.progress = progress
 
-    def fetch(self, files: Sequence[File]) -> Iterator[FetchedFile]:
-        """Fetch files. Replace files that were fetched before.
+    def outdated(self, node_files: Sequence[File]) -> list[File]:
+        """Return the files that are missing here or have changed. Compare files of equal size by their sha256.
+
+        Raises:
+            NodeLost: The node does not answer.
+        """
+        outdated: list[File] = []
+        compared: list[Piece] = []
+        for file in node_files:
+            if self.is_here(file):
+                self.progress(file.size)
+            elif _size(self._run / self._index.target(self._node, file.path)) == file.size:
+                compared.append(Piece(file, 0, file.size))
+            else:
+                outdated.append(file)
+        for piece, node_sum in self._answers("digest", compared, _MAX_SUMMED_BYTES):
+            if node_sum and node_sum == _sha256(self._run / self._index.target(self._node, piece.file.path)):
+                self.progress(piece.length)
+            else:
+                outdated.append(piece.file)
+        return outdated
+
+    def is_here(self, file: File) -> bool:
+        """Return True if a file was fetched from this node and has not changed since, on either side."""
+        target = self._index.target(self._node, file.path)
+        if self._index.nodes.get(target) != self._node:
+            return False
+        try:
+            status = (self._run / target).lstat()
+        except OSError:
+            return False
+        return (status.st_size, status.st_mtime_ns) == (file.size, file.mtime_ns)
+
+    def fetch(self, wanted: Sequence[File]) -> Iterator[tuple[File, str]]:
+        """Fetch files. Yield each with its problem, or an empty text.
 
         Raises:
             NodeLost: The node does not answer.
             OSError: A file can't be written here, for example because the disk is full.
         """
-        small = [file for file in files if file.size <= PIECE]
-        for bundle, pieces in zip(bundles(small), self._pieces(bundles(small)), strict=True):
-            for file, piece in zip(bundle, pieces, strict=True):
-                data, problem = _checked(piece, file.size)
-                yield self._small(file, data) if not problem else FetchedFile(file, problem=problem)
-        for file in files:
-            if file.size > PIECE:
-                yield self._large(file)
-
-    def digests(self, wanted: Sequence[tuple[str, int]]) -> list[str]:
-        """Return the sha256 of the first bytes of the node's files.
-
-        Args:
-            wanted: The path of each file and its number of bytes.
-
-        Raises:
-            NodeLost: The node does not answer.
-        """
-        sums: list[str] = []
-        bundle: list[tuple[str, int]] = []
-        for path, size in wanted:
-            bundle.append((path, size))
-            if len(bundle) == _MAX_FILES or sum(bytes_of_file for _, bytes_of_file in bundle) > _MAX_SUMMED_BYTES:
-                sums += self._digest(bundle)
-                bundle = []
-        return sums + self._digest(bundle)
-
-    def _digest(self, bundle: list[tuple[str, int]]) -> list[str]:
-        sums: list[str] = []
-        if bundle:
-            sums = self._source.answer(self._source.ask("digest", self._directory, bundle))
-        return sums
-
-    def _pieces(self, file_bundles: Iterator[list[File]]) -> Iterator[list[Piece]]:
-        calls = ((self._directory, [_request(file, 0, file.size) for file in bundle]) for bundle in file_bundles)
-        return answers(self._source, "read", calls)
-
-    def _small(self, file: File, data: bytes) -> FetchedFile:
-        return self._place(file, lambda path: files.write(path, data), hashlib.sha256(data).hexdigest())
-
-    def _large(self, file: File) -> FetchedFile:
-        part = self._run / COLLECTING / f"{self._key(file)}{PART}"
-        # Try again from the start if resuming fails: the part of an earlier attempt may be damaged by a power loss.
-        for resuming in (True, False):
-            if not resuming:
-                files.remove(str(part))
-            size = part.stat().st_size if part.exists() else 0
-            sums = _hashed(part, size) if 0 < size <= file.size else None
-            if sums is None:
-                os.close(files.create(part))
-                size, sums = 0, hashlib.sha256()
-            self.progress(size)
-            problem = self._append(file, part, size, sums)
-            if problem:
-                files.remove(str(part))
-                return FetchedFile(file, problem=problem)
-            (node_sum,) = self.digests([(file.path, file.size)])
-            if node_sum == sums.hexdigest():
-                return self._place(file, lambda path: os.replace(part, path), node_sum)
-            if not resuming or size == 0:
-                break
-        files.remove(str(part))
-        return FetchedFile(file, problem=NOT_EQUAL if node_sum and not file.grows else CHANGED)
-
-    def _append(self, file: File, part: Path, begin: int, sums: Any) -> str:
-        """Append the bytes of a file from `begin` on, piece by piece. Return the problem, or an empty text."""
-        offsets = range(begin, file.size, PIECE)
-        lengths = {offset: min(PIECE, file.size - offset) for offset in offsets}
-        calls = ((self._directory, [_request(file, offset, length)]) for offset, length in lengths.items())
-        for offset, pieces in zip(offsets, answers(self._source, "read", calls), strict=True):
-            (piece,) = pieces
-            data, problem = _checked(piece, lengths[offset])
-            if problem:
-                return problem
-            files.append(part, data)
-            sums.update(data)
-            self.progress(len(data))
-        return ""
-
-    def _place(self, file: File, put: Callable[[Path], object], sha256: str) -> FetchedFile:
-        path = self._run / file.target
+        failed: set[File] = set()
+        pieces = (
+            Piece(file, offset, min(PIECE, file.size - offset))
+            for file in wanted
+            for offset in range(0, max(1, file.size), PIECE)
+            if file not in failed
+        )
+        part = self._run / COLLECTING / f"{os.urandom(8).hex()}{PART}"
         try:
-            for parent in reversed(Path(file.target).parents[:-1]):
+            for piece, (data, node_sum, problem) in self._answers("read", pieces, PIECE):
+                file = piece.file
+                if file in failed:
+                    continue
+                problem = _problem(piece, data, node_sum, problem)
+                if not problem:
+                    if piece.offset == 0:
+                        os.close(files.create(part))
+                    files.append(part, data)
+                    self.progress(piece.length)
+                    if piece.offset + piece.length < file.size:
+                        continue
+                    problem = self._place(file, part)
+                if problem:
+                    failed.add(file)
+                yield file, problem
+        finally:
+            files.remove(str(part))
+
+    def _answers(self, name: str, pieces: Iterable[Piece], max_bytes: int) -> Iterator[tuple[Piece, Any]]:
+        """Yield pieces, each with the result of a function of the node. A few calls are pending at a time."""
+        pending: deque[tuple[list[Piece], RemoteCall]] = deque()
+        for bundle in _bundles(pieces, max_bytes):
+            if len(pending) == MAX_PENDING:
+                yield from self._answer(*pending.popleft())
+            pending.append((bundle, self._source.ask(name, self._directory, [piece.request for piece in bundle])))
+        while pending:
+            yield from self._answer(*pending.popleft())
+
+    def _answer(self, bundle: list[Piece], call: RemoteCall) -> Iterator[tuple[Piece, Any]]:
+        return zip(bundle, self._source.answer(call), strict=True)
+
+    def _place(self, file: File, part: Path) -> str:
+        """Rename a fetched file. Return the problem, or an empty text.
+
+        Processes of two containers may have the same host name and pid. If another file has the name, keep both. If one
+        of them is the beginning of the other, both are copies of one file: keep the longer one.
+        """
+        target = self._index.target(self._node, file.path)
+        path = self._run / target
+        if self._index.nodes.get(target) != self._node and file.path != RUN and os.path.lexists(path):
+            if not _begin_alike(part, path):
+                target = of_node(file.path, self._node)
+                path = self._run / target
+            elif _size(path) >= file.size:
+                return ""
+        try:
+            for parent in reversed(Path(target).parents[:-1]):
                 files.folder(self._run / parent)
-            put(path)
+            self._index.add(target, self._node)
+            os.replace(part, path)
             # Keep the time of the last change, because reports use it.
             os.utime(path, ns=(file.mtime_ns, file.mtime_ns), follow_symlinks=False)
         except FileExistsError:
-            return FetchedFile(file, problem=f"{path.parent} exists and is not a folder")
+            return f"{path.parent} exists and is not a folder"
         except IsADirectoryError:
-            return FetchedFile(file, problem=f"{path} is a folder")
-        if file.size <= PIECE:
-            self.progress(file.size)
-        return FetchedFile(file, sha256)
-
-    def _key(self, file: File) -> str:
-        """Return the name of a file's part. It depends on the node and on the state of the file."""
-        text = "\0".join([self.node, file.path, *([] if file.grows else [str(file.size), str(file.mtime_ns)])])
-        return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:32]
+            return f"{path} is a folder"
+        return ""
 
 
-def bundles(files: Sequence[File]) -> Iterator[list[File]]:
-    """Yield groups of files that together make one piece."""
-    bundle: list[File] = []
-    room = PIECE
-    for file in files:
-        if bundle and (file.size > room or len(bundle) == _MAX_FILES):
+def _bundles(pieces: Iterable[Piece], max_bytes: int) -> Iterator[list[Piece]]:
+    """Yield groups of pieces for one call each."""
+    bundle: list[Piece] = []
+    for piece in pieces:
+        if bundle and (sum(each.length for each in bundle) + piece.length > max_bytes or len(bundle) == _MAX_PIECES):
             yield bundle
-            bundle, room = [], PIECE
-        bundle.append(file)
-        room -= file.size
+            bundle = []
+        bundle.append(piece)
     if bundle:
         yield bundle
 
 
-def sha256(path: Path, size: int) -> str:
-    """Return the sha256 of the first `size` bytes of a local file, or an empty text if it is shorter or unreadable."""
-    with contextlib.suppress(OSError):
-        if sums := _hashed(path, size):
-            return str(sums.hexdigest())
-    return ""
-
-
-def _hashed(path: Path, size: int) -> Any:
-    sums = hashlib.sha256()
-    with io.open(files.opened(path), "rb") as file:
-        while size and (piece := file.read(min(size, 1 << 20))):
-            sums.update(piece)
-            size -= len(piece)
-    return sums if size == 0 else None
-
-
-def _checked(piece: Piece, length: int) -> tuple[bytes, str]:
-    """Return the bytes of a piece and its problem, or an empty text if it is correct."""
-    data, node_sum, problem = piece
-    if problem == "changed" or (not problem and len(data) != length):
-        return b"", CHANGED
+def _problem(piece: Piece, data: bytes, node_sum: str, problem: str) -> str:
+    """Return the problem of a received piece, or an empty text."""
+    if problem == "changed" or (not problem and len(data) != piece.length):
+        return CHANGED
     if not problem and hashlib.sha256(data).hexdigest() != node_sum:
-        return b"", NOT_EQUAL
-    return data, problem
+        return NOT_EQUAL
+    return problem
 
 
-def _request(file: File, offset: int, length: int) -> tuple[str, int, int, int, int]:
-    return file.path, offset, length, file.size, 0 if file.grows else file.mtime_ns
+def _size(path: Path) -> int:
+    """Return the size of a file here, or -1 if there is none."""
+    try:
+        return path.lstat().st_size
+    except OSError:
+        return -1
+
+
+def _sha256(path: Path) -> str:
+    """Return the sha256 of a file here, or an empty text if it can't be read."""
+    sums = hashlib.sha256()
+    try:
+        with io.open(files.opened(path), "rb") as file:
+            while block := file.read(1 << 20):
+                sums.update(block)
+    except OSError:
+        return ""
+    return sums.hexdigest()
+
+
+def _begin_alike(first: Path, second: Path) -> bool:
+    """Return True if one of two files is the beginning of the other."""
+    try:
+        with io.open(files.opened(first), "rb") as one, io.open(files.opened(second), "rb") as other:
+            while (block := one.read(1 << 20)) and (other_block := other.read(1 << 20)):
+                length = min(len(block), len(other_block))
+                if block[:length] != other_block[:length]:
+                    return False
+    except OSError:
+        return False
+    return True

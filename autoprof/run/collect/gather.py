@@ -15,59 +15,51 @@ from autoprof.base.originals import fcntl, os, time
 from autoprof.base.redact import hidden_in
 from autoprof.run import cluster, node_functions
 from autoprof.run.cluster import Node
-from autoprof.run.collect import plan as planning
-from autoprof.run.collect.fetch import CHANGED, DIED, FetchedFile, Fetcher, File, NodeLost, Patience, RayNode, Source
-from autoprof.run.collect.plan import Entry, Index
+from autoprof.run.collect.fetch import CHANGED, DIED, Fetcher, File, Index, NodeLost, RayNode, safe
 from autoprof.rundir import decoder, layout, processes, runs
-from autoprof.rundir.file_names import COLLECTED, COLLECTING
+from autoprof.rundir.file_names import COLLECTED, COLLECTING, META, PART, RAW_ENDINGS, RUN, TRACE
 from autoprof.rundir.layout import RunDir
-from autoprof.rundir.records import CollectedFile, Missing, NodeState, RunFile, Size
+from autoprof.rundir.records import CollectedFile, HooksFile, Missing, NodeState, RunFile
 
 
-class NodeAnswer(msgspec.Struct, kw_only=True):
-    """The answer of a node about its part of a run (`look` in `node_functions.py`).
+class NodePart(msgspec.Struct, kw_only=True):
+    """A node's part of a run: the answer of `look` in `node_functions.py`.
 
     Attributes:
+        node: Ray's id of the node.
+        directory: The run directory there.
         host: Its host name.
         autoprof: True if autoprof is installed there.
         state: `there`, `absent` or `unreadable`; here also `no answer`.
         reason: The reason, if the part is unreadable or the node does not answer.
         same: True if the node has the disk of the run directory here.
         disk: The identity of the node's folder, as in `cluster.disk_of`.
-        files: The complete files: path, size in bytes, and last change in nanoseconds since the epoch.
+        files: The complete files.
         unfinished: The incomplete files: path, and seconds since the last change.
         left_out: The paths that are not collected, each with its reason.
-        more: True if the node has more files than in this answer.
     """
 
-    host: str = ""
+    node: str
+    directory: str
+    host: str
     autoprof: bool = True
     state: str = "there"
     reason: str = ""
     same: bool = False
     disk: str = ""
-    files: list[tuple[str, Size, int]] = []
+    files: list[File] = []
     unfinished: list[tuple[str, float]] = []
     left_out: list[tuple[str, str]] = []
-    more: bool = False
-
-
-class NodePart(NodeAnswer, kw_only=True):
-    """A node's part of a run."""
-
-    node: str
-    directory: str
 
     def state_of(self, state: str, fetched: int = 0) -> NodeState:
         """Return the node for `collected.json`."""
-        size = sum(size for _, size, _ in self.files)
         return NodeState(
             id=self.node,
             host=self.host,
             state=state,
             directory=self.directory,
             files=len(self.files),
-            bytes=size,
+            bytes=sum(file.size for file in self.files),
             fetched=fetched,
         )
 
@@ -94,13 +86,10 @@ def warn_missing(missing: list[Missing], then: str) -> None:
         log.warning(f"collecting is not complete: {named}{more}; {then}")
 
 
-# Maximum number of files in one answer of a node.
-_MAX_FILES = 20_000
-# Number of files after which the index is written. If collecting is killed, it compares the others again next time.
-_INDEX_AFTER_FILES = 256
 # A file that has not changed for this time is no longer being written.
 _FRESH_S = 10.0
 _PAUSE_S = 0.5
+NEVER = float("inf")
 _BUSY = "another process is collecting this run; try again when it has ended"
 
 Progress = Callable[[int], object]
@@ -118,7 +107,7 @@ class Gathering:
         registered: The nodes that have registered with the run, by id.
         alive: The host names of the live nodes of the cluster, by id.
         sources: The live nodes as sources of files, by id.
-        patience: The time limit.
+        deadline: Time at which all calls end, by `time.monotonic`.
     """
 
     def __init__(
@@ -126,14 +115,14 @@ class Gathering:
         run: Path,
         registered: Sequence[Node],
         alive: Mapping[str, str],
-        source: Callable[[str], Source],
-        patience: Patience,
+        source: Callable[[str], RayNode],
+        deadline: float = NEVER,
     ) -> None:
         self.run = run
         self.registered = {node.id: node for node in registered}
         self.alive = alive
         self.sources = {node: source(node) for node in alive}
-        self.patience = patience
+        self.deadline = deadline
         self._driver = next((node for node in registered if node.driver), None)
         self._missing: list[Missing] = []
         self._left_out: list[Missing] = []
@@ -154,11 +143,13 @@ class Gathering:
         files.folder(self.run, own=2)
         files.folder(self.run / COLLECTING)
         with self._lock(), self._mark() as mark:
+            for part_file in (self.run / COLLECTING).glob(f"*{PART}"):  # of a killed process
+                files.remove(str(part_file))
             parts = self._look(mark, wait)
             index = Index(self.run)
             states = [part.state_of(part.final_state) for part in parts if part.final_state]
             remote_parts = self._distinct(parts)
-            with progress(sum(size for part in remote_parts for _, size, _ in part.files)) as done:
+            with progress(sum(file.size for part in remote_parts for file in part.files)) as done:
                 states += [self._take(part, index, done) for part in remote_parts]
             states += self._dead(parts, index)
         return CollectedFile(
@@ -197,35 +188,27 @@ class Gathering:
     def _look(self, mark: str, wait: bool) -> list[NodePart]:
         """Return the parts of all nodes. Ask all nodes at once, because Ray may have to start a worker on each."""
         while True:
-            calls = {node: self._ask(node, mark, "") for node in self.alive}
-            parts = [self._part(node, mark, call) for node, call in calls.items()]
+            calls = {node: self.sources[node].ask("look", self._directory(node), mark) for node in self.alive}
+            parts = [self._part(node, call) for node, call in calls.items()]
             writing = any(abs(age) < _FRESH_S for part in parts for _, age in part.unfinished)
-            if not wait or not writing or self.patience.out:
+            if not wait or not writing or time.monotonic() > self.deadline:
                 return parts
             time.sleep(_PAUSE_S)
-
-    def _ask(self, node: str, mark: str, after: str) -> Any:
-        return self.sources[node].ask("look", self._directory(node), mark, after, _MAX_FILES)
 
     def _directory(self, node: str) -> str:
         registered = self.registered.get(node) or self._driver
         return registered.directory if registered else str(self.run)
 
-    def _part(self, node: str, mark: str, call: Any) -> NodePart:
-        part = NodePart(node=node, host=host_name(self.alive[node]), directory=self._directory(node))
+    def _part(self, node: str, call: Any) -> NodePart:
+        part = NodePart(node=node, directory=self._directory(node), host=host_name(self.alive[node]))
         try:
-            while True:
-                answer = msgspec.convert(self.sources[node].answer(call), NodeAnswer)
-                files = [*part.files, *answer.files]
-                for field in ("autoprof", "state", "reason", "same", "disk", "unfinished", "left_out"):
-                    setattr(part, field, getattr(answer, field))
-                part.host, part.files = host_name(answer.host), files
-                if not answer.more or not answer.files:
-                    return part
-                call = self._ask(node, mark, answer.files[-1][0])
+            answer = self.sources[node].answer(call)
+            part = msgspec.convert({**answer, "node": node, "directory": part.directory}, NodePart)
+            part.host = host_name(part.host)
+            return part
         except NodeLost as error:
             part.state, part.reason = "no answer", str(error)
-        except msgspec.ValidationError as error:
+        except (TypeError, msgspec.ValidationError) as error:
             part.state, part.reason = "no answer", f"its answer can't be understood: {error}"
         self._missing.append(part.missing("", part.reason))
         return part
@@ -244,67 +227,64 @@ class Gathering:
 
     def _take(self, part: NodePart, index: Index, progress: Progress) -> NodeState:
         """Fetch the files of a node that are missing or outdated here."""
-        fetcher = Fetcher(self.run, part.node, part.directory, self.sources[part.node], progress)
+        fetcher = Fetcher(self.run, part.node, part.directory, self.sources[part.node], index, progress)
         before, fetched = len(self._missing), 0
         self._left_out += [part.missing(path, reason) for path, reason in part.left_out]
-        for path in planning.captures(path for path, _ in part.unfinished):
+        for path in _captures(path for path, _ in part.unfinished):
             self._missing.append(part.missing(path, "it is being written, or was when its process died (.part)"))
-        plan = planning.Plan(self.run, part.node, index, self._has_driver(part))
         try:
-            for wanted in (plan.made(part.files, fetcher), self._changed(part, plan, fetcher)):
-                for result in self._fetched(wanted, fetcher, index):
-                    fetched += result.file.size if not result.problem else 0
-                    if result.problem == CHANGED and not plan.again:
-                        plan.changed.append(result.file)
-                    elif result.problem:
-                        self._missing.append(part.missing(result.file.path, result.problem))
+            for file, problem in self._fetched(part, fetcher):
+                fetched += file.size if not problem else 0
+                if problem:
+                    self._missing.append(part.missing(file.path, problem))
         except NodeLost as error:
-            lacking = len(part.files) - sum(index.same(part.node, *listed) for listed in part.files)
+            lacking = sum(not fetcher.is_here(file) for file in part.files)
             problem = f"{error}; {lacking} of its {len(part.files)} files are missing or outdated here"
             self._missing.append(part.missing("", problem))
         except (TypeError, ValueError) as error:
             self._missing.append(part.missing("", f"its answer can't be understood: {error}"))
-        self._left_out += [part.missing(path, "its path leads out of the run directory") for path in plan.unsafe]
         return part.state_of("collected" if len(self._missing) == before else "incomplete", fetched)
 
-    def _has_driver(self, part: NodePart) -> bool:
-        return self._driver is not None and self._driver.id == part.node
+    def _fetched(self, part: NodePart, fetcher: Fetcher) -> Iterator[tuple[File, str]]:
+        """Fetch files, and yield each with its problem. Try files once more that changed while they were read."""
+        changed = set()
+        for file, problem in fetcher.fetch(fetcher.outdated(self._wanted(part))):
+            if problem == CHANGED:
+                changed.add(file.path)
+            else:
+                yield file, problem
+        if changed:
+            source = self.sources[part.node]
+            now = self._part(part.node, source.ask("look", part.directory, ""))
+            yield from fetcher.fetch([file for file in now.files if file.path in changed])
 
-    def _changed(self, part: NodePart, plan: planning.Plan, fetcher: Fetcher) -> Iterator[File]:
-        """Yield the current state of files that changed while they were read, for a second try after the others."""
-        plan.again = True
-        if not plan.changed:
-            return
-        paths = {file.path for file in plan.changed}
-        fresh = self._part(part.node, "", self._ask(part.node, "", ""))
-        yield from plan.made([listed for listed in fresh.files if listed[0] in paths], fetcher)
+    def _wanted(self, part: NodePart) -> list[File]:
+        """Return the files of a part that belong here.
 
-    def _fetched(self, wanted: Iterator[File], fetcher: Fetcher, index: Index) -> Iterator[FetchedFile]:
-        files = list(wanted)
-        entries: list[Entry] = []
-        try:
-            for result in fetcher.fetch(files):
-                if not result.problem:
-                    file = result.file
-                    entry = Entry(file.target, fetcher.node, file.path, file.size, file.mtime_ns, result.sha256)
-                    entries.append(entry)
-                yield result
-                if len(entries) == _INDEX_AFTER_FILES:
-                    index.add(entries)
-                    entries.clear()
-        finally:
-            index.add(entries)
+        Each part has a `run.json` from the first process there. The one on the driver's node has the result of the run.
+        """
+        is_driver = self._driver is not None and self._driver.id == part.node
+        wanted = []
+        for file in part.files:
+            if not safe(file.path):
+                self._left_out.append(part.missing(file.path, "its path leads out of the run directory"))
+            elif file.path != RUN or is_driver or not os.path.lexists(self.run / RUN):
+                wanted.append(file)
+        return wanted
 
     def _dead(self, parts: Sequence[NodePart], index: Index) -> list[NodeState]:
-        """Return the dead nodes of the run, except nodes whose disk is also on a live node or here."""
+        """Return the dead nodes of the run, except nodes whose files are here or whose disk is also on a live node."""
         disks = {cluster.disk_of(str(self.run)), *(part.disk for part in parts)} - {""}
         gone = [node for node in self.registered.values() if node.id not in self.alive and node.disk not in disks]
-        writers = planning.writers(self.run, index) if gone else set()
+        own_files = RunDir(self.run).hooks_files() if gone else []
+        own = [path for path in own_files if f"hooks/{path.name}" not in index.nodes]
+        # The nodes whose processes wrote into this directory directly.
+        writers = {decoder.read(path, HooksFile).node for path in own}
         states = []
         for node in gone:
             if node.id in writers:
                 continue
-            before = index.files_of(node.id)
+            before = sum(owner == node.id for owner in index.nodes.values())
             collected = f"; {before} of them were collected before" if before else ""
             problem = f"{DIED}, and its files in {node.directory} are lost{collected}"
             self._missing.append(Missing(node.id, node.host, "", problem))
@@ -312,11 +292,17 @@ class Gathering:
         return states
 
 
+def _captures(unfinished: Iterator[str]) -> list[str]:
+    """Return the names of unfinished captures, each once: a capture may have several files that end in `.part`."""
+    endings = [*(f"{ending}{PART}" for ending in (TRACE, *RAW_ENDINGS, META)), PART]
+    return sorted({path.removesuffix(next(filter(path.endswith, endings), "")) for path in unfinished})
+
+
 def collect(
     ray: Any,
     run: Path,
-    patience: Patience,
     *,
+    deadline: float = NEVER,
     wait: bool = False,
     progress: Callable[[int], contextlib.AbstractContextManager[Progress]],
 ) -> CollectedFile:
@@ -325,7 +311,7 @@ def collect(
     Args:
         ray: The module, connected to the cluster.
         run: The directory. It is made if it does not exist.
-        patience: The time limit.
+        deadline: Time at which all calls end, by `time.monotonic`.
         wait: True to wait until no process of the run is writing files.
         progress: Function that makes a progress bar for a number of bytes.
 
@@ -338,7 +324,7 @@ def collect(
     if run.is_dir():
         files.open_as(run)
     task = cluster.shipped(ray, node_functions)
-    gathering = Gathering(run, registered, alive, lambda node: RayNode(ray, task, node, patience), patience)
+    gathering = Gathering(run, registered, alive, lambda node: RayNode(ray, task, node, deadline), deadline)
     result = gathering.gather(wait, progress)
     note(result)
     return result

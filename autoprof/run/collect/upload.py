@@ -15,7 +15,6 @@ from autoprof.base import files as safe_files
 from autoprof.base import redact
 from autoprof.base.originals import json, os, time
 from autoprof.base.redact import hidden
-from autoprof.run.collect.fetch import Patience
 from autoprof.rundir.file_names import COLLECTING, LINES, PART, RUN
 from autoprof.rundir.jsonl import lines
 from autoprof.rundir.records import Missing
@@ -59,7 +58,7 @@ class Sending:
         bytes: Their total size.
     """
 
-    def __init__(self, run: Path, url: str, patience: Patience) -> None:
+    def __init__(self, run: Path, url: str) -> None:
         """Open the file system of a URL.
 
         Raises:
@@ -76,7 +75,6 @@ class Sending:
         self._fs.invalidate_cache()
         self._run = run
         self._root = f"{str(root).rstrip('/')}/{run.name}"
-        self._patience = patience
         protocols = self._fs.protocol if isinstance(self._fs.protocol, (tuple, list)) else (self._fs.protocol,)
         self._renamed = not _RENAMED.isdisjoint(protocols)
         name = hashlib.sha256(url.encode(errors="surrogatepass")).hexdigest()[:16]
@@ -95,9 +93,6 @@ class Sending:
                 more = len(files) - index
                 missing.append(Missing("", "", "", f"{more} more files, not tried after {failing} failures in a row"))
                 break
-            if self._patience.out:
-                missing.append(Missing("", "", path, "there was no time left to copy it"))
-                continue
             if path == RUN and missing:
                 # Readers take a run with `run.json` for complete.
                 missing.append(Missing("", "", path, "it is copied last, after all other files"))
@@ -105,11 +100,12 @@ class Sending:
             if known.get(path) == (size, mtime_ns) and self._exists(path, size):
                 progress(size)
                 continue
-            if problem := self._try(path, size, progress):
+            if problem := self._try(path):
                 missing.append(Missing("", "", path, problem))
                 failing += 1
                 continue
             failing = 0
+            progress(size)
             self.sent += 1
             self.bytes += size
             with contextlib.suppress(OSError):
@@ -130,17 +126,19 @@ class Sending:
                     listed.append((path.relative_to(self._run).as_posix(), stat.st_size, stat.st_mtime_ns))
         return sorted(listed, key=lambda file: (file[0] == RUN, file[0]))
 
-    def _try(self, path: str, size: int, progress: Callable[[int], object]) -> str:
+    def _try(self, path: str) -> str:
+        """Copy a file. Return the problem of the last attempt, or an empty text."""
         for tries in range(1, _TRIES + 1):
             try:
-                return self._put(path, size, progress)
+                self._put(path)
+                break
             except Exception as error:  # each package raises its own exceptions
-                if tries == _TRIES or self._patience.out:
+                if tries == _TRIES:
                     return _describe(error)
                 time.sleep(_PAUSE_S * tries)
         return ""
 
-    def _put(self, path: str, size: int, progress: Callable[[int], object]) -> str:
+    def _put(self, path: str) -> None:
         target, source = f"{self._root}/{path}", self._run / path
         upload = f"{target}{PART}" if self._renamed else target
         if self._renamed:
@@ -157,8 +155,6 @@ class Sending:
             raise OSError(f"{copied} bytes were copied instead of {before.st_size}")
         if self._renamed:
             self._rename(upload, target)
-        progress(size)
-        return ""
 
     def _rename(self, upload: str, target: str) -> None:
         try:

@@ -17,7 +17,6 @@ from fsspec.implementations.memory import MemoryFileSystem
 from autoprof.base import redact
 from autoprof.config.settings import Settings, load
 from autoprof.run.collect import upload
-from autoprof.run.collect.fetch import Patience
 from autoprof.run.collect.upload import NoTarget, Sending, lacks
 from tests.support.helpers import clean_environment
 
@@ -37,8 +36,8 @@ def run(tmp_path: Path) -> Path:
     return folder
 
 
-def send(run: Path, url: str, patience: Patience | None = None) -> tuple[Sending, list[str]]:
-    made = Sending(run, url, patience or Patience())
+def send(run: Path, url: str) -> tuple[Sending, list[str]]:
+    made = Sending(run, url)
     return made, [each.line for each in made.send(lambda done: None)]
 
 
@@ -159,11 +158,6 @@ def test_a_size_that_is_not_right_is_noticed(run: Path, flaky: type[Flaky], monk
     assert "OSError: 999 bytes were copied instead of 1000" in send(run, "flaky://bucket/runs")[1][0]
 
 
-def test_without_time_all_that_lacks_is_named(run: Path, flaky: type[Flaky]) -> None:
-    made, missing = send(run, "flaky://bucket/runs", Patience(-1))
-    assert (made.sent, len(missing)) == (0, 4)
-
-
 def test_memory_keeps_it_under_its_names(run: Path) -> None:
     place = uuid.uuid4().hex
     assert send(run, f"memory://{place}")[1] == []
@@ -178,7 +172,7 @@ def test_memory_keeps_it_under_its_names(run: Path) -> None:
 def test_a_place_that_can_not_be_reached_says_what_lacks(run: Path, url: str, why: str) -> None:
     assert why in lacks(url)
     with pytest.raises(NoTarget, match=why):
-        Sending(run, url, Patience())
+        Sending(run, url)
 
 
 def test_without_fsspec_it_is_said_which_extra_brings_it(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
