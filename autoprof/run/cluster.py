@@ -188,12 +188,15 @@ def shipped(ray: Any, module: ModuleType) -> Any:
     return ray.remote(autoprof_task)
 
 
-def on_node(task: Any, node: str, name: str) -> Any:
-    """Return a remote function that runs only on the node with the id `node`. Ray shows it as `name`."""
+def on_node(task: Any, node: str, name: str, retries: int = 0) -> Any:
+    """Return a remote function that runs only on the node with the id `node`. Ray shows it as `name`.
+
+    If its worker process dies, Ray calls it again, at most `retries` times.
+    """
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     strategy = NodeAffinitySchedulingStrategy(node_id=node, soft=False)
-    return task.options(num_cpus=0, max_retries=0, name=name, scheduling_strategy=strategy)
+    return task.options(num_cpus=0, max_retries=retries, name=name, scheduling_strategy=strategy)
 
 
 # Timeout for the answer of a node: Ray may have to start a worker there.

@@ -66,6 +66,8 @@ def _disk_of(directory: str) -> str:
 
 
 def _add_files(directory: str, answer: dict[str, Any]) -> None:
+    """Add complete and incomplete files, and the paths that are left out, to an answer of `look`."""
+
     def leave_out(error: OSError) -> None:
         answer["left_out"].append((os.path.relpath(error.filename, directory), str(error)))
 

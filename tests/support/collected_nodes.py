@@ -5,16 +5,22 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from autoprof.run import node_functions
 from autoprof.run.cluster import Node
-from autoprof.run.collect.fetch import RemoteCall
 from autoprof.run.collect.gather import NEVER, Gathering
 from autoprof.rundir.records import CollectedFile
 
 CAPTURE = "global_step_000002/actor.update_actor.rank0.n1.pid7"
 TRACE, META = f"{CAPTURE}.pt.trace.json.gz", f"{CAPTURE}.meta.json"
+
+
+class Question(NamedTuple):
+    """A call of a function of a node."""
+
+    name: str
+    arguments: tuple[Any, ...]
 
 
 class Folder:
@@ -27,13 +33,13 @@ class Folder:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.before: Callable[[RemoteCall], object] = lambda asked: None
-        self.asked: list[RemoteCall] = []
+        self.before: Callable[[Question], object] = lambda asked: None
+        self.asked: list[Question] = []
 
-    def ask(self, name: str, *arguments: Any) -> RemoteCall:
-        return RemoteCall(name, arguments, None, 0.0)
+    def ask(self, name: str, *arguments: Any) -> Question:
+        return Question(name, arguments)
 
-    def answer(self, asked: RemoteCall) -> Any:
+    def answer(self, asked: Question) -> Any:
         self.asked.append(asked)
         self.before(asked)
         _, *arguments = asked.arguments

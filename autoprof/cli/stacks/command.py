@@ -28,23 +28,6 @@ from autoprof.rundir import runs
 from autoprof.rundir.records import STACKS, Frame, OpenSpan, ProcessStacks, Task, Why
 
 
-class Absent(Struct, frozen=True, kw_only=True):
-    """A process without a stack in the answer.
-
-    Attributes:
-        state: `running`, `gone` or `elsewhere`, as in `open_spans`.
-        reason: The reason.
-        spans: Its last open spans.
-    """
-
-    host: str
-    pid: int
-    process: str
-    state: str
-    reason: str
-    spans: list[OpenSpan]
-
-
 class Answer(Struct, frozen=True, kw_only=True):
     """The answer of a node.
 
@@ -60,7 +43,7 @@ class Answer(Struct, frozen=True, kw_only=True):
     host: str
     folder: str
     files: dict[str, bytes] = {}
-    absent: list[Absent] = []
+    absent: list[Lacking] = []
     py_spy: str = ""
     problem: str = ""
 
@@ -122,7 +105,7 @@ _MAX_GROUPS, _MAX_TASK_GROUPS, _MAX_OTHERS, _MAX_ABSENT, _MAX_WAITS = 24, 12, 10
 _MAX_FRAMES = 12
 
 
-def page_lines(processes: Sequence[ProcessStacks], absent: Sequence[Absent]) -> Iterator[str]:
+def page_lines(processes: Sequence[ProcessStacks], absent: Sequence[Lacking]) -> Iterator[str]:
     """Yield the lines of the text output."""
     working = groups.at_work(processes)
     yield from _group_lines("", working, _MAX_GROUPS, "process", "processes")
@@ -214,7 +197,7 @@ def _other_lines(listed: Sequence[Group]) -> Iterator[str]:
         yield f"    ... {units.count(more, 'thread')} more, with {len(listed) - _MAX_OTHERS} other stacks"
 
 
-def _absent_lines(absent: Sequence[Absent]) -> Iterator[str]:
+def _absent_lines(absent: Sequence[Lacking]) -> Iterator[str]:
     for process in absent[:_MAX_ABSENT]:
         host_pid = f"{process.host}-{process.pid}"
         name = f"{process.process} ({host_pid})" if process.process else host_pid
@@ -337,17 +320,7 @@ def _print_answers(run_id: str, answers: list[Answer], parsed: argparse.Namespac
                 folders=folders,
                 processes=processes,
                 groups=[_described(group) for group in groups.at_work(processes)],
-                absent=[
-                    Lacking(
-                        host=process.host,
-                        pid=process.pid,
-                        process=process.process,
-                        state=process.state,
-                        reason=process.reason,
-                        spans=process.spans,
-                    )
-                    for process in absent
-                ],
+                absent=absent,
                 problems=problems,
             )
         )
@@ -366,7 +339,7 @@ def _print_answers(run_id: str, answers: list[Answer], parsed: argparse.Namespac
     return 0 if processes else 1
 
 
-def _absent(answers: list[Answer], files: Container[str]) -> list[Absent]:
+def _absent(answers: list[Answer], files: Container[str]) -> list[Lacking]:
     """Return the processes of which no node has a file, each once, with the state that its own host gives.
 
     A host can't see processes in other containers on the same machine: their state stays `elsewhere`.

@@ -32,7 +32,7 @@ PY_SPY_MISSING, PY_SPY_PERMISSION = "missing", "permission"
 _PY_SPY_TIMEOUT_S = 30.0
 _PY_SPY_ATTEMPTS = 3
 
-# A process of the run: `host`, `pid`, `process`, `state`, `reason` and `spans`, as in `Absent` of `command.py`.
+# A process of the run: `host`, `pid`, `process`, `state`, `reason` and `spans`, as in `Lacking` of `documents.py`.
 Process = dict[str, Any]
 
 _HOST = re.sub(r"[^A-Za-z0-9_-]", "-", os.uname().nodename)[:60] or "localhost"

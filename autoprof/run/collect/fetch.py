@@ -20,22 +20,12 @@ from autoprof.rundir.records import Size
 # Timeout for the answer of a node: Ray may have to start a worker there, and its disk may be slow.
 _CALL_S = 120.0
 _POLL_S = 0.2
-_TRIES = 3
 # Number of calls of a node that are pending at a time.
 MAX_PENDING = 3
 
 
 class NodeLost(Exception):
     """A node does not answer. The message gives the reason."""
-
-
-class RemoteCall(NamedTuple):
-    """A pending call of a function on a node. `since` is its start by `time.monotonic`, in seconds."""
-
-    name: str
-    arguments: tuple[Any, ...]
-    answer: Any
-    since: float
 
 
 class RayNode:
@@ -50,48 +40,35 @@ class RayNode:
         self._node = node
         self._deadline = deadline
 
-    def ask(self, name: str, *arguments: Any) -> RemoteCall:
-        """Start a call of the function `name`."""
-        call = cluster.on_node(self._task, self._node, f"autoprof_collect_{name}")
-        return RemoteCall(name, arguments, call.remote(name, *arguments), time.monotonic())
+    def ask(self, name: str, *arguments: Any) -> tuple[Any, float]:
+        """Start a call of the function `name`. Return Ray's reference, and the time by `time.monotonic`."""
+        call = cluster.on_node(self._task, self._node, f"autoprof_collect_{name}", retries=2)
+        return call.remote(name, *arguments), time.monotonic()
 
-    def answer(self, call: RemoteCall) -> Any:
+    def answer(self, call: tuple[Any, float]) -> Any:
         """Wait for the result of a call.
 
         Raises:
             NodeLost: The node does not answer, or the time is used up.
         """
-        for tries in range(1, _TRIES + 1):
-            try:
-                # The time counts from the start of the call, so that several silent nodes share one wait.
-                return self._wait(call.answer, call.since + _CALL_S)
-            except NodeLost:
-                raise
-            except Exception as error:  # an exception of Ray: a worker or the node has died
-                if tries == _TRIES or not self._is_alive():
-                    raise NodeLost(self._describe(error)) from None
-                call = self.ask(call.name, *call.arguments)
-
-    def _wait(self, reference: Any, call_deadline: float) -> Any:
-        # Wait with short timeouts: Ray must not shut down while this thread waits in it.
+        reference, since = call
         problem = ""
-        while not problem:
-            done, _ = self._ray.wait([reference], timeout=_POLL_S)
-            if time.monotonic() > self._deadline:
-                problem = "there was no time left"
-            elif done:
-                return self._ray.get(reference)
-            elif time.monotonic() > call_deadline:
-                problem = f"no answer within {_CALL_S:.0f} s"
-        self._ray.cancel(reference)
+        try:
+            while not problem:
+                # Wait with short timeouts: Ray must not shut down while this thread waits in it.
+                done, _ = self._ray.wait([reference], timeout=_POLL_S)
+                if time.monotonic() > self._deadline:
+                    problem = "there was no time left"
+                elif done:
+                    return self._ray.get(reference)
+                elif time.monotonic() > since + _CALL_S:
+                    problem = f"no answer within {_CALL_S:.0f} s"
+            self._ray.cancel(reference)
+        except Exception as error:  # an exception of Ray: a worker or the node has died
+            first = (str(error).strip().splitlines() or [""])[0]
+            is_alive = any(node["NodeID"] == self._node and node["Alive"] for node in self._ray.nodes())
+            problem = f"{type(error).__name__}: {first[:200]}" if is_alive else DIED
         raise NodeLost(problem)
-
-    def _is_alive(self) -> bool:
-        return any(node["NodeID"] == self._node and node["Alive"] for node in self._ray.nodes())
-
-    def _describe(self, error: Exception) -> str:
-        first = (str(error).strip().splitlines() or [""])[0]
-        return f"{type(error).__name__}: {first[:200]}" if self._is_alive() else DIED
 
 
 DIED = "the node has died"
@@ -270,7 +247,7 @@ class Fetcher:
 
     def _answers(self, name: str, pieces: Iterable[Piece], max_bytes: int) -> Iterator[tuple[Piece, Any]]:
         """Yield pieces, each with the result of a function of the node. A few calls are pending at a time."""
-        pending: deque[tuple[list[Piece], RemoteCall]] = deque()
+        pending: deque[tuple[list[Piece], Any]] = deque()
         for bundle in _bundles(pieces, max_bytes):
             if len(pending) == MAX_PENDING:
                 yield from self._answer(*pending.popleft())
@@ -278,7 +255,7 @@ class Fetcher:
         while pending:
             yield from self._answer(*pending.popleft())
 
-    def _answer(self, bundle: list[Piece], call: RemoteCall) -> Iterator[tuple[Piece, Any]]:
+    def _answer(self, bundle: list[Piece], call: Any) -> Iterator[tuple[Piece, Any]]:
         return zip(bundle, self._source.answer(call), strict=True)
 
     def _place(self, file: File, part: Path) -> str:

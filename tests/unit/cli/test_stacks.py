@@ -18,8 +18,9 @@ import msgspec
 import pytest
 
 from autoprof.base import identity as process_module
+from autoprof.cli.documents import Lacking
 from autoprof.cli.stacks import command, groups, node
-from autoprof.cli.stacks.command import Absent, Answer
+from autoprof.cli.stacks.command import Answer
 from autoprof.run import stacks
 from autoprof.rundir.records import Frame, OpenSpan, ProcessStacks, Task, Thread
 from tests.support import standing
@@ -219,7 +220,7 @@ def test_a_page_of_many_stacks_stays_a_page() -> None:
 
     many = [process(n, *deep(n), spans=stage("update_actor", n)) for n in range(500)]
     absent = [
-        Absent(host="n2", pid=n, process="", state="running", reason="it did not answer", spans=[]) for n in range(90)
+        Lacking(host="n2", pid=n, process="", state="running", reason="it did not answer", spans=[]) for n in range(90)
     ]
     lines = list(command.page_lines(many, absent))
     assert len(lines) < 450
@@ -228,10 +229,10 @@ def test_a_page_of_many_stacks_stays_a_page() -> None:
 
 
 def test_nodes_that_share_a_disk_tell_of_a_process_once() -> None:
-    def absent(host: str, pid: int, state: str) -> Absent:
-        return Absent(host=host, pid=pid, process="", state=state, reason=state, spans=[])
+    def absent(host: str, pid: int, state: str) -> Lacking:
+        return Lacking(host=host, pid=pid, process="", state=state, reason=state, spans=[])
 
-    def answer(host: str, *told: Absent) -> Answer:
+    def answer(host: str, *told: Lacking) -> Answer:
         return Answer(host=host, folder="/shared", files={}, absent=[*told], py_spy="", problem="")
 
     both = [

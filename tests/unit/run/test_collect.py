@@ -11,8 +11,8 @@ import pytest
 from autoprof.run import cluster as ray_cluster
 from autoprof.run.cluster import Node
 from autoprof.run.collect import fetch
-from autoprof.run.collect.fetch import DIED, NodeLost, RemoteCall
-from tests.support.collected_nodes import CAPTURE, META, TRACE, Cluster
+from autoprof.run.collect.fetch import DIED, NodeLost
+from tests.support.collected_nodes import CAPTURE, META, TRACE, Cluster, Question
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def kill_collect(cluster: Cluster) -> None:
     """Collect until a node has read more than 50 pieces."""
     node = cluster.nodes["n1"]
 
-    def killed(asked: RemoteCall) -> None:
+    def killed(asked: Question) -> None:
         if node.count("read") > 50:
             raise Killed
 
@@ -131,7 +131,7 @@ def test_a_file_that_changes_while_it_is_read_is_tried_once_more(cluster: Cluste
     place = cluster.put("n1", "oom/x.pickle", b"a" * size)
     node, times = cluster.nodes["n1"], 0
 
-    def written(asked: RemoteCall) -> None:
+    def written(asked: Question) -> None:
         nonlocal times
         if asked.name == "read" and any(path == "oom/x.pickle" for path, *_ in asked.arguments[1]) and times < often:
             times += 1
@@ -156,7 +156,7 @@ def test_what_does_not_come_as_it_is_gets_no_name(cluster: Cluster, size: int) -
     node = cluster.nodes["n1"]
     answer = node.answer
 
-    def other(asked: RemoteCall) -> Any:
+    def other(asked: Question) -> Any:
         said = answer(asked)
         return [(data[::-1], "0" * 64, problem) for data, _, problem in said] if asked.name == "read" else said
 
@@ -172,7 +172,7 @@ def test_what_does_not_come_as_it_is_gets_no_name(cluster: Cluster, size: int) -
 def test_a_node_that_dies_meanwhile_costs_its_own_files_only(cluster: Cluster) -> None:
     node = cluster.nodes["n1"]
 
-    def gone(asked: RemoteCall) -> None:
+    def gone(asked: Question) -> None:
         if asked.name == "read":
             raise NodeLost(DIED)
 
@@ -220,7 +220,7 @@ def test_what_is_being_written_is_waited_for(cluster: Cluster) -> None:
     node = cluster.nodes["n2"]
     part = cluster.put("n2", "oom/x.pickle.part", "whole")
 
-    def completed(asked: RemoteCall) -> None:
+    def completed(asked: Question) -> None:
         if node.count("look") == 3 and part.exists():
             part.rename(part.with_suffix(""))
 

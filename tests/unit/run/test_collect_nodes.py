@@ -16,11 +16,11 @@ from autoprof.cli.stacks import node as stacks_node
 from autoprof.run import cluster, node_functions
 from autoprof.run.cluster import Node
 from autoprof.run.collect import gather
-from autoprof.run.collect.fetch import NodeLost, RemoteCall, of_node, safe
+from autoprof.run.collect.fetch import NodeLost, of_node, safe
 from autoprof.run.collect.gather import Busy
 from autoprof.rundir import file_names, records
 from autoprof.rundir.layout import RunDir
-from tests.support.collected_nodes import Cluster, Folder
+from tests.support.collected_nodes import Cluster, Folder, Question
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_a_hostile_list_of_files_writes_nothing_elsewhere(cluster: Cluster, tmp_
     node = cluster.nodes["n1"]
     answer = node.answer
 
-    def hostile(asked: RemoteCall) -> Any:
+    def hostile(asked: Question) -> Any:
         said = answer(asked)
         if asked.name == "look":
             said["files"] = [(path, 1, 1) for path in HOSTILE] + said["files"]
@@ -118,7 +118,7 @@ def test_a_link_that_comes_between_the_list_and_the_read_is_not_followed(cluster
     (tmp_path / "key").write_text("{}")
     place = cluster.nodes["n2"].folder / "hooks" / "n2-7.json"
 
-    def planted(asked: RemoteCall) -> None:
+    def planted(asked: Question) -> None:
         if asked.name == "read" and not place.is_symlink():
             place.unlink()
             place.symlink_to(tmp_path / "key")
@@ -195,7 +195,7 @@ def test_two_at_a_time_are_one_too_many(cluster: Cluster) -> None:
 
 def test_without_time_what_lacks_is_named(cluster: Cluster) -> None:
     class Hasty(Folder):
-        def answer(self, asked: RemoteCall) -> Any:
+        def answer(self, asked: Question) -> Any:
             if asked.name != "look":
                 raise NodeLost("there was no time left")
             return super().answer(asked)
