@@ -116,7 +116,7 @@ TASKS: dict[str, dict[str, tuple[str, str, dict[str, str]]]] = {
                 "autoprof recipes --check mytrainer.toml": "check your own recipe",
                 "autoprof recipes": "list recipes, and whether they fit the installed versions",
                 "autoprof recipes verl": "list the hooks of verl",
-                "autoprof recipes --new train.py:Trainer > train.mine.toml": "write a first recipe",
+                "autoprof recipes --new -o train.mine.toml -- python train.py": "measure a run, write a first recipe",
                 "autoprof recipes --try train.mine.toml -- python train.py": "show which hooks fired",
             },
         ),

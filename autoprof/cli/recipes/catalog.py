@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from autoprof import _boot
 from autoprof.base.similar import did_you_mean
 from autoprof.cli.recipes import places
 from autoprof.cli.recipes.source import Sources
@@ -83,6 +84,11 @@ def catalog_hooks(extra: Iterable[str], more: Iterable[str]) -> list[BoundHook]:
         with contextlib.suppress(RecipeError):
             hooks += recipe.load(path)
     return hooks
+
+
+def own_hooks() -> list[BoundHook]:
+    """Return the hooks of autoprof's own recipes."""
+    return [hook for path in places.toml_files(_boot.own_recipes()) for hook in recipe.load(path)]
 
 
 def by_recipe(hooks: Iterable[BoundHook]) -> list[tuple[Recipe, list[BoundHook]]]:

@@ -19,7 +19,7 @@ import msgspec
 
 from autoprof import _boot
 from autoprof.base.similar import did_you_mean
-from autoprof.cli.recipes import places
+from autoprof.cli.recipes import catalog
 from autoprof.hooks import behaviour as behaviours
 from autoprof.hooks import recipe
 from autoprof.hooks.behaviour import PARAMETER
@@ -321,10 +321,9 @@ def check_form(path: str) -> tuple[list[BoundHook], list[RecipeFinding]]:
 
 def replacements(path: str, hooks: list[BoundHook]) -> list[RecipeFinding]:
     """Return a note for each hook of a recipe file that replaces one of autoprof's own hooks."""
-    own = _boot.own_recipes()
-    if not hooks or os.path.dirname(os.path.realpath(path)) == os.path.realpath(own):
+    if not hooks or os.path.dirname(os.path.realpath(path)) == os.path.realpath(_boot.own_recipes()):
         return []
-    known = {hook.key: hook.file for file in places.toml_files(own) for hook in recipe.load(file)}
+    known = {hook.key: hook.file for hook in catalog.own_hooks()}
     return [
         RecipeFinding(
             file=path,

@@ -11,7 +11,7 @@ import msgspec
 from autoprof.base import units
 from autoprof.cli import arguments, console
 from autoprof.cli.console import complain
-from autoprof.cli.recipes import catalog, check, draft, places, static
+from autoprof.cli.recipes import catalog, check, new, places, static
 from autoprof.cli.recipes.check import RecipeFinding, described, summary, takes
 from autoprof.cli.recipes.documents import Behaviours, Catalog, Checked, KnownBehaviour, Option
 from autoprof.cli.recipes.source import Sources
@@ -20,38 +20,49 @@ from autoprof.cli.recipes.source import Sources
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("name", nargs="?", metavar="NAME", help="show the hooks of a recipe or of a target")
-    parser.add_argument("command", nargs="*", metavar="COMMAND", help="with --try: the command, after --")
+    parser.add_argument("command", nargs="*", metavar="COMMAND", help="with --new and --try: the command, after --")
     arguments.add_json(parser)
     action = parser.add_mutually_exclusive_group()
     action.add_argument("--check", nargs="+", metavar="FILE", help="check recipe files or folders and list all errors")
-    action.add_argument(
-        "--new",
-        metavar="PLACE",
-        help="print a first recipe for package.module:Class, train.py or train.py:Class",
-    )
+    action.add_argument("--new", action="store_true", help="run COMMAND, measure it, and print a first recipe for it")
     action.add_argument(
         "--try", dest="attempt", metavar="RECIPE", help="run COMMAND and show which hooks of RECIPE fired"
     )
     action.add_argument("--behaviours", action="store_true", help="list the behaviours and their options")
     action.add_argument("--schema", action="store_true", help="print the JSON schema of recipes, for editors")
+    parser.add_argument("-o", "--output", metavar="FILE", help="with --new: write the recipe to FILE")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=new.SECONDS,
+        help=f"with --new: stop the command after so many seconds (default: {new.SECONDS})",
+    )
+    parser.add_argument(
+        "--package",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="with --new: measure this installed package, too",
+    )
 
 
 def run(parsed: argparse.Namespace) -> int:
     """Run the command and return its exit status."""
+    words = [word for word in (parsed.name, *parsed.command) if word is not None]
+    command = words[1:] if words[:1] == ["--"] else words
     if parsed.attempt:
         from autoprof.cli.recipes import trial  # imported here, because only --try reads timelines
 
-        words = [word for word in (parsed.name, *parsed.command) if word is not None]
-        return trial.run(parsed.attempt, words[1:] if words[:1] == ["--"] else words, parsed.json)
+        return trial.run(parsed.attempt, command, parsed.json)
+    if parsed.new:
+        return new.run(command, parsed.output, parsed.seconds, parsed.package)
     if parsed.command:
         return complain(f"recipes: unexpected argument {parsed.command[0]!r}", 2)
-    if parsed.name and (parsed.check or parsed.new or parsed.behaviours or parsed.schema):
-        return complain("recipes: NAME can't be combined with --check, --new, --behaviours or --schema", 2)
+    if parsed.name and (parsed.check or parsed.behaviours or parsed.schema):
+        return complain("recipes: NAME can't be combined with --check, --behaviours or --schema", 2)
     if parsed.schema:
         print(check.schema_text(), end="")
         return 0
-    if parsed.new:
-        return _new(parsed.new)
     if parsed.behaviours:
         return _behaviours(parsed.json)
     if parsed.check:
@@ -144,15 +155,6 @@ def _check(files_or_folders: list[str], as_json: bool) -> int:
         for line in [*(finding.line() for finding in findings), *summaries]:
             print(line)
     return 1 if any(finding.error for finding in findings) else 0
-
-
-def _new(place: str) -> int:
-    try:
-        text = draft.draft_recipe(place, Sources())
-    except LookupError as error:
-        return complain(f"recipes: --new {place}: {error}", 1)
-    print(text, end="")
-    return 0
 
 
 def _behaviours(as_json: bool) -> int:

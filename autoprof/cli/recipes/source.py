@@ -191,28 +191,6 @@ class Sources:
             node, home = self._member(owner, name)
         return Definition(node, owner)
 
-    def class_named(self, module: str, name: str) -> Class:
-        """Return a class of a module; it may be imported from another module.
-
-        Raises:
-            NotInSource: There is no class of this name.
-            Unknown: The source does not show it.
-        """
-        node, home = self._top(self.module(module), name)
-        if not isinstance(node, ast.ClassDef):
-            raise NotInSource(f"{module} has {name}, but it is not a class")
-        return Class(node, home)
-
-    def lineage(self, owner: Class) -> tuple[list[Class], str]:
-        """Return a class and its base classes, and the reason if a base was not found, else an empty text."""
-        classes: list[Class] = []
-        try:
-            for kind in self._lineage(owner):
-                classes.append(kind)
-        except Unknown as error:
-            return classes, str(error)
-        return classes, ""
-
     def attributes(self, owner: Class) -> set[str]:
         """Return the attributes of a class's instances: methods, fields, and attributes that methods set.
 

@@ -1,256 +1,304 @@
-"""`autoprof recipes --new`: first recipes for real trainers, and for small ones."""
+"""`autoprof recipes --new`: first recipes for programs, which run and are measured."""
 
 from __future__ import annotations
 
+import functools
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from autoprof.cli.main import main
 from autoprof.hooks import recipe
-from tests.support.recipe_texts import OWN
+from tests.support.helpers import autoprof
 
-OWN_TRAINER = """
+Autoprof = Callable[..., "subprocess.CompletedProcess[str]"]
+
+# A clock that only `work` moves, so that the measured seconds do not depend on the machine.
+CLOCK = """
+import time
+now = [time.perf_counter()]
+time.perf_counter = lambda: now[0]
+
+def work(seconds):
+    now[0] += seconds
+"""
+LOOP = """
+from clock import work
+
+def load(): return [clean(row) for row in range(200)]
+def clean(row): work(0.01)
+def generate(rows): work(3)
+def compute_rewards(rows): work(1)
+def backward(): work(2)
+def log(step): work(0.01)
+def save_checkpoint(step): work(1)
+
+if __name__ == "__main__":
+    rows = load()
+    for step in range(1, 7):
+        generate(rows)
+        compute_rewards(rows)
+        backward()
+        log(step)
+        if step % 3 == 0:
+            save_checkpoint(step)
+"""
+TRAINER = """
+import functools
+from clock import work
+
+def timed(function):
+    @functools.wraps(function)
+    def wrapper(*args):
+        return function(*args)
+    return wrapper
+
+class State:
+    global_step = 0
+    @property
+    def wrong(self): raise RuntimeError("the measurement reads no property")
+
 class Policy:
-    def generate(self, prompts): return prompts
+    def generate(self, batch):
+        for token in range(4): self.forward(token)
+    def forward(self, token): work(1)
 
 class Base:
-    def save_checkpoint(self): ...
+    def __init__(self):
+        self.state, self.rank, self.policy = State(), 0, Policy()
+    @timed
+    def update_actor(self, batch):
+        for micro in range(2): self._backward(micro)
+    def _backward(self, micro): work(1)
+    @staticmethod
+    def score(batch): work(1)
 
 class Trainer(Base):
-    def __init__(self):
-        self.global_step = 0
-        self.rank = 0
-        self.policy = Policy()
-        self.engine = make_engine()
-    @property
-    def reward_fn(self): ...
-    def compute_rewards(self, samples): ...
-    def generate_batches(self):
-        yield 1
-    def update_actor(self, samples, rewards): return self.compute_log_probs(samples)
-    def compute_log_probs(self, samples): ...
-    def train_step(self, prompts):
-        rewards = self.compute_rewards(self.policy.generate(prompts))
-        self.engine.update_critic(rewards)
-        return self.update_actor(prompts, rewards)
-    def train(self):
-        for prompts in range(4):
-            self.train_step(prompts)
-            self.global_step += 1
-            LAST
+    def fit(self):
+        for epoch in range(3):
+            self.train_epoch()
+            self.evaluate()
+    def train_epoch(self):
+        for batch in range(4):
+            self.state.global_step = self.state.global_step + 1
+            LOOP
+    def _run_batch(self, batch):
+        def nested():
+            self._collect(batch)
+        nested()
+        self.score(batch)
+        self.update_actor(batch)
+    def _collect(self, batch): self.policy.generate(batch)
+    def evaluate(self): work(1)
+"""
+MAIN = """
+from mytrainer.loop import Trainer
+def main(): Trainer().fit()
+if __name__ == "__main__": main()
+"""
+ASYNC = """
+import asyncio
+from clock import work
+
+class Runner:
+    def __init__(self): self.version = 0
+    async def generate(self, prompt):
+        work(1)
+        await asyncio.sleep(0)
+        work(1)
+    async def collect(self):
+        await asyncio.gather(*[self.generate(prompt) for prompt in range(3)])
+    async def score(self):
+        await asyncio.sleep(0)
+        work(2)
+    async def one_round(self, index):
+        await self.collect()
+        await self.score()
+        self.version += 1
+    async def run(self):
+        for index in range(5): await self.one_round(index)
+
+asyncio.run(Runner().run())
+"""
+# Ends the measurement like Ctrl-C, once the workers have run for a while.
+WORKERS = """
+import multiprocessing, os, signal, time
+from clock import work
+
+class Trainer:
+    def train_step(self, pool):
+        pool.map(compute_score, range(4))
+        work(1)
+
+def compute_score(item): work(1)
+
+if __name__ == "__main__":
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        trainer = Trainer()
+        end = time.monotonic() + 3
+        while time.monotonic() < end: trainer.train_step(pool)
+        os.kill(os.getppid(), signal.SIGINT)
+        while True: trainer.train_step(pool)
 """
 
 
 @pytest.fixture
-def new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    """Returns the hooks of the recipe for a place, once `--check` has called it good."""
-    monkeypatch.chdir(tmp_path)
-
-    def draft(place: str) -> tuple[dict[str, dict[str, Any]], str]:
-        assert main(["recipes", "--new", place]) == 0
-        text = capsys.readouterr().out
-        document = msgspec.toml.decode(text)
-        path = tmp_path / f"{document['target']}.mine.toml"
-        path.write_text(text)
-        assert main(["recipes", "--check", str(path)]) == 0
-        checked = capsys.readouterr().out
-        assert f"{path}: good" in checked
-        assert "not checked" not in checked
-        return {hook["attribute"]: hook for hook in document["hook"]}, text
-
-    return draft
+def draft(tmp_path: Path) -> Autoprof:
+    """Runs `recipes --new`. The clock is an installed module, which is not measured."""
+    installed = tmp_path / "site-packages"
+    installed.mkdir()
+    (installed / "clock.py").write_text(CLOCK)
+    return functools.partial(autoprof, "recipes", "--new", cwd=tmp_path, PYTHONPATH=str(installed))
 
 
-def steps(hooks: dict[str, dict[str, Any]]) -> dict[str, tuple[str, dict[str, Any]]]:
-    return {
-        attribute: (hook["behaviour"], hook.get("options", {}))
-        for attribute, hook in hooks.items()
-        if hook["behaviour"].startswith("step.")
+@pytest.fixture
+def new(tmp_path: Path, draft: Autoprof) -> Any:
+    """Returns the hooks of the recipe for a command by attribute, and its text, after `recipe.load` accepted it."""
+
+    def measured(target: str, *command: str, options: tuple[str, ...] = ()) -> tuple[dict[str, recipe.Hook], str]:
+        path = tmp_path / f"{target}.mine.toml"
+        done = draft("-o", str(path), *options, "--", sys.executable, *command)
+        assert done.returncode == 0, done.stderr
+        assert f"wrote {path}; try it: autoprof recipes --try {path} -- {sys.executable}" in done.stderr
+        return {hook.hook.attribute: hook.hook for hook in recipe.load(str(path))}, path.read_text()
+
+    return measured
+
+
+def behaviours(hooks: dict[str, recipe.Hook]) -> dict[str, tuple[str, dict[str, Any]]]:
+    return {attribute: (hook.behaviour, hook.options) for attribute, hook in hooks.items()}
+
+
+def stage(name: str, role: str, **options: Any) -> tuple[str, dict[str, Any]]:
+    return "stage", {"stage": name, "role": role, **options}
+
+
+def test_a_script_with_a_loop(new: Any, tmp_path: Path) -> None:
+    """No function is a whole step: the first call begins it. The loop over rows of data takes less time."""
+    (tmp_path / "train.py").write_text(LOOP)
+    _, text = new("train", "train.py")
+    document = msgspec.toml.decode(text)["hook"]
+    assert (document[0]["attribute"], document[0]["behaviour"]) == ("generate", "step.begin")
+    del document[0]
+    assert {table["attribute"]: table.get("kind") for table in document} == {
+        "generate": "generate",
+        "compute_rewards": "reward",
+        "backward": None,
+        "save_checkpoint": "checkpoint",
     }
+    assert {table["module"] for table in document} == {"train.py"}
+    assert "It is the first call of each step: 6 calls. The steps took 36.06 s of " in text
+    assert "# No argument or attribute of self counted the calls, so steps are counted from 1.\n" in text
+    assert "# 6 calls, 18.00 s: 50% of the steps' time.\n" in text
 
 
-def kinds(hooks: dict[str, dict[str, Any]]) -> dict[str, str]:
-    return {attribute: hook["kind"] for attribute, hook in hooks.items() if "kind" in hook}
-
-
-def script(folder: Path, last: str) -> None:
-    (folder / "train.py").write_text(OWN_TRAINER.replace("LAST", last))
-
-
-def test_a_script_of_ones_own(new: Any, tmp_path: Path) -> None:
-    script(tmp_path, "pass")
-    hooks, text = new("train.py")
-    assert steps(hooks) == {"Trainer.train_step": ("step.wrap", {"number": "self.global_step", "offset": 1})}
-    assert kinds(hooks) == {
-        "Trainer.compute_rewards": "reward",
-        "Trainer.compute_log_probs": "log_prob",
-        "Trainer.update_actor": "update_actor",
-        "Trainer.save_checkpoint": "checkpoint",
-        "Policy.generate": "generate",
+def test_a_trainer_in_a_package(new: Any, tmp_path: Path) -> None:
+    """An epoch is no step. Methods are named by the class that defines them; callees stand for nested functions."""
+    folder = tmp_path / "mytrainer"
+    folder.mkdir()
+    (folder / "main.py").write_text(MAIN)
+    (folder / "loop.py").write_text(TRAINER.replace("LOOP", "self._run_batch(batch)"))
+    hooks, text = new("mytrainer", "-m", "mytrainer.main")
+    assert behaviours(hooks) == {
+        "Trainer._run_batch": ("step.wrap", {"number": "self.state.global_step"}),
+        "Policy.generate": stage("generate", "rollout"),
+        "Base.score": stage("score", "trainer"),
+        "Base.update_actor": stage("update_actor", "actor", rank="self.rank"),
+        "Trainer.evaluate": ("span", {"stage": "evaluate", "role": "trainer", "whole": True}),
     }
-    assert hooks["Trainer.compute_rewards"]["options"]["rank"] == "self.rank"
-    assert {hook["module"] for hook in hooks.values()} == {"train.py"}
-    assert "# The loop also calls self.engine.update_critic" in text
-    assert new("train.py:Trainer")[0] == hooks
+    assert {hook.module for hook in hooks.values()} == {"mytrainer.loop"}
+    assert "# self.state.global_step was 1 in the first call, and grew by 1 with each.\n" in text
 
 
-def test_what_follows_the_call_in_the_loop_is_part_of_the_step(new: Any, tmp_path: Path) -> None:
-    script(tmp_path, "self.save_checkpoint()")
-    hooks, _ = new("train.py")
-    assert steps(hooks) == {
-        "Trainer.train_step": ("step.begin", {"number": "self.global_step", "offset": 1}),
-        "Trainer.train": ("step.loop", {}),
+def test_a_step_that_is_several_calls_of_a_method(new: Any, tmp_path: Path) -> None:
+    """The method that makes them is the loop, so that the last step ends."""
+    folder = tmp_path / "mytrainer"
+    folder.mkdir()
+    (folder / "main.py").write_text(MAIN)
+    (folder / "loop.py").write_text(TRAINER.replace("LOOP", "self._collect(batch); self.update_actor(batch)"))
+    hooks, _ = new("mytrainer", "-m", "mytrainer.main")
+    assert hooks["Trainer._collect"].behaviour == "step.begin"
+    assert hooks["Trainer.train_epoch"].behaviour == "step.loop"
+    assert behaviours(hooks)["Policy.generate"] == stage("generate", "rollout")
+
+
+def test_coroutines(new: Any, tmp_path: Path) -> None:
+    """A coroutine's seconds include its waits, and a task belongs to the call that created it."""
+    (tmp_path / "job.py").write_text(ASYNC)
+    hooks, text = new("job", "job.py")
+    assert behaviours(hooks) == {
+        "Runner.one_round": ("step.wrap", {"number": "index"}),
+        "Runner.generate": stage("generate", "rollout"),
+        "Runner.score": stage("score", "trainer"),
     }
+    assert "# 5 calls, 10.00 s: 25% of the steps' time." in text
 
 
-COUNTING = """
-class Trainer:
-    def generate(self): ...
-    def update_actor(self): ...
-    def advance(self):
-        "Count."
-        self.global_step += 1
-    def train_step(self):
-        self.generate()
-        self.update_actor()
-    def fit(self):
-        self.global_step = 100
-        LOOP
-"""
-HERE, BEFORE = {"number": "self.global_step"}, {"number": "self.global_step", "offset": 1}
+def test_ctrl_c_stops_a_command_and_its_workers(new: Any, tmp_path: Path) -> None:
+    """Functions of its workers that have a kind are stages."""
+    (tmp_path / "train.py").write_text(WORKERS)
+    hooks, text = new("train", "train.py")
+    assert hooks["Trainer.train_step"].behaviour == "step.wrap"
+    assert behaviours(hooks)["compute_score"] == stage("compute_score", "reward")
+    assert "from a measurement of" in text
+    rest = subprocess.run(["pgrep", "-f", str(tmp_path)], capture_output=True, text=True, check=False).stdout
+    assert not rest
+
+
+def test_an_installed_package_is_measured_if_it_is_named(new: Any, tmp_path: Path, draft: Autoprof) -> None:
+    folder = tmp_path / "site-packages" / "mytrainer"
+    folder.mkdir(parents=True)
+    (folder / "loop.py").write_text(TRAINER.replace("LOOP", "self._run_batch(batch)"))
+    (tmp_path / "run.py").write_text(MAIN)
+    done = draft("--", sys.executable, "run.py")
+    assert done.returncode == 1
+    assert "none of the 1 measured function of run.py was called 3 times or more" in done.stderr
+    assert "with --package" in done.stderr
+    hooks, _ = new("mytrainer", "run.py", options=("--package", "mytrainer"))
+    assert hooks["Trainer._run_batch"].behaviour == "step.wrap"
 
 
 @pytest.mark.parametrize(
-    ("loop", "options"),
+    ("program", "options", "status", "text"),
     [
-        ("for self.global_step in range(3): self.train_step()", HERE),
-        ("for i in range(3): self.global_step = i + 1; self.train_step()", HERE),
-        ("for i in range(3): self.train_step(); self.global_step = i", BEFORE),
-        ("while True: self.advance(); self.train_step()", HERE),
-        ("while True: self.train_step(); self.advance()", BEFORE),
-        ("for i in range(3): self.train_step(); self.global_step = 0", {}),
+        ("raise SystemExit(3)", (), 1, "the command failed with status 3 after"),
+        ("def f(): ...\nf()", (), 1, "and none of the 1 measured function of job.py was called 3 times or more"),
+        ("def f(): ...\nfor _ in range(9): f()", (), 1, "run more steps, or name an installed package"),
+        ("import time\nwhile True: time.sleep(1)", ("--seconds", "1"), 1, "raise --seconds"),
+        (LOOP + "    raise SystemExit(4)", (), 0, "the command failed with status 4 after"),
+        (LOOP, ("-o", "other.toml"), 1, "other.toml: the recipe is for job; name it job.mine.toml"),
     ],
 )
-def test_what_counts_the_steps(new: Any, tmp_path: Path, loop: str, options: dict[str, Any]) -> None:
-    (tmp_path / "train.py").write_text(
-        COUNTING.replace("LOOP", loop.replace("; ", "\n            ").replace(": ", ":\n            ", 1))
-    )
-    hooks, text = new("train.py")
-    assert steps(hooks) == {"Trainer.train_step": ("step.wrap", options)}
-    assert ("# One call is one step. No counter was found, so steps are counted from 1" in text) == (not options)
-
-
-def test_a_step_is_no_stage_beside_the_only_one_in_it(new: Any, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(COUNTING.replace("        self.generate()\n", "").replace("LOOP", "pass"))
-    hooks, _ = new("train.py")
-    assert kinds(hooks) == {"Trainer.generate": "generate", "Trainer.update_actor": "update_actor"}
-    assert list(steps(hooks)) == ["Trainer.train_step"]
-
-
-def test_what_is_no_function_is_left_out(new: Any, tmp_path: Path) -> None:
-    kept = COUNTING.replace("    def generate", "    @functools.lru_cache(maxsize=None)\n    def generate")
-    (tmp_path / "train.py").write_text("import functools\n" + kept.replace("LOOP", "pass"))
-    assert kinds(new("train.py")[0]) == {"Trainer.update_actor": "update_actor"}
-
-
-def test_a_script_without_a_class(new: Any, tmp_path: Path) -> None:
-    (tmp_path / "job.py").write_text(
-        "def generate(): ...\ndef train_step(step, batch): ...\n"
-        "def main():\n    for step in range(3):\n        train_step(step, generate())\n"
-        "if __name__ == '__main__':\n    main()\n"
-    )
-    hooks, _ = new("job.py")
-    assert steps(hooks) == {"train_step": ("step.wrap", {"number": "step"})}
-    assert kinds(hooks) == {"generate": "generate"}
-
-
-@pytest.mark.needs("verl")
-def test_the_legacy_trainer_of_verl(new: Any) -> None:
-    """The draft has the same loop, first call and counter as the hand-written recipe."""
-    hooks, text = new("verl.trainer.ppo.ray_trainer:RayPPOTrainer")
-    (own,) = [path for path in OWN if path.name == "verl.legacy.toml"]
-    known = {hook.hook.name: hook.hook for hook in recipe.load(str(own))}
-    assert steps(hooks) == {
-        known["step-begin"].attribute: ("step.begin", {"number": known["step-begin"].options["number"]}),
-        known["fit"].attribute: ("step.loop", {}),
-    }
-    assert set(kinds(hooks).values()) >= {
-        "values",
-        "log_prob",
-        "ref_log_prob",
-        "update_actor",
-        "update_critic",
-        "reward",
-    }
-    assert kinds(hooks)["RayPPOTrainer._validate"] == "validate"
-    assert "autoprof already has hooks for verl" in text
-    assert not {hook["name"] for hook in hooks.values()} & known.keys()
-
-
-@pytest.mark.needs("verl")
-def test_the_new_trainer_of_verl(new: Any) -> None:
-    hooks, _ = new("verl.trainer.ppo.v1.trainer_base:PPOTrainer")
-    assert steps(hooks) == {
-        "PPOTrainer.on_step_begin": ("step.begin", {"number": "self.global_steps"}),
-        "PPOTrainer.fit": ("step.loop", {}),
-    }
-    assert kinds(hooks)["PPOTrainer._compute_advantage"] == "advantage"
-
-
-@pytest.mark.needs("transformers")
-def test_the_trainer_of_transformers(new: Any) -> None:
-    """Its step is in another class, which its loop calls; the class is found through the lazy package."""
-    hooks, _ = new("transformers:Trainer")
-    (own,) = [path for path in OWN if path.name == "transformers.toml"]
-    known = {hook.hook.name: hook.hook for hook in recipe.load(str(own))}
-    assert steps(hooks) == {
-        known["step-begin"].attribute: ("step.begin", known["step-begin"].options),
-        known["train"].attribute: ("step.loop", {}),
-    }
-    assert kinds(hooks)["Trainer._save_checkpoint"] == "checkpoint"
-    assert hooks["Trainer.train"]["module"] == "transformers.trainer"
-
-
-@pytest.mark.needs("transformers")
-def test_a_trainer_on_one_that_autoprof_knows_has_its_steps(new: Any, tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(
-        "from transformers import Trainer\n"
-        "class Mine(Trainer):\n"
-        "    def training_step(self, *args):\n"
-        "        self.sample_answers()\n        return super().training_step(*args)\n"
-        "    def sample_answers(self): ...\n"
-    )
-    hooks, text = new("mine.py")
-    assert steps(hooks) == {}
-    assert "inherits its steps from transformers.trainer:Trainer" in text
-    assert kinds(hooks) == {"Mine.sample_answers": "generate"}
-
-
-@pytest.mark.parametrize(
-    ("place", "said"),
-    [
-        pytest.param(
-            "verl.trainer.ppo.ray_trainer:RayPPOTrianer",
-            "did you mean 'RayPPOTrainer'?",
-            marks=pytest.mark.needs("verl"),
-        ),
-        pytest.param("verl.trainer.ppo.ray_trianer:X", "did you mean 'ray_trainer'?", marks=pytest.mark.needs("verl")),
-        ("no_such_package.x:X", "no_such_package is not installed here"),
-        ("empty.py", "no function in it is named like a step or a stage"),
-        ("lacking.py:X", "its classes are Other"),
-    ],
-)
-def test_what_is_not_there(
-    place: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_programs_without_a_recipe(
+    program: str, options: tuple[str, ...], status: int, text: str, tmp_path: Path, draft: Autoprof
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "empty.py").write_text("class Trainer:\n    def plot(self): ...\n")
-    (tmp_path / "lacking.py").write_text("class Other: ...\n")
-    assert main(["recipes", "--new", place]) == 1
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert said in printed.err
-    assert place in printed.err
+    (tmp_path / "job.py").write_text(program)
+    done = draft(*options, "--", sys.executable, "job.py")
+    assert (done.returncode, bool(done.stdout)) == (status, status == 0)
+    assert text in done.stderr
+
+
+def test_commands_that_are_not_measured(draft: Autoprof) -> None:
+    done = draft()
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "no command was given; write autoprof recipes --new -- python train.py" in done.stderr
+    done = draft("--", "no-such-command")
+    assert done.returncode == 127
+    done = draft("--", sys.executable, "-I", "-c", "pass")
+    assert done.returncode == 1
+    assert "the command (status 0) ran no Python that was measured" in done.stderr
+
+
+def test_the_programs_output_and_sitecustomize_stay(tmp_path: Path, draft: Autoprof) -> None:
+    """The recipe alone goes to standard output."""
+    (tmp_path / "site-packages" / "sitecustomize.py").write_text(
+        "import sys; print('own sitecustomize', file=sys.stderr)"
+    )
+    (tmp_path / "train.py").write_text(LOOP + "    print('done')")
+    done = draft("--", sys.executable, "train.py")
+    assert msgspec.toml.decode(done.stdout)["target"] == "train"
+    assert done.stderr.index("own sitecustomize") < done.stderr.index("done")

@@ -1,0 +1,379 @@
+"""`autoprof recipes --new`: runs a command, measures its functions, and proposes a recipe for its steps and stages."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from autoprof import _boot
+from autoprof.base import units
+from autoprof.cli.console import complain
+from autoprof.cli.recipes import catalog, measure
+from autoprof.cli.run import not_run
+from autoprof.config import kinds
+from autoprof.hooks.recipe import script
+
+SECONDS = 60
+# Calls that make a function a repeated one.
+_MIN_CALLS = 3
+# Least seconds of a step.
+_MIN_STEP = 1e-3
+# Least shares: of the measured time, for the loop of the steps; of a step, for a stage without a kind.
+_MIN_LOOP, _MIN_STAGE = 0.01, 0.03
+# Share of the loop's time above which one function is the whole step.
+_WHOLE_STEP = 0.9
+_MAX_STAGES = 12
+# Names of functions that are one step, and of the attributes and parameters that count steps.
+_STEP = re.compile(
+    r"_*((do|run|fit|one|single|ppo|grpo|rl|async|make)_)*((train|training|learn)_)?((one|single)_)?"
+    r"(step|iteration|iter)(_once)?"
+)
+_COUNTER = re.compile(r"(^|_)(steps?|iterations?|iter|updates?)(_|$)")
+# Roles by the kind of stage.
+_ROLES = {
+    "generate": "rollout",
+    "reward": "reward",
+    "log_prob": "actor",
+    "ref_log_prob": "ref",
+    "values": "critic",
+    "update_actor": "actor",
+    "update_critic": "critic",
+    "optimizer": "actor",
+    "weight_sync": "actor",
+}
+# Seconds for the command to end after each signal.
+_SIGNALS = ((signal.SIGINT, 10), (signal.SIGTERM, 5), (signal.SIGKILL, 5))
+_SITE = """import importlib.util, sys
+sys.path[:] = [path for path in sys.path if path != {folder!r}]
+sys.modules.pop("sitecustomize", None)
+try:
+    import sitecustomize
+except ImportError as error:
+    if error.name != "sitecustomize":
+        raise
+finally:
+    spec = importlib.util.spec_from_file_location("autoprof_measure", {measure!r})
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.Measurement({folder!r}, {packages!r})
+"""
+
+
+def run(command: list[str], output: str | None, seconds: float, packages: list[str]) -> int:
+    """Measure a command, write the proposed recipe to a file or to standard output, and return an exit status."""
+    if not command:
+        return complain("recipes: --new: no command was given; write autoprof recipes --new -- python train.py", 2)
+    with tempfile.TemporaryDirectory(prefix="autoprof-new-", ignore_cleanup_errors=True) as folder:
+        text = _SITE.format(folder=folder, measure=measure.__file__, packages=packages)
+        Path(folder, "sitecustomize.py").write_text(text, encoding="utf-8")
+        complain(f"measuring for at most {seconds:g} s; Ctrl-C stops earlier. The program runs slower meanwhile.", 0)
+        began = time.monotonic()
+        try:
+            status = _run(command, folder, seconds)
+        except OSError as error:
+            return not_run("recipes: --new", command[0], error)
+        took = time.monotonic() - began
+        processes = _read(Path(folder))
+    steps = [step for process in processes if (step := _step(process)) is not None]
+    if not steps:
+        return complain(f"recipes: --new: {_nothing(processes, status, took)}", 1)
+    if status:
+        complain(f"the command failed with status {status} after {took:.0f} s; the recipe has what it did before", 0)
+    draft = _Draft(max(steps, key=lambda step: step.seconds), processes)
+    recipe = draft.text(shlex.join(command), took)
+    if output is None:
+        print(recipe, end="")
+        return 0
+    Path(output).write_text(recipe, encoding="utf-8")
+    name = f"{'+'.join(draft.targets)}.mine.toml"
+    if Path(output).name.partition(".")[0] != "+".join(draft.targets):
+        return complain(f"recipes: --new: {output}: the recipe is for {', '.join(draft.targets)}; name it {name}", 1)
+    return complain(f"wrote {output}; try it: autoprof recipes --try {output} -- {shlex.join(command)}", 0)
+
+
+def _run(command: list[str], folder: str, seconds: float) -> int | None:
+    """Run a command for at most `seconds`; return its exit status as in shells, or None if it was stopped."""
+    path = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")]))
+    environ = os.environ | {"PYTHONPATH": path, _boot.ENABLE: "0"}
+    # Its own session, so that a signal reaches all processes of the command and no other one.
+    process = subprocess.Popen(command, env=environ, stdout=sys.stderr, start_new_session=True)
+    with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
+        status = process.wait(timeout=seconds)
+        return status if status >= 0 else 128 - status
+    for number, patience in _SIGNALS:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
+            process.wait(timeout=patience)
+            break
+    return None
+
+
+class _Function(msgspec.Struct, eq=False):
+    """A measured function, as `measure.py` writes it. `callers` has the caller's index, the calls and the seconds."""
+
+    module: str
+    attribute: str
+    name: str
+    calls: int
+    seconds: float
+    first: float
+    last: float
+    overlaps: int
+    samples: list[dict[str, int]]
+    has_rank: bool
+    callers: list[tuple[int, int, float]]
+
+    @property
+    def kind(self) -> str:
+        """Return the kind of stage that the function's name stands for, or an empty string."""
+        return kinds.of(self.name.strip("_"))
+
+    @property
+    def target(self) -> str:
+        """Return the target of a recipe with the function."""
+        return script(self.module) or self.module.partition(".")[0]
+
+    @property
+    def is_step(self) -> bool:
+        """Return whether the function is one step by its name."""
+        return _STEP.fullmatch(self.name) is not None
+
+
+class _Process(msgspec.Struct):
+    """The functions of one process, and the seconds for which it was measured."""
+
+    seconds: float
+    functions: list[_Function]
+
+    def callees(self, caller: _Function, above: tuple[_Function, ...] = ()) -> Iterator[tuple[_Function, int, float]]:
+        """Yield each function that `caller` calls, with calls and seconds.
+
+        A hook can't name a nested function, so its callees take its place.
+        """
+        index = self.functions.index(caller)
+        for function in self.functions:
+            for number, calls, seconds in function.callers:
+                if number == index and function.attribute:
+                    yield function, calls, seconds
+                elif number == index and function is not caller and function not in above:
+                    yield from self.callees(function, (*above, caller))
+
+
+class _Step(msgspec.Struct):
+    """The functions with which steps begin and end.
+
+    Attributes:
+        function: The function that is one step, or that is called first in each step.
+        loop: The function that makes all steps.
+        is_whole: True if `function` is the whole step.
+        seconds: Seconds of all steps.
+    """
+
+    process: _Process
+    function: _Function
+    loop: _Function
+    is_whole: bool
+    calls: int
+    seconds: float
+
+
+def _read(folder: Path) -> list[_Process]:
+    return [msgspec.json.decode(path.read_bytes(), type=_Process) for path in sorted(folder.glob("*.json"))]
+
+
+def _step(process: _Process) -> _Step | None:
+    """Return the step of a process: the repeated calls that take most of the time; None if nothing was repeated."""
+    loops = []
+    for caller in process.functions:
+        repeated = [
+            (function, calls, seconds)
+            for function, calls, seconds in process.callees(caller)
+            if calls >= _MIN_CALLS * max(1, caller.calls) and not function.overlaps and "epoch" not in function.name
+        ]
+        if repeated:
+            loops.append((sum(seconds for *_, seconds in repeated), caller, repeated))
+    if not loops:
+        return None
+    longest = max(seconds for seconds, *_ in loops)
+    if longest < _MIN_LOOP * process.seconds:
+        return None
+    # A function that is a step by its name is preferred to the loop around it.
+    seconds, caller, repeated = max(
+        (loop for loop in loops if loop[0] >= longest / 2),
+        key=lambda loop: (any(function.is_step for function, *_ in loop[2]), loop[0]),
+    )
+    named = [item for item in repeated if item[0].is_step and item[2] >= seconds / 2]
+    main, rounds, main_seconds = max(named or repeated, key=lambda item: item[2])
+    if main_seconds < _MIN_STEP * rounds:
+        return None
+    if main_seconds >= _WHOLE_STEP * (main.last - main.first):
+        return _Step(process, main, caller, True, rounds, main_seconds)
+    first, calls, _ = min(
+        (item for item in repeated if abs(item[1] - rounds) <= 1), key=lambda item: (item[0].first, -item[1])
+    )
+    return _Step(process, first, caller, False, calls, seconds)
+
+
+def _nothing(processes: list[_Process], status: int | None, took: float) -> str:
+    """Return why there is no recipe, and what to do about it."""
+    if not processes:
+        return f"the command (status {status}) ran no Python that was measured; start python without -I, -E or -S"
+    if status:
+        return f"the command failed with status {status} after {took:.1f} s, before a function was repeated"
+    functions = [function for process in processes for function in process.functions if function.attribute]
+    modules = sorted({function.module for function in functions})
+    where = f"the {units.count(len(functions), 'measured function')} of {', '.join(modules) or 'the command'}"
+    ended = "the command ended" if status == 0 else "the time was over"
+    remedy = "run more steps" if status == 0 else "raise --seconds"
+    return (
+        f"{ended} after {took:.1f} s, and none of {where} was called {_MIN_CALLS} times or more for a noticeable "
+        f"time; {remedy}, or name an installed package that has the steps with --package"
+    )
+
+
+class _Draft:
+    """The hooks of a recipe, by the measured step."""
+
+    def __init__(self, step: _Step, processes: list[_Process]) -> None:
+        self._step = step
+        self._hooks: list[tuple[_Function, str, dict[str, Any]]] = []
+        self._known = {hook.key for hook in catalog.own_hooks()}
+        self._add_step()
+        for function, calls, seconds in self._stages(processes)[:_MAX_STAGES]:
+            self._add_stage(function, calls, seconds)
+
+    @property
+    def targets(self) -> list[str]:
+        """Return the targets of the hooks; the step's is the first."""
+        return list(dict.fromkeys(function.target for function, *_ in self._hooks))
+
+    def _add_step(self) -> None:
+        step = self._step
+        options, number = _number(step.function)
+        name, behaviour, meaning = "step", "step.wrap", "One call is one step"
+        if not step.is_whole:
+            name, behaviour, meaning = "step-begin", "step.begin", "It is the first call of each step"
+        took = f"The steps took {step.seconds:.2f} s of {step.process.seconds:.2f} s."
+        comment = f"{meaning}: {units.count(step.calls, 'call')}. {took}\n{number}"
+        self._add(name, step.function, behaviour, comment, options=options)
+        if not step.is_whole and step.loop.attribute:
+            self._add("loop", step.loop, "step.loop", "It makes all steps, so the last step ends with it.")
+
+    def _stages(self, processes: list[_Process]) -> list[tuple[_Function, int, float]]:
+        """Return the stages with calls and seconds, in the order of their first calls."""
+        step = self._step
+        top = step.function if step.is_whole else step.loop
+        inside = [item for item in step.process.callees(top) if item[0].last > step.function.first]
+        stages = _stages(step.process, inside, step.seconds, (top,))
+        for process in processes:  # workers, whose functions no function of the step's process calls
+            if process is not step.process:
+                stages += [
+                    (function, function.calls, function.seconds)
+                    for function in process.functions
+                    if function.kind and function.attribute and function.calls
+                ]
+        kinds_inside = {function.kind for function, *_ in stages}
+        stages += [
+            (function, function.calls, function.seconds)
+            for function in step.process.functions
+            if function.kind in {"validate", "checkpoint"} - kinds_inside and function.attribute and function.calls
+        ]
+        merged: dict[tuple[str, str], tuple[_Function, int, float]] = {}
+        for function, calls, seconds in stages:
+            place = function.module, function.attribute
+            if place not in merged or merged[place][2] < seconds:
+                merged[place] = function, calls, seconds
+        longest = sorted(merged.values(), key=lambda item: -item[2])[:_MAX_STAGES]
+        return sorted(longest, key=lambda item: item[0].first)
+
+    def _add_stage(self, function: _Function, calls: int, seconds: float) -> None:
+        share = f"{seconds / self._step.seconds:.0%} of the steps' time"
+        comment = f"{units.count(calls, 'call')}, {seconds:.2f} s: {share}."
+        options: dict[str, Any] = {"stage": function.name.strip("_"), "role": _ROLES.get(function.kind, "trainer")}
+        if function.kind == "validate":
+            options["whole"] = True
+        elif function.has_rank:
+            options["rank"] = "self.rank"
+        behaviour = "span" if function.kind == "validate" else "stage"
+        name = function.name.strip("_").replace("_", "-")
+        self._add(name, function, behaviour, comment, kind=function.kind, options=options)
+
+    def _add(self, name: str, function: _Function, behaviour: str, comment: str, **keys: Any) -> None:
+        used = {table["name"] for other, _, table in self._hooks if other.target == function.target}
+        while name in used or f"{function.target}/{name}" in self._known:
+            name = f"my-{name}"
+        table = {"name": name, "module": function.module, "attribute": function.attribute, "behaviour": behaviour}
+        self._hooks.append((function, comment.strip(), table | {key: value for key, value in keys.items() if value}))
+
+    def text(self, command: str, took: float) -> str:
+        """Return the text of the recipe file."""
+        name = f"{'+'.join(self.targets)}.mine.toml"
+        lines = [
+            f"# A first recipe, from a measurement of {took:.0f} s: {command}",
+            f"# Review each hook. Save the file as {name}, and try it:",
+            f"# autoprof recipes --try {name} -- {command}",
+        ]
+        several = len(self.targets) > 1
+        for target in self.targets:
+            lines += ["[[recipe]]", f"target = {json.dumps(target)}", ""] if several else [f'target = "{target}"', ""]
+            for function, comment, table in self._hooks:
+                if function.target == target:
+                    lines += [*(f"# {line}" for line in comment.splitlines()), f"[[{'recipe.' * several}hook]]"]
+                    lines += [f"{key} = {_toml(value)}" for key, value in table.items()] + [""]
+        return "\n".join(lines).rstrip() + "\n"
+
+
+def _stages(
+    process: _Process, calls: Sequence[tuple[_Function, int, float]], step_seconds: float, above: tuple[_Function, ...]
+) -> list[tuple[_Function, int, float]]:
+    """Return the stages among calls and the calls inside them: functions with a kind, and other long ones."""
+    stages = []
+    for function, count, seconds in calls:
+        if function in above:
+            continue
+        if function.kind:
+            stages.append((function, count, seconds))
+            continue
+        inner = _stages(process, list(process.callees(function)), step_seconds, (*above, function))
+        if any(stage.kind for stage, *_ in inner) or (seconds >= _WHOLE_STEP * step_seconds and len(inner) > 1):
+            stages += inner
+        elif seconds >= _MIN_STAGE * step_seconds:
+            stages.append((function, count, seconds))
+    return stages
+
+
+def _number(function: _Function) -> tuple[dict[str, Any], str]:
+    """Return the options for the step's number, and a comment on it: the integer that grew by 1 with each call."""
+    samples = function.samples
+    counters = [
+        path
+        for path, value in (samples[0] if len(samples) >= _MIN_CALLS else {}).items()
+        if [sample.get(path) for sample in samples] == list(range(value, value + len(samples)))
+    ]
+    counters.sort(key=lambda path: (not _COUNTER.search(path.rpartition(".")[2]), path.count(".")))
+    if not counters:
+        return {}, "No argument or attribute of self counted the calls, so steps are counted from 1."
+    path = counters[0]
+    if samples[0][path] == 0 and "." in path:
+        return {"number": path, "offset": 1}, f"{path} was 0 in the first call, so it has the number of finished steps."
+    return {"number": path}, f"{path} was {samples[0][path]} in the first call, and grew by 1 with each."
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"{{ {', '.join(f'{key} = {json.dumps(item)}' for key, item in value.items())} }}"
+    return json.dumps(value)
