@@ -101,6 +101,13 @@ _FUNCTIONS = (
     WrapperDescriptorType,
     functools.partial,
 )
+
+
+def is_function(value: Any) -> bool:
+    """Return whether a wrapper can replace a callable."""
+    return isinstance(value, _FUNCTIONS) or hasattr(value, "__code__")
+
+
 # References to a function that only its module or class holds, as `_patch` counts them: the holder, three variables,
 # and the argument of `getrefcount`, which Python 3.14 borrows.
 UNSHARED_REFERENCES = 5 if sys.version_info < (3, 14) else 4
@@ -199,29 +206,37 @@ def _apply(hook: BoundHook, root: Any, path: str) -> None:
         run.hooks.applied(hook, outside(version, hook.recipe))
 
 
-def _patch(hook: BoundHook, root: Any, path: str) -> None:
+def owner_of(root: Any, path: str) -> tuple[Any, str, Any]:
+    """Return the module or class with the last name of a path, that name, and the metadata of Ray's actor class.
+
+    Raises:
+        LookupError: An earlier name of the path does not exist.
+    """
     owner = root
     *parents, name = path.split(".")
     for parent in parents:
-        owner = _member(owner, parent)
+        owner = member(owner, parent)
     # Ray's ActorClass replaces the decorated class; the methods are in a subclass that Ray created (Ray 2.47 to 2.60,
     # ray/actor.py).
     metadata = getattr(owner, "__ray_metadata__", None)
-    if metadata is not None:
-        owner = metadata.modified_class
+    return (owner if metadata is None else metadata.modified_class), name, metadata
+
+
+def _patch(hook: BoundHook, root: Any, path: str) -> None:
+    owner, name, metadata = owner_of(root, path)
     missing = isinstance(owner, type) and not hasattr(owner, name)
     if missing and hook.behaviour.supply(owner, name, hook.key) and metadata is not None:
         _update_actor_methods(metadata)
     supplied = inspect.getattr_static(owner, name, None)
     if isinstance(supplied, property) and hook.key in wrapped_by(supplied.fset):
         return
-    if hook.behaviour.install(_member(owner, name)):
+    if hook.behaviour.install(member(owner, name)):
         return
     raw = inspect.getattr_static(owner, name)
     function = raw.__func__ if isinstance(raw, (staticmethod, classmethod)) else raw
     if hook.key in wrapped_by(function):
         return
-    if not (isinstance(function, _FUNCTIONS) or hasattr(function, "__code__")):
+    if not (is_function(function)):
         raise TypeError(f"it is a {type(function).__name__}, not a function")
     held = sys.getrefcount(function) > (UNSHARED_REFERENCES if raw is function else UNSHARED_REFERENCES - 2)
     replacement = wrapped = _rewrapped(function, hook) if hook.hook.rewrap else _wrapped(function, hook)
@@ -298,7 +313,8 @@ def _rewrapped(function: Any, hook: BoundHook) -> Any:
     return decorator(wrap(inner, hook.key, hook.hook.around))
 
 
-def _member(owner: Any, name: str) -> Any:
+def member(owner: Any, name: str) -> Any:
+    """Return an attribute; raise LookupError with a message for users if it does not exist."""
     try:
         return getattr(owner, name)
     except AttributeError as error:

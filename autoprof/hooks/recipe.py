@@ -14,10 +14,12 @@ from packaging.version import InvalidVersion, Version
 
 from autoprof.base import files, interrupts
 from autoprof.base.originals import os
+from autoprof.base.similar import did_you_mean
 from autoprof.config import kinds, structs
 from autoprof.config.settings import MAX_BYTES
 from autoprof.hooks import behaviour as behaviours
 from autoprof.hooks.behaviour import Extent
+from autoprof.hooks.form import wrong
 
 
 def versions_problem(versions: Any) -> str:
@@ -73,8 +75,17 @@ SEVERAL = "recipe"
 HOOK_NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]*"
 
 
+# Table, key and text of an error in a recipe. The table and the key may be empty.
+Problem = tuple[str, str, str]
+
+
 class RecipeError(ValueError):
-    """Error in a recipe. The message is one line: file, table, key, the problem and its remedy."""
+    """Errors in a recipe file. The message is one line with the first: file, table, key, the problem and its remedy."""
+
+    def __init__(self, path: str, problems: list[Problem]) -> None:
+        table, key, text = problems[0]
+        super().__init__(": ".join(filter(None, [path, f"{table} {key}".strip(), text])))
+        self.problems = problems
 
 
 class Hook(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -168,23 +179,10 @@ def load(path: str) -> list[BoundHook]:
         RecipeError: The file can't be read or has an error.
     """
     document = read(path)
-    try:
-        recipes = (
-            msgspec.convert(document, Recipes).recipe if SEVERAL in document else [msgspec.convert(document, Recipe)]
-        )
-    except msgspec.ValidationError as error:
-        raise RecipeError(f"{path}: {_located(error, document)}") from None
-    if problem := misnamed(path, [recipe.target for recipe in recipes]):
-        raise RecipeError(f"{path}: target: {problem}")
-    for recipe in recipes:
-        if problem := versions_problem(recipe.versions):
-            raise RecipeError(f"{path}: versions: {problem}")
-    bound = [_bind(path, recipe, hook, index) for recipe in recipes for index, hook in enumerate(recipe.hook)]
-    for key, count in Counter(hook.key for hook in bound).items():
-        if count > 1:
-            name = key.split("/", 1)[1]
-            raise RecipeError(f"{path}: two [[hook]] tables are named {name!r}; give each a different name")
-    return bound
+    if problems := list(_problems(path, document)):
+        raise RecipeError(path, problems)
+    recipes = msgspec.convert(tables(document), list[Recipe])
+    return [_bind(path, recipe, hook) for recipe in recipes for hook in recipe.hook]
 
 
 def read(path: str) -> dict[str, Any]:
@@ -197,7 +195,8 @@ def read(path: str) -> dict[str, Any]:
         document: dict[str, Any] = msgspec.toml.decode(files.of_user(path, MAX_BYTES))
     except (OSError, ValueError, RecursionError) as error:
         interrupts.pass_on(error)
-        raise RecipeError(f"{path}: it can't be read as TOML ({_one_line(error)})") from None
+        text = " ".join(str(error).split())[:300]
+        raise RecipeError(path, [("", "", f"it can't be read as TOML ({text})")]) from None
     return document
 
 
@@ -220,7 +219,93 @@ def misnamed(path: str, targets: list[str]) -> str:
     )
 
 
-def hook_problems(hook: Mapping[str, str], target: str | None) -> Iterator[tuple[str, str]]:
+def script(module: str) -> str:
+    """Return the name of a script without its suffix (`train` for `jobs/train.py`), or "" if `module` is a module."""
+    return os.path.basename(module).removesuffix(SCRIPT) if module.endswith(SCRIPT) else ""
+
+
+def table(name: str | int) -> str:
+    """Return the label of a hook's table in messages, from the hook's name, or from its index if it has no name."""
+    return f"[[hook]] {name!r}" if isinstance(name, str) else f"[[hook]] number {name + 1}"
+
+
+def _name(path: str) -> str:
+    return os.path.basename(path).removesuffix(".toml")
+
+
+def _bind(path: str, recipe: Recipe, hook: Hook) -> BoundHook:
+    kind = behaviours.find(hook.behaviour)
+    assert kind is not None
+    return BoundHook(
+        key=f"{recipe.target}/{hook.name}",
+        file=_name(path),
+        recipe=recipe,
+        hook=msgspec.structs.replace(hook, module=hook.module or recipe.target),
+        behaviour=msgspec.convert(hook.options, kind),
+    )
+
+
+def _problems(path: str, document: dict[str, Any]) -> Iterator[Problem]:
+    """Yield the table, key and text of each error."""
+    several = isinstance(document.get(SEVERAL), list)
+    if several:
+        yield from (("", key, text) for key, text in wrong(Recipes, document | {SEVERAL: []}))
+    contents = tables(document)
+    targets = [content.get("target") if isinstance(content, dict) else None for content in contents]
+    named = [target for target in targets if isinstance(target, str)]
+    if len(named) == len(contents) and (problem := misnamed(path, named)):
+        yield "", "target", problem
+    for index, (content, target) in enumerate(zip(contents, targets, strict=True)):
+        where = f"[[recipe]] {repr(target) if isinstance(target, str) else f'number {index + 1}'}" if several else ""
+        if isinstance(content, dict):
+            yield from ((f"{where} {part}".strip(), key, text) for part, key, text in _recipe_problems(content))
+        else:
+            yield where, "", f"got {content!r}; it takes a table"
+
+
+def _recipe_problems(document: dict[str, Any]) -> Iterator[Problem]:
+    hooks = document.get("hook")
+    # The hooks are checked below, one table at a time.
+    top = document | ({"hook": []} if isinstance(hooks, list) else {})
+    for key, text in wrong(Recipe, top):
+        hint = "; write [[hook]] with two brackets" if key == "hook" and isinstance(hooks, dict) else ""
+        yield "", key, text + hint
+    target = document.get("target")
+    if problem := versions_problem(document.get("versions")):
+        yield "", "versions", problem
+    names: list[str] = []
+    for index, hook in enumerate(hooks if isinstance(hooks, list) else []):
+        name = hook.get("name") if isinstance(hook, dict) else None
+        where = table(name if isinstance(name, str) and name else index)
+        for key, text in _hook_problems(hook, target):
+            yield where, key, text
+        if isinstance(name, str):
+            if names.count(name) == 1:
+                yield where, "name", f"two [[hook]] tables are named {name!r}; give each its own name"
+            names.append(name)
+
+
+def _hook_problems(hook: Any, target: Any) -> Iterator[tuple[str, str]]:
+    yield from wrong(Hook, hook)
+    if not isinstance(hook, dict):
+        return
+    texts = {key: value for key, value in hook.items() if isinstance(value, str)}
+    yield from _string_problems(texts, target if isinstance(target, str) else None)
+    kind = behaviours.find(texts.get("behaviour", ""))
+    options = hook.get("options", {})
+    if kind is None:
+        if "behaviour" in texts:
+            near = did_you_mean(texts["behaviour"], behaviours.BEHAVIOURS)
+            known = ", ".join(sorted(behaviours.BEHAVIOURS))
+            yield "behaviour", f"there is no {texts['behaviour']!r}{near}; the behaviours are {known}"
+        return
+    if isinstance(options, dict):
+        yield from wrong(kind, options, "options")
+    if hook.get("kind") and not kind.makes_stages:
+        yield "kind", f"{texts['behaviour']} makes no stage; leave it out"
+
+
+def _string_problems(hook: Mapping[str, str], target: str | None) -> Iterator[tuple[str, str]]:
     """Yield the errors in the strings of a hook's table, each as a key and a message.
 
     Keys that the table lacks are not checked, and `module` is not compared with a target of None.
@@ -241,60 +326,6 @@ def hook_problems(hook: Mapping[str, str], target: str | None) -> Iterator[tuple
         yield "attribute", "got ''; use names separated by dots"
     if problem := versions_problem(hook.get("versions", "")):
         yield "versions", problem
-
-
-def script(module: str) -> str:
-    """Return the name of a script without its suffix (`train` for `jobs/train.py`), or "" if `module` is a module."""
-    return os.path.basename(module).removesuffix(SCRIPT) if module.endswith(SCRIPT) else ""
-
-
-def table(name: str | int) -> str:
-    """Return the label of a hook's table in messages, from the hook's name, or from its index if it has no name."""
-    return f"[[hook]] {name!r}" if isinstance(name, str) else f"[[hook]] number {name + 1}"
-
-
-def _name(path: str) -> str:
-    return os.path.basename(path).removesuffix(".toml")
-
-
-def _bind(path: str, recipe: Recipe, hook: Hook, index: int) -> BoundHook:
-    where = table(hook.name or index)
-    for key, problem in hook_problems(msgspec.structs.asdict(hook), recipe.target):
-        raise RecipeError(f"{path}: {where} {key}: {problem}")
-    hook = msgspec.structs.replace(hook, module=hook.module or recipe.target)
-    kind = behaviours.find(hook.behaviour)
-    if kind is None:
-        known = ", ".join(sorted(behaviours.BEHAVIOURS))
-        raise RecipeError(f"{path}: {where} behaviour: there is no {hook.behaviour!r}; use one of {known}")
-    try:
-        behaviour = msgspec.convert(hook.options, kind)
-    except msgspec.ValidationError as error:
-        raise RecipeError(f"{path}: {where} options: {_one_line(error)}") from None
-    return BoundHook(
-        key=f"{recipe.target}/{hook.name}", file=_name(path), recipe=recipe, hook=hook, behaviour=behaviour
-    )
-
-
-def _located(error: msgspec.ValidationError, document: Any) -> str:
-    """Return msgspec's message, preceded by the TOML table and key of the error."""
-    message, _, location = _one_line(error).partition(" - at `$")
-    location = location.rstrip("`").lstrip(".")
-    if match := re.match(r"recipe\[([0-9]+)\]\.(.*)", location):
-        document, location = document[SEVERAL][int(match[1])], match[2]
-    if match := re.match(r"hook\[([0-9]+)\]\.?(.*)", location):
-        index = int(match[1])
-        try:
-            name = document["hook"][index]["name"]
-        except (KeyError, IndexError, TypeError) as error:
-            interrupts.pass_on(error)
-            name = None
-        label = table(name if isinstance(name, str) else index)
-        location = f"{label} {match[2]}".strip()
-    return f"{location}: {message}" if location else message
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]
 
 
 def installed_version(recipe: Recipe) -> str:

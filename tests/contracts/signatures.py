@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from autoprof.cli.recipes.source import Function, Module, attributes_set, generator, statements
+from autoprof.cli.recipes.lookup import Function, Module, statements
 
 Facts = dict[str, Any]
 
@@ -133,7 +133,7 @@ def _class_facts(module: Module, node: ast.ClassDef, wanted: Wanted, followed: b
             fields.update({target.id: "" for target in item.targets if isinstance(target, ast.Name)})
     if not (methods or fields or whole or followed):
         return None
-    own = {attribute for owner, attribute in attributes_set(node) if owner == "self"}
+    own = {attribute for owner, attribute in _attributes_set(node) if owner == "self"}
     return _filled(
         bases=[base for base in map(module.full, node.bases) if base not in ("object", "abc.ABC", "ABC")],
         decorators=[module.full(decorator) for decorator in node.decorator_list],
@@ -149,8 +149,37 @@ def _function_facts(module: Module, node: Function) -> Facts:
         "parameters": list(_parameters(node.args)),
     } | _filled(
         decorators=[module.full(decorator) for decorator in node.decorator_list],
-        generator=generator(node),
+        generator=_is_generator(node),
     )
+
+
+def _is_generator(function: Function) -> bool:
+    """Return whether a function is a generator. A `yield` in a nested function does not count."""
+    queue: list[ast.AST] = list(function.body)
+    while queue:
+        node = queue.pop()
+        if isinstance(node, ast.Yield | ast.YieldFrom):
+            return True
+        if not isinstance(node, Function | ast.Lambda | ast.ClassDef):
+            queue.extend(ast.iter_child_nodes(node))
+    return False
+
+
+def _attributes_set(kind: ast.ClassDef) -> Iterator[tuple[str, str]]:
+    """Yield the attributes that a class's methods set: the variable that holds the object, and the attribute's name."""
+    for node in ast.walk(kind):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and isinstance(node.value, ast.Name):
+            yield node.value.id, node.attr
+        elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):  # self.__dict__["name"] = ...
+            holder, key = node.value, node.slice
+            if (
+                isinstance(holder, ast.Attribute)
+                and holder.attr == "__dict__"
+                and isinstance(holder.value, ast.Name)
+                and isinstance(key, ast.Constant)
+                and isinstance(key.value, str)
+            ):
+                yield holder.value.id, key.value
 
 
 def _parameters(arguments: ast.arguments) -> Iterator[str]:

@@ -179,7 +179,7 @@ def test_run_json_names_the_recipe(run: Path) -> None:
 
 def test_check_finds_the_trainer_in_the_recipes_folder() -> None:
     result = autoprof("recipes", "--check", "small_trainer.toml", cwd=EXAMPLE)
-    assert result.stdout == "small_trainer.toml: good, 3 hooks; looked up in the source of small_trainer\n"
+    assert result.stdout == "small_trainer.toml: good, 3 hooks; checked against small_trainer\n"
     assert result.returncode == 0
 
 

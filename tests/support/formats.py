@@ -17,7 +17,7 @@ from autoprof.cli import documents
 from autoprof.cli.doctor import environment
 from autoprof.cli.recipes import catalog, check
 from autoprof.cli.recipes import documents as recipe_documents
-from autoprof.cli.recipes.check import described
+from autoprof.hooks.form import described
 from autoprof.report import model
 from autoprof.rundir import records
 

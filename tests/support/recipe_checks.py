@@ -1,4 +1,4 @@
-"""Source code of a target, and recipes for it, for tests of `recipes --check`."""
+"""A target, and recipes for it, for tests of `recipes --check`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ TRAINER = """
 from abc import abstractmethod
 from contextlib import contextmanager
 from functools import cached_property, lru_cache
-import ray
 
-from .base import Base
-from outside import Far
+from .base import Base, Remote
 
 class Trainer(Base):
     limit: int = 3
@@ -42,21 +40,22 @@ class Trainer(Base):
     def advantage(values): ...
     made = Base.inherited
 
-class Open(Far):
+class Open:
     def here(self): ...
+    def __getattr__(self, name): ...
 
 if True:
     def advantage(values, gamma=1): ...
 else:
     advantage = None
 made = advantage
-@ray.remote
-def scored(): ...
+scored = Remote()
 """
 BASE = """
 class Root:
     def inherited(self): self.from_root = 1
 class Base(Root): ...
+class Remote: ...
 """
 
 

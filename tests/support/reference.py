@@ -17,9 +17,10 @@ import msgspec
 from msgspec import Struct
 
 from autoprof.cli.commands import COMMANDS
-from autoprof.cli.recipes.check import described, known_behaviours, summary, takes
+from autoprof.cli.recipes.check import known_behaviours
 from autoprof.config import kinds, settings, values
 from autoprof.config.tool_options import KINDS
+from autoprof.hooks.form import described, summary, takes
 from autoprof.hooks.recipe import Hook, Recipe
 from tests.support import formats
 

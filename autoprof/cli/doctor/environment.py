@@ -5,12 +5,10 @@ Hooks are looked up in the metadata and the source of the installed targets. Onl
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,8 +19,8 @@ from autoprof.capture import cupti, profilers
 from autoprof.capture.budget import Budget, OverBudget
 from autoprof.capture.profilers import npu, nsys
 from autoprof.cli.documents import Document
-from autoprof.cli.recipes import places
-from autoprof.cli.recipes.source import NotInSource, Sources, Unknown
+from autoprof.cli.recipes import catalog
+from autoprof.cli.recipes.lookup import ChildFailed, NotInSource, Sources, Unknown, in_child
 from autoprof.config.settings import Settings, unknown, unknown_roles
 from autoprof.hooks import behaviour as behaviours
 from autoprof.hooks import empty_run, recipe
@@ -43,7 +41,7 @@ def look_up(settings: Settings) -> dict[str, Any]:
     hooks: dict[str, dict[str, str]] = {}
     errors: dict[str, dict[str, str]] = {}
     versions: dict[str, str] = {}
-    for file in places.recipe_files(settings.recipes):
+    for file in catalog.recipe_files(settings.recipes):
         try:
             bound = recipe.load(file.path)
         except RecipeError as error:
@@ -103,7 +101,6 @@ def _renamed_vllm(versions: dict[str, str], sources: Sources) -> dict[str, dict[
     return {"verl": {"last": text}}
 
 
-_PROBE_TIMEOUT_S = 300
 # Libraries that trainers are built on; they have no steps themselves.
 _NO_TRAINERS = {"ray", "codetiming"}
 # A failed import. ModuleNotFoundError is no problem: it means that an optional dependency is not installed.
@@ -255,15 +252,15 @@ def _check_nsys(report: Report, settings: Settings) -> None:
 
 def _check_recipes(report: Report, extra: Sequence[str]) -> None:
     """Report the recipes that are not autoprof's own, and the problems of entry points."""
-    for file in places.recipe_files(extra):
-        if file.origin != places.OWN:
+    for file in catalog.recipe_files(extra):
+        if file.origin != catalog.OWN:
             report.facts[f"recipe {file.name}"] = f"{file.path}, from {file.origin}"
-    report.problems += places.place_problems()
+    report.problems += catalog.place_problems()
 
 
 def check_versions(report: Report, versions: dict[str, str], extra: Sequence[str]) -> None:
     """Report the targets that are newer than the releases that their recipes were made for."""
-    files = places.recipe_files(extra)
+    files = catalog.recipe_files(extra)
     for target, version in sorted(versions.items()):
         for path in [file.path for file in files if target in file.targets]:
             try:
@@ -284,36 +281,12 @@ def check_versions(report: Report, versions: dict[str, str], extra: Sequence[str
 
 def _probe(report: Report) -> dict[str, Any]:
     """Import the targets with autoprof on, in a child process with a temporary run directory."""
-    with tempfile.TemporaryDirectory() as folder:
-        output = os.path.join(folder, "hooks.json")
-        kept = {name: value for name, value in os.environ.items() if name not in (_boot.RUN_ID, _boot.RUN_INFO)}
-        environment = kept | {
-            _boot.ENABLE: "1",
-            _boot.RUN_ID: _boot.new_run_id(),
-            _boot.STARTER: "",
-            "AUTOPROF_DIR": folder,
-            "AUTOPROF_ON_FINISH": "",
-        }
-        from rich.console import Console
-
-        with Console(stderr=True).status("importing the targets"):
-            try:
-                child = subprocess.run(
-                    [sys.executable, "-m", "autoprof.cli.doctor.probe", output],
-                    env=environment,
-                    capture_output=True,
-                    text=True,
-                    timeout=_PROBE_TIMEOUT_S,
-                    check=False,
-                )
-            except subprocess.TimeoutExpired:
-                report.problems.append(f"importing the targets took more than {_PROBE_TIMEOUT_S} s")
-                return {}
-        if not os.path.exists(output):
-            last = (child.stderr.strip().splitlines() or ["no output"])[-1]
-            report.problems.append(f"importing the targets ended the process (status {child.returncode}): {last}")
-            return {}
-        content: dict[str, Any] = json.loads(Path(output).read_bytes())
+    variables = {_boot.ENABLE: "1", _boot.RUN_ID: _boot.new_run_id(), _boot.STARTER: "", "AUTOPROF_ON_FINISH": ""}
+    try:
+        content: dict[str, Any] = in_child("autoprof.cli.doctor.probe", **variables)
+    except ChildFailed as error:
+        report.problems.append(str(error))
+        return {}
     return content
 
 

@@ -5,14 +5,13 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import sys
 from pathlib import Path
 
 from autoprof import _boot, agent
 from autoprof.capture import profilers
-from autoprof.cli.recipes.source import Sources
+from autoprof.cli.recipes.lookup import Sources, import_problem
 from autoprof.hooks import registry
 from autoprof.hooks.recipe import installed_version
 from autoprof.run import runtime
@@ -33,21 +32,13 @@ def main(output: str) -> None:
             continue
         # The user's own trainer may be on sys.path without a distribution.
         if installed_version(hook.recipe) or sources.installed(hook.recipe.target):
-            try:
-                importlib.import_module(hook.hook.module)
-            except BaseException as error:
-                run.hooks.skipped(hook, _reason(hook.hook.module, error))
+            if problem := import_problem(hook.hook.module):
+                run.hooks.skipped(hook, problem)
         else:
             run.hooks.skipped(hook, f"{hook.recipe.target} {NOT_INSTALLED}")
     Path(output).write_text(
         json.dumps(run.hooks.content() | {"tool": profilers.outlook(run.settings.tool)}), encoding="utf-8"
     )
-
-
-def _reason(module: str, error: BaseException) -> str:
-    if isinstance(error, ModuleNotFoundError) and error.name is not None and f"{module}.".startswith(f"{error.name}."):
-        return f"there is no module {error.name} in this release"
-    return f"importing {module} raised {type(error).__name__}: {error}"
 
 
 if __name__ == "__main__":

@@ -1,19 +1,79 @@
-"""Catalogue of recipes: each with its hooks, and whether it fits the installed target."""
+"""Recipes of autoprof, of installed distributions and of `AUTOPROF_RECIPES`, and whether they fit the targets here."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
-from typing import Any
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
 
 import msgspec
 
 from autoprof import _boot
+from autoprof._boot import entry_points
 from autoprof.base.similar import did_you_mean
-from autoprof.cli.recipes import places
-from autoprof.cli.recipes.source import Sources
+from autoprof.cli.recipes.lookup import Sources
 from autoprof.hooks import recipe
 from autoprof.hooks.recipe import BoundHook, Recipe, RecipeError, exceeds, fits, installed_version
+
+OWN = "autoprof"
+SETTING = "AUTOPROF_RECIPES"
+
+
+class RecipeFile(NamedTuple):
+    """A recipe file and its origin: `autoprof`, `AUTOPROF_RECIPES`, or the name of a distribution."""
+
+    path: str
+    origin: str
+
+    @property
+    def name(self) -> str:
+        """Return the recipe's name: the file's name without the ending."""
+        return os.path.basename(self.path).removesuffix(".toml")
+
+    @property
+    def targets(self) -> list[str]:
+        """Return the import names of the targets, from the beginning of the file's name."""
+        return self.name.partition(".")[0].split("+")
+
+
+def recipe_files(extra: Iterable[str] = ()) -> list[RecipeFile]:
+    """Return all recipe files in reading order. If two hooks have the same key, the later one is used.
+
+    Args:
+        extra: Files or folders of `AUTOPROF_RECIPES`, or of `recipes` in the settings file.
+    """
+    files = [RecipeFile(path, OWN) for path in toml_files(_boot.own_recipes())]
+    for entry in entry_points.declared(sys.path):
+        if folder := entry.folder():
+            files += [RecipeFile(path, entry.distribution) for path in toml_files(folder)]
+    for place in extra:
+        files += [RecipeFile(path, SETTING) for path in toml_files(place)]
+    return list({file.path: file for file in files}.values())
+
+
+def place_problems() -> Iterator[str]:
+    """Yield the errors of the entry points that declare recipes."""
+    for entry in entry_points.declared(sys.path):
+        subject = f"{entry.distribution}: entry point {entry.name!r} of {entry_points.GROUP} names {entry.value!r}"
+        folder = entry.folder()
+        if not folder:
+            yield f"{subject}, but there is no such package here; name a package that contains *.toml files"
+        elif not toml_files(folder):
+            yield f"{subject}, but {folder} contains no *.toml files"
+
+
+def toml_files(place: str) -> list[str]:
+    """Return the `*.toml` files of a folder, or the file itself; nothing if it is missing or unreadable."""
+    if os.path.isdir(place):
+        try:
+            names = sorted(os.listdir(place))
+        except OSError:
+            return []
+        return [os.path.join(place, name) for name in names if name.endswith(".toml")]
+    return [place] if os.path.isfile(place) else []
+
 
 # Values of `Entry.fits`.
 FITS, NEWER, OLDER, ABSENT, WRONG = "yes", "newer than its range", "not in its range", "not installed", "wrong"
@@ -57,7 +117,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 def entries(extra: Iterable[str]) -> list[Entry]:
     """Return all recipes. `extra` lists the files and folders of `AUTOPROF_RECIPES`."""
     sources = Sources()
-    return [entry for file in places.recipe_files(extra) for entry in _entries_of_file(file, sources)]
+    return [entry for file in recipe_files(extra) for entry in _entries_of_file(file, sources)]
 
 
 def named_entries(recipes: list[Entry], name: str) -> list[Entry]:
@@ -78,8 +138,8 @@ def catalog_hooks(extra: Iterable[str], more: Iterable[str]) -> list[BoundHook]:
     """Return the hooks of all valid recipes, those in the files and folders `more` included."""
     hooks = []
     for path in [
-        *(file.path for file in places.recipe_files(extra)),
-        *(path for place in more for path in places.toml_files(place)),
+        *(file.path for file in recipe_files(extra)),
+        *(path for place in more for path in toml_files(place)),
     ]:
         with contextlib.suppress(RecipeError):
             hooks += recipe.load(path)
@@ -88,7 +148,7 @@ def catalog_hooks(extra: Iterable[str], more: Iterable[str]) -> list[BoundHook]:
 
 def own_hooks() -> list[BoundHook]:
     """Return the hooks of autoprof's own recipes."""
-    return [hook for path in places.toml_files(_boot.own_recipes()) for hook in recipe.load(path)]
+    return [hook for path in toml_files(_boot.own_recipes()) for hook in recipe.load(path)]
 
 
 def by_recipe(hooks: Iterable[BoundHook]) -> list[tuple[Recipe, list[BoundHook]]]:
@@ -99,7 +159,7 @@ def by_recipe(hooks: Iterable[BoundHook]) -> list[tuple[Recipe, list[BoundHook]]
     return [(hooks[0].recipe, hooks) for hooks in by_target.values()]
 
 
-def _entries_of_file(file: places.RecipeFile, sources: Sources) -> list[Entry]:
+def _entries_of_file(file: RecipeFile, sources: Sources) -> list[Entry]:
     fields: dict[str, Any] = {"name": file.name, "path": file.path, "origin": file.origin}
     target = ", ".join(file.targets)
     try:

@@ -1,16 +1,17 @@
-"""Check of a recipe file's keys and values, and the JSON schema of recipes.
+"""Check of recipe files, and the JSON schema of recipes.
 
-The check reports all errors, while `recipe.load` stops at the first. Both the check and the schema are derived from the
-structs that recipes are decoded into: their fields, types and docstrings.
+`python -m autoprof.cli.recipes.check OUTPUT FILE...` is the child process of the check: it imports the targets.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dis
+import functools
 import inspect
 import json
 import os
-import re
-import types
+import sys
 import typing
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -18,163 +19,25 @@ from typing import Any
 import msgspec
 
 from autoprof import _boot
+from autoprof.base import units
 from autoprof.base.similar import did_you_mean
-from autoprof.cli.recipes import catalog
+from autoprof.cli.recipes import catalog, lookup
+from autoprof.cli.recipes.lookup import NotInSource, Sources, Unknown
 from autoprof.hooks import behaviour as behaviours
 from autoprof.hooks import recipe
-from autoprof.hooks.behaviour import PARAMETER
-from autoprof.hooks.recipe import HOOK_NAME, SEVERAL, BoundHook, Hook, Recipe, RecipeError, Recipes, versions_problem
-
-_NAMES = {str: "a text", int: "a whole number", float: "a number", bool: "true or false", dict: "a table"}
-# `A | B` is a `typing.Union`, not a `types.UnionType`, if A or B is a `Literal`.
-_UNIONS = (types.UnionType, typing.Union)
-_EXTRA = {
-    "path": "a path that begins with a parameter of the function, such as 'self.state.global_step'",
-    "name": "the name of a parameter",
-    "place": "a path that begins at the call's result, such as 'token_ids'",
-}
-
-
-def summary(kind: type) -> str:
-    """Return the first paragraph of a class's docstring, or of its base class's, in one line."""
-    for base in kind.__mro__:
-        text = inspect.cleandoc(base.__dict__.get("__doc__") or "")
-        paragraph = text.partition("\n\n")[0]
-        if paragraph and not paragraph.startswith("Attributes:"):
-            return _one_line(paragraph)
-    return ""
-
-
-def described(kind: type) -> dict[str, str]:
-    """Return the descriptions in the `Attributes:` sections of a class and its base classes, by field."""
-    texts: dict[str, str] = {}
-    for base in kind.__mro__:
-        _, _, section = inspect.cleandoc(base.__dict__.get("__doc__") or "").partition("Attributes:\n")
-        for match in re.finditer(r"^    (\w+): (.*(?:\n {8}.*)*)", section, re.MULTILINE):
-            texts.setdefault(match[1], _one_line(match[2]))
-    return texts
-
-
-def takes(kind: Any) -> str:
-    """Return a description of a type in the terms of TOML."""
-    if meta := _meta(kind):
-        return _EXTRA[meta["takes"]]
-    origin = typing.get_origin(kind)
-    arguments = typing.get_args(kind)
-    if origin in _UNIONS:
-        table = next((argument for argument in arguments if typing.get_origin(argument) is dict), None)
-        if table is not None and typing.get_args(table)[1] in arguments:
-            others = ", or ".join(takes(argument) for argument in arguments if argument is not table)
-            return f"{others}, or a table; each entry is {takes(typing.get_args(table)[0])} = one of these"
-        return ", or ".join(takes(argument) for argument in arguments)
-    if origin is typing.Literal:
-        return " or ".join(repr(value) for value in arguments)
-    if origin is list:
-        return f"an array; each item is {takes(arguments[0])}"
-    if origin is dict and arguments[1] is not Any:
-        return f"a table; each entry is {takes(arguments[0])} = {takes(arguments[1])}"
-    if inspect.isclass(kind) and issubclass(kind, msgspec.Struct):
-        return f"a table with {', '.join(kind.__struct_encode_fields__)}"
-    return _NAMES.get(origin or kind, str(kind))
-
-
-def parameters(kind: Any, value: Any, where: str = "") -> Iterator[tuple[str, str]]:
-    """Yield those paths in a valid `value` that begin with a parameter of the hooked function, each with its key."""
-    if meta := _meta(kind):
-        if meta.get(PARAMETER):
-            yield where, value
-    elif table := _table_of(kind, value):
-        yield from parameters(table, value, where)
-    elif typing.get_origin(kind) is list:
-        for index, item in enumerate(value):
-            yield from parameters(typing.get_args(kind)[0], item, f"{where}[{index}]")
-    elif typing.get_origin(kind) is dict:
-        keys, values = typing.get_args(kind)
-        for key, item in value.items():
-            yield from parameters(keys, key, where)
-            yield from parameters(values, item, f"{where}.{key}")
-    elif inspect.isclass(kind) and issubclass(kind, msgspec.Struct):
-        for field in msgspec.structs.fields(kind):
-            if field.encode_name in value:
-                inner = f"{where}.{field.encode_name}" if where else field.encode_name
-                yield from parameters(field.type, value[field.encode_name], inner)
-
-
-def wrong(kind: type[msgspec.Struct], table: Any, where: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the errors of a table that is decoded into a struct: the key, and the value found and the type expected."""
-    if not isinstance(table, dict):
-        yield where, f"got {_short(table)}; it takes a table"
-        return
-    prefix = f"{where}." if where else ""
-    fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
-    for key in table:
-        if key not in fields:
-            known = ", ".join(fields) or "none"
-            yield f"{prefix}{key}", f"there is no such key{did_you_mean(str(key), fields)}; the keys are: {known}"
-    texts = described(kind)
-    for name, field in fields.items():
-        if name in table:
-            yield from _wrong_value(field.type, table[name], f"{prefix}{name}")
-        elif field.required:
-            yield f"{prefix}{name}", f"it is missing; it takes {takes(field.type)}: {texts.get(name, '')}".rstrip(": ")
-
-
-def _wrong_value(kind: Any, value: Any, where: str) -> Iterator[tuple[str, str]]:
-    if inspect.isclass(kind) and issubclass(kind, msgspec.Struct):
-        yield from wrong(kind, value, where)
-        return
-    if table := _table_of(kind, value):
-        yield from wrong(table, value, where)
-        return
-    if typing.get_origin(kind) is list and isinstance(value, list):
-        for index, item in enumerate(value):
-            yield from _wrong_value(typing.get_args(kind)[0], item, f"{where}[{index}]")
-        return
-    try:
-        msgspec.convert(value, kind)
-    except msgspec.ValidationError:
-        choices = [
-            choice
-            for alternative in _alternatives(kind)
-            if _is_choice(alternative)
-            for choice in typing.get_args(alternative)
-        ]
-        near = did_you_mean(value, choices) if choices and isinstance(value, str) else ""
-        yield where, f"got {_short(value)}; it takes {takes(kind)}{near}"
-
-
-def _table_of(kind: Any, value: Any) -> type[msgspec.Struct] | None:
-    """Return the struct for a table, if the option takes either a table or another type; else None."""
-    if typing.get_origin(kind) not in _UNIONS or not isinstance(value, dict):
-        return None
-    structs = [part for part in typing.get_args(kind) if inspect.isclass(part) and issubclass(part, msgspec.Struct)]
-    return structs[0] if structs else None
-
-
-def _alternatives(kind: Any) -> tuple[Any, ...]:
-    return typing.get_args(kind) if typing.get_origin(kind) in _UNIONS else (kind,)
-
-
-def _is_choice(kind: Any) -> bool:
-    return typing.get_origin(kind) is typing.Literal
-
-
-def _meta(kind: Any) -> dict[str, Any]:
-    """Return the `extra` with which `hooks/behaviour.py` annotates a type, else an empty table."""
-    for note in getattr(kind, "__metadata__", ()):
-        if isinstance(note, msgspec.Meta) and note.extra:
-            return note.extra
-    return {}
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
-
-
-def _short(value: Any) -> str:
-    text = _one_line(repr(value))
-    return text if len(text) <= 80 else text[:77] + "..."
-
+from autoprof.hooks.form import described, parameters, summary
+from autoprof.hooks.patching import is_function, member, owner_of
+from autoprof.hooks.recipe import (
+    HOOK_NAME,
+    SEVERAL,
+    BoundHook,
+    Hook,
+    Recipe,
+    RecipeError,
+    Recipes,
+    fits,
+    installed_version,
+)
 
 FILE = "recipe.schema.json"
 # The newest draft that all TOML extensions of editors support. Newer drafts have the same keywords for this schema.
@@ -298,28 +161,207 @@ class RecipeFinding(msgspec.Struct, frozen=True, kw_only=True):
         return ": ".join(filter(None, [self.file, "" if self.error else "note", place, self.text]))
 
 
-def check_form(path: str) -> tuple[list[BoundHook], list[RecipeFinding]]:
-    """Read a recipe file and check its keys and values.
+def check_files(paths: list[str], others: list[BoundHook]) -> tuple[list[RecipeFinding], list[str]]:
+    """Check recipe files. `others` are the hooks of the other recipes.
 
     Returns:
-        The hooks, empty if there are errors, and the errors.
+        The findings, and a summary of each file in one line.
     """
+    good: dict[str, list[BoundHook]] = {}
+    wrong: dict[str, list[RecipeFinding]] = {}
+    for path in paths:
+        try:
+            good[path] = recipe.load(path)
+        except RecipeError as error:
+            wrong[path] = [
+                RecipeFinding(file=path, table=table, key=key, text=text) for table, key, text in error.problems
+            ]
+    checked = _checked_in_child([path for path, hooks in good.items() if hooks])
+    findings, summaries = [], []
+    for path in paths:
+        if path in wrong:
+            findings += wrong[path]
+            summaries.append(f"{path}: {len(wrong[path])} wrong; nothing else was checked")
+            continue
+        scope, target_findings = checked.get(path, ("it has no hooks", []))
+        own = [*_without_end(path, good[path], others), *target_findings]
+        findings += [*_replacements(path, good[path]), *own]
+        count = sum(finding.error for finding in own)
+        state = f"{count} wrong" if count else "good"
+        summaries.append(f"{path}: {state}, {units.count(len(good[path]), 'hook')}; {scope}")
+    return findings, summaries
+
+
+_Checked = dict[str, tuple[str, list[RecipeFinding]]]
+
+
+def _checked_in_child(paths: list[str]) -> _Checked:
+    """Return for each file the targets against which it was checked, in words, and the findings."""
+    if not paths:
+        return {}
     try:
-        document = recipe.read(path)
-    except RecipeError as error:
-        return [], [RecipeFinding(file=path, table="", key="", text=_without_path(path, error))]
+        content = lookup.in_child("autoprof.cli.recipes.check", *paths, **{_boot.ENABLE: "0"})
+    except lookup.ChildFailed as error:
+        return {path: (f"modules, attributes and parameters were not checked: {error}", []) for path in paths}
+    return msgspec.convert(content, _Checked)
+
+
+def main(output: str, *paths: str) -> None:
+    """Check recipe files without errors against their targets, and write the result to the file `output`."""
+    sources = Sources()
+    checked: _Checked = {}
+    for path in paths:
+        results = [
+            _check_target(path, content, hooks, sources) for content, hooks in catalog.by_recipe(recipe.load(path))
+        ]
+        checked[path] = "; ".join(scope for scope, _ in results), [finding for _, found in results for finding in found]
+    with open(output, "wb") as file:
+        file.write(msgspec.json.encode(checked))
+
+
+def _check_target(
+    path: str, content: Recipe, hooks: list[BoundHook], sources: Sources
+) -> tuple[str, list[RecipeFinding]]:
+    target = content.target
+    if not sources.installed(target):
+        return f"{target} is not installed here, so modules, attributes and parameters were not checked", []
+    version = installed_version(content)
+    notes = {
+        f"{target} is {version} here, and these hooks are for other releases": [
+            hook.hook.name for hook in hooks if not fits(version, hook.hook.versions)
+        ],
+        f"no distribution states the version of {target}, which these hooks compare": [
+            hook.hook.name for hook in hooks if hook.hook.versions and not version
+        ],
+    }
     findings = [
-        RecipeFinding(file=path, table=table, key=key, text=text) for table, key, text in _errors(path, document)
+        RecipeFinding(file=path, table="", key="", text=f"not checked: {text}: {', '.join(names)}", error=False)
+        for text, names in notes.items()
+        if names
     ]
-    if findings:
-        return [], findings
+    outside = not fits(version, content.versions)
+    for hook in hooks:
+        for key, text, error in _hook_findings(hook, sources) if fits(version, hook.hook.versions) else ():
+            if outside and error:
+                text += f" ({target} is {version} here, and the recipe is for {content.versions})"
+            table = recipe.table(hook.hook.name)
+            findings.append(RecipeFinding(file=path, table=table, key=key, text=text, error=error and not outside))
+    return f"checked against {target} {version}".rstrip(), findings
+
+
+# Key and text of a finding, and True if it is an error.
+_Finding = tuple[str, str, bool]
+
+
+def _hook_findings(hook: BoundHook, sources: Sources) -> Iterator[_Finding]:
+    module, attribute = hook.hook.module, hook.hook.attribute
+    key = "module"
     try:
-        return recipe.load(path), []
-    except RecipeError as error:
-        return [], [RecipeFinding(file=path, table="", key="", text=_without_path(path, error))]
+        with contextlib.suppress(Unknown):
+            sources.module(module)
+        key = "attribute"
+        if lookup.is_started(module):
+            sources.find(module, attribute)
+            return
+    except NotInSource as error:
+        yield key, str(error), True
+        return
+    except Unknown as error:
+        yield key, f"not checked: {error}", False
+        return
+    if problem := lookup.import_problem(module):
+        yield "module", f"not checked: {problem}", False
+        return
+    try:
+        owner, name, _ = owner_of(sys.modules[module], attribute)
+        member(owner, name)
+    except LookupError as error:
+        adds = type(hook.behaviour).supply is not behaviours.Behaviour.supply
+        hint = f"; {hook.hook.behaviour} adds it" if adds else _similar(sys.modules[module], attribute)
+        yield "attribute", f"{error}{hint}", not adds
+    else:
+        yield from _attribute_findings(hook, owner, inspect.getattr_static(owner, name, None))
 
 
-def replacements(path: str, hooks: list[BoundHook]) -> list[RecipeFinding]:
+def _similar(root: Any, path: str) -> str:
+    """Return a suggestion for the first name of a path that does not exist."""
+    for name in path.split("."):
+        if not hasattr(root, name):
+            return did_you_mean(name, dir(root))
+        root = getattr(root, name)
+    return ""
+
+
+def _attribute_findings(hook: BoundHook, owner: Any, value: Any) -> Iterator[_Finding]:
+    name = hook.hook.attribute
+    function = value.__func__ if isinstance(value, staticmethod | classmethod) else value
+    if inspect.isclass(value):
+        if type(hook.behaviour).install is behaviours.Behaviour.install:
+            text = f"{name} is a class, and {hook.hook.behaviour} wraps a function; name one of its methods"
+            yield "attribute", text, True
+    elif isinstance(value, property | functools.cached_property):
+        yield "attribute", f"{name} is a property; name a method", True
+    elif not is_function(function) and not hook.hook.rewrap:
+        kind = type(function).__name__
+        yield "attribute", f"{name} is a {kind}, not a function; name a function that calls it", True
+    else:
+        if getattr(function, "__isabstractmethod__", False):
+            yield "attribute", f"{name} is abstract and never called; name the method that overrides it", True
+        if hook.hook.rewrap and not hasattr(function, "__wrapped__"):
+            yield "rewrap", f"{name} is not decorated", True
+        yield from _around_findings(hook, function)
+        yield from _path_findings(hook, owner, function)
+
+
+def _around_findings(hook: BoundHook, function: Any) -> Iterator[_Finding]:
+    name, around = hook.hook.attribute, hook.hook.around
+    inner = inspect.unwrap(function)
+    code = getattr(function, "__code__", None)
+    if code is not None and code.co_filename == contextlib.__file__:
+        if around != "with":
+            yield "around", f'{name} makes a context manager; around = "with" hooks it from its enter to its exit', True
+    elif inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner):
+        if around == "call":
+            text = f"{name} is a generator: its work is not done when the call returns"
+            yield "around", f'{text}; use around = "next" to hook each item, or name the function that uses it', True
+        elif around == "with":
+            yield "around", f"{name} is a generator, but not a context manager", True
+
+
+def _path_findings(hook: BoundHook, owner: Any, function: Any) -> Iterator[_Finding]:
+    """Yield the paths whose first name is not a parameter, or whose name after `self` is not an attribute."""
+    try:
+        signature = inspect.signature(function).parameters
+    except (TypeError, ValueError):  # a function in C without a signature
+        return
+    names, any_keyword = list(signature), any(part.kind is part.VAR_KEYWORD for part in signature.values())
+    for key, path in parameters(type(hook.behaviour), hook.hook.options):
+        first, _, tail = path.partition(".")
+        second = tail.partition(".")[0]
+        if first not in names and not any_keyword:
+            near = did_you_mean(first, names)
+            text = f"{hook.hook.attribute} has no parameter {first}{near}; it has {', '.join(names) or 'none'}"
+            yield f"options.{key}", text, True
+        elif first == "self" and second and inspect.isclass(owner):
+            known = _instance_attributes(owner)
+            if known and second not in known:
+                text = f"{owner.__name__} sets no {second} in its methods{did_you_mean(second, known)}"
+                yield f"options.{key}", f"{text}; ignore this if a subclass or other code sets it", False
+
+
+def _instance_attributes(owner: type) -> set[str]:
+    """Return the attributes of a class and of its instances; nothing if it makes attributes on access."""
+    names = set(dir(owner))
+    if "__getattr__" in names or "__getattribute__" in {name for base in owner.__mro__[:-1] for name in vars(base)}:
+        return set()
+    for base in owner.__mro__:
+        names.update(vars(base).get("__annotations__", {}))
+        for function in map(inspect.unwrap, filter(inspect.isfunction, vars(base).values())):
+            names.update(line.argval for line in dis.get_instructions(function) if line.opname == "STORE_ATTR")
+    return names
+
+
+def _replacements(path: str, hooks: list[BoundHook]) -> list[RecipeFinding]:
     """Return a note for each hook of a recipe file that replaces one of autoprof's own hooks."""
     if not hooks or os.path.dirname(os.path.realpath(path)) == os.path.realpath(_boot.own_recipes()):
         return []
@@ -337,7 +379,7 @@ def replacements(path: str, hooks: list[BoundHook]) -> list[RecipeFinding]:
     ]
 
 
-def without_end(path: str, hooks: list[BoundHook], others: Iterable[BoundHook]) -> list[RecipeFinding]:
+def _without_end(path: str, hooks: list[BoundHook], others: Iterable[BoundHook]) -> list[RecipeFinding]:
     """Return an error for each hook that begins something that no hook ends, neither in this file nor in `others`."""
     known = [*hooks, *others]
     return [
@@ -368,65 +410,5 @@ def _can_end(end: behaviours.Behaviour, begin: behaviours.Behaviour) -> bool:
     return all(not ended or not isinstance(begun, str) or ended == begun for ended, begun in pairs)
 
 
-def _errors(path: str, document: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Yield the table, key and text of each error."""
-    several = isinstance(document.get(recipe.SEVERAL), list)
-    if several:
-        yield from (("", key, text) for key, text in wrong(Recipes, document | {recipe.SEVERAL: []}))
-    targets = []
-    for index, table in enumerate(recipe.tables(document)):
-        target = table.get("target") if isinstance(table, dict) else None
-        where = f"[[recipe]] {repr(target) if isinstance(target, str) else f'number {index + 1}'}" if several else ""
-        if isinstance(table, dict):
-            yield from ((f"{where} {part}".strip(), key, text) for part, key, text in _recipe_errors(table))
-        else:
-            yield where, "", f"got {table!r}; it takes a table"
-        targets += [target] if isinstance(target, str) else []
-    if len(targets) == len(recipe.tables(document)) and (problem := recipe.misnamed(path, targets)):
-        yield "", "target", problem
-
-
-def _recipe_errors(document: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
-    hooks = document.get("hook")
-    # The hooks are checked below, one table at a time.
-    top = document | ({"hook": []} if isinstance(hooks, list) else {})
-    for key, text in wrong(Recipe, top):
-        hint = "; write [[hook]] with two brackets" if key == "hook" and isinstance(hooks, dict) else ""
-        yield "", key, text + hint
-    target = document.get("target")
-    if problem := versions_problem(document.get("versions")):
-        yield "", "versions", problem
-    names: list[str] = []
-    for index, table in enumerate(hooks if isinstance(hooks, list) else []):
-        name = table.get("name") if isinstance(table, dict) else None
-        where = recipe.table(name if isinstance(name, str) and name else index)
-        for key, text in _hook_errors(table, target):
-            yield where, key, text
-        if isinstance(name, str):
-            if names.count(name) == 1:
-                yield where, "name", f"two [[hook]] tables are named {name!r}; give each its own name"
-            names.append(name)
-
-
-def _hook_errors(table: Any, target: Any) -> Iterator[tuple[str, str]]:
-    yield from wrong(Hook, table)
-    if not isinstance(table, dict):
-        return
-    texts = {key: value for key, value in table.items() if isinstance(value, str)}
-    yield from recipe.hook_problems(texts, target if isinstance(target, str) else None)
-    kind = behaviours.find(texts.get("behaviour", ""))
-    options = table.get("options", {})
-    if kind is None:
-        if "behaviour" in texts:
-            near = did_you_mean(texts["behaviour"], behaviours.BEHAVIOURS)
-            known = ", ".join(sorted(behaviours.BEHAVIOURS))
-            yield "behaviour", f"there is no {texts['behaviour']!r}{near}; the behaviours are {known}"
-        return
-    if isinstance(options, dict):
-        yield from wrong(kind, options, "options")
-    if table.get("kind") and not kind.makes_stages:
-        yield "kind", f"{texts['behaviour']} makes no stage; leave it out"
-
-
-def _without_path(path: str, error: RecipeError) -> str:
-    return str(error).removeprefix(f"{path}: ")
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -8,13 +8,12 @@ import os
 
 import msgspec
 
-from autoprof.base import units
 from autoprof.cli import arguments, console
 from autoprof.cli.console import complain
-from autoprof.cli.recipes import catalog, check, new, places, static
-from autoprof.cli.recipes.check import RecipeFinding, described, summary, takes
+from autoprof.cli.recipes import catalog, check, new
+from autoprof.cli.recipes.check import RecipeFinding
 from autoprof.cli.recipes.documents import Behaviours, Catalog, Checked, KnownBehaviour, Option
-from autoprof.cli.recipes.source import Sources
+from autoprof.hooks.form import described, summary, takes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -80,7 +79,7 @@ def run(parsed: argparse.Namespace) -> int:
     else:
         _show(entries)
     problems = [entry.problem for entry in entries if entry.problem] + (
-        [] if parsed.name else list(places.place_problems())
+        [] if parsed.name else list(catalog.place_problems())
     )
     for problem in problems:
         complain(problem, 1)
@@ -126,29 +125,19 @@ def _options(hook: catalog.RecipeHook) -> str:
 
 def _check(files_or_folders: list[str], as_json: bool) -> int:
     findings: list[RecipeFinding] = []
-    summaries = []
-    sources = Sources()
-    others = catalog.catalog_hooks(arguments.setting("recipes"), files_or_folders)
+    paths: list[str] = []
     for place in files_or_folders:
-        paths = places.toml_files(place)
-        if not paths:
+        files = catalog.toml_files(place)
+        if not files:
             if os.path.isdir(place):
                 text = "the folder has no readable *.toml files"
             else:
                 text = "it is not a readable file" if os.path.exists(place) else "there is no such file"
             findings.append(RecipeFinding(file=place, table="", key="", text=text))
-        for path in paths:
-            hooks, errors = check.check_form(path)
-            if errors:
-                findings += errors
-                summaries.append(f"{path}: {len(errors)} wrong; nothing else was checked")
-                continue
-            source_findings, scope = static.check_hooks(path, hooks, sources)
-            hook_findings = [*check.without_end(path, hooks, others), *source_findings]
-            findings += [*check.replacements(path, hooks), *hook_findings]
-            wrong = sum(finding.error for finding in hook_findings)
-            state = f"{wrong} wrong" if wrong else "good"
-            summaries.append(f"{path}: {state}, {units.count(len(hooks), 'hook')}; {scope}")
+        paths += files
+    others = catalog.catalog_hooks(arguments.setting("recipes"), files_or_folders)
+    file_findings, summaries = check.check_files(list(dict.fromkeys(paths)), others)
+    findings += file_findings
     if as_json:
         console.print_json(Checked(findings=findings, summaries=summaries))
     else:

@@ -17,11 +17,12 @@ from autoprof import _boot
 from autoprof.base import units
 from autoprof.cli import arguments, console
 from autoprof.cli.console import complain
-from autoprof.cli.recipes import catalog, check
+from autoprof.cli.recipes import catalog
 from autoprof.cli.recipes.documents import Tried, TriedHook, TriedProcess, TriedStage
 from autoprof.cli.run import not_run, switch_on
+from autoprof.hooks import recipe
 from autoprof.hooks.behaviour import Behaviour
-from autoprof.hooks.recipe import BoundHook
+from autoprof.hooks.recipe import BoundHook, RecipeError
 from autoprof.run import call_counts
 from autoprof.rundir import decoder
 from autoprof.rundir.journal import SpanReader, journals
@@ -53,10 +54,10 @@ def run(file_or_name: str, argv: list[str], as_json: bool) -> int:
             path = catalog.named_entries(catalog.entries(arguments.setting("recipes")), file_or_name)[0].path
         except LookupError as error:
             return complain(f"recipes: --try {file_or_name}: there is no such file, and {error}", 1)
-    hooks, errors = check.check_form(path)
-    if errors:
-        print(*(finding.line() for finding in errors), sep="\n", file=sys.stderr)
-        return 1
+    try:
+        hooks = recipe.load(path)
+    except RecipeError as error:
+        return complain(f"{error}; autoprof recipes --check {path} lists all errors", 1)
     folder = tempfile.mkdtemp(prefix="autoprof-try-")
     try:
         status = _run(argv, _environment(os.path.abspath(path), folder), as_json)

@@ -154,7 +154,7 @@ def test_a_recipe_for_a_script_is_checked(
     said = capsys.readouterr().out.splitlines()
     assert said == [
         "train.toml: [[hook]] 'absent' attribute: train.py has no absent",
-        "train.toml: 1 wrong, 3 hooks; looked up in the source of train",
+        "train.toml: 1 wrong, 3 hooks; checked against train",
     ]
     (script / "train.toml").write_text(RECIPE.replace('"train.py"', '"other.py"'))
     assert main(["recipes", "--check", "train.toml"]) == 1

@@ -11,7 +11,7 @@ from autoprof import _boot
 from autoprof.behaviours.trainer.stages import Stage
 from autoprof.hooks import recipe
 from autoprof.hooks.recipe import BoundHook, RecipeError, exceeds, fits
-from tests.support.recipe_texts import GOOD, keys, values
+from tests.support.recipe_texts import GOOD, keys, loose, near_hooks, values
 
 
 def test_own_recipes_are_valid() -> None:
@@ -66,7 +66,7 @@ def test_without_a_module_a_hook_is_on_the_target_itself(tmp_path: Path) -> None
         ("target =", "targe =", ["targe"]),
         ('target = "thing"', 'target = "other"', ["'other'", "other.toml"]),
         ("name =", "title =", ["[[hook]]", "title"]),
-        ('"work"', "3", ["[[hook]]", "name", "str"]),
+        ('"work"', "3", ["[[hook]]", "name", "text"]),
         ('"work"', '"a b"', ["'a b'", "name"]),
         ("thing.work", "elsewhere.work", ["[[hook]] 'work'", "module", "elsewhere.work"]),
         ("Worker.update", "Worker.update()", ["[[hook]] 'work'", "attribute", "update()"]),
@@ -96,14 +96,29 @@ def test_two_hooks_of_one_name_are_refused(tmp_path: Path) -> None:
         recipe.load(str(path))
 
 
-@given(content=st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
-def test_no_file_gives_anything_but_hooks_or_one_line(content: bytes, tmp_path: Path) -> None:
-    path = tmp_path / "thing.toml"
-    path.write_bytes(content)
+def load_or_explain(path: Path) -> None:
+    """Assert that a file has hooks, or errors of one line each."""
     try:
         recipe.load(str(path))
     except RecipeError as error:
         assert "\n" not in str(error)
+        for *place, text in error.problems:
+            assert text
+            assert "\n" not in "".join([*place, text])
+
+
+@given(content=st.binary(max_size=200) | st.text(max_size=200).map(lambda text: text.encode(errors="replace")))
+def test_no_file_gives_anything_but_hooks_or_errors(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "thing.toml"
+    path.write_bytes(content)
+    load_or_explain(path)
+
+
+@given(place=st.integers(0, len(GOOD)), cut=st.integers(0, 12), put=st.text(max_size=6))
+def test_no_typing_error_gives_a_traceback(place: int, cut: int, put: str, tmp_path: Path) -> None:
+    path = tmp_path / "thing.toml"
+    path.write_bytes((GOOD[:place] + put + GOOD[place + cut :]).encode(errors="replace"))
+    load_or_explain(path)
 
 
 @pytest.mark.parametrize(
@@ -124,17 +139,19 @@ def test_a_recipe_of_many_hooks_is_read(tmp_path: Path) -> None:
     assert len(recipe.load(str(path))) == 1000
 
 
-@given(document=st.dictionaries(st.sampled_from(keys), values, max_size=6))
-def test_no_document_gives_anything_but_hooks_or_one_line(
+@given(
+    document=st.dictionaries(st.sampled_from(keys), values, max_size=6)
+    | st.fixed_dictionaries(
+        {"target": st.just("thing"), "hook": st.lists(near_hooks, max_size=3)}, optional={"passive": loose}
+    )
+)
+def test_no_document_gives_anything_but_hooks_or_errors(
     document: dict[str, object], tmp_path: Path, mocker: MockerFixture
 ) -> None:
     path = tmp_path / "thing.toml"
     path.touch()
     mocker.patch("autoprof.hooks.recipe.msgspec.toml.decode", return_value=document)
-    try:
-        recipe.load(str(path))
-    except RecipeError as error:
-        assert "\n" not in str(error)
+    load_or_explain(path)
 
 
 @pytest.mark.parametrize(

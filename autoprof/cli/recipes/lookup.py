@@ -1,15 +1,26 @@
-"""Lookup of functions and classes in the source of an installed target, with `ast`: nothing is imported or run."""
+"""Lookup of a target's modules, functions and classes: in its source, and by imports in a child process.
+
+The lookup in the source runs nothing. An import takes seconds and may do anything, so a child makes it.
+"""
 
 from __future__ import annotations
 
 import ast
+import importlib
+import json
 import os
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterable, Iterator
 from importlib.machinery import EXTENSION_SUFFIXES, PathFinder
 from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
 
 import msgspec
 
+from autoprof import _boot
 from autoprof.base.similar import did_you_mean
 from autoprof.hooks.recipe import script
 
@@ -53,34 +64,6 @@ class Module:
         return f"{origin}{dot}{rest}"
 
 
-# Decorators that replace a function by an object that autoprof can't wrap.
-NO_FUNCTION = {"lru_cache", "cache", "singledispatchmethod", "remote"}
-
-
-def decorators(function: Function) -> set[str]:
-    """Return the names of a function's decorators, without their modules and arguments."""
-    return {ast.unparse(decorator).partition("(")[0].rpartition(".")[2] for decorator in function.decorator_list}
-
-
-def generator(function: Function) -> bool:
-    """Return whether a function is a generator. A `yield` in a nested function does not count."""
-    queue: list[ast.AST] = list(function.body)
-    while queue:
-        node = queue.pop()
-        if isinstance(node, ast.Yield | ast.YieldFrom):
-            return True
-        if not isinstance(node, Function | ast.Lambda | ast.ClassDef):
-            queue.extend(ast.iter_child_nodes(node))
-    return False
-
-
-def parameter_names(function: Function) -> tuple[list[str], bool]:
-    """Return the names of a function's parameters, and True if it also takes any other keyword."""
-    spec = function.args
-    named = [*spec.posonlyargs, *spec.args, *spec.kwonlyargs, *filter(None, [spec.vararg, spec.kwarg])]
-    return [parameter.arg for parameter in named], spec.kwarg is not None
-
-
 def statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
     """Yield the statements of a module or class, including those in `if`, `try`, `with` and loops."""
     for node in body:
@@ -102,41 +85,12 @@ def assigned(node: ast.stmt) -> Iterator[str]:
         yield from (item.id for item in ast.walk(target) if isinstance(item, ast.Name))
 
 
-def attributes_set(kind: ast.ClassDef) -> Iterator[tuple[str, str]]:
-    """Yield the attributes that a class's methods set: the variable that holds the object, and the attribute's name."""
-    for node in ast.walk(kind):
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and isinstance(node.value, ast.Name):
-            yield node.value.id, node.attr
-        elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):  # self.__dict__["name"] = ...
-            holder, key = node.value, node.slice
-            if (
-                isinstance(holder, ast.Attribute)
-                and holder.attr == "__dict__"
-                and isinstance(holder.value, ast.Name)
-                and isinstance(key, ast.Constant)
-                and isinstance(key.value, str)
-            ):
-                yield holder.value.id, key.value
-
-
 class NotInSource(LookupError):
     """The module, class or function does not exist. The message explains it and may name a similar one."""
 
 
 class Unknown(LookupError):
     """The source does not show whether the module, class or function exists. The message gives the reason."""
-
-
-class Definition(msgspec.Struct, frozen=True):
-    """A function or class in the source.
-
-    Attributes:
-        node: Its definition.
-        owner: If it is a method, the class in which it was looked up; a base class may define it.
-    """
-
-    node: Function | ast.ClassDef
-    owner: Class | None = None
 
 
 class Class(msgspec.Struct, frozen=True):
@@ -174,8 +128,8 @@ class Sources:
             raise Unknown(f"{name} has no Python source")
         return module
 
-    def find(self, module: str, attribute: str) -> Definition:
-        """Return a function, class or method of a module; it may be imported or inherited from another module.
+    def find(self, module: str, attribute: str) -> None:
+        """Look up a function, class or method of a module; it may be imported or inherited from another module.
 
         Raises:
             NotInSource: There is no function or class of this name.
@@ -183,29 +137,10 @@ class Sources:
         """
         head, *members = attribute.split(".")
         node, home = self._top(self.module(module), head)
-        owner = None
         for name in members:
             if not isinstance(node, ast.ClassDef):
                 raise NotInSource(f"{module} has {head}, but it is not a class")
-            owner = Class(node, home)
-            node, home = self._member(owner, name)
-        return Definition(node, owner)
-
-    def attributes(self, owner: Class) -> set[str]:
-        """Return the attributes of a class's instances: methods, fields, and attributes that methods set.
-
-        Raises:
-            Unknown: A base class was not found, or the class defines `__getattr__` or `__getattribute__`.
-        """
-        names: set[str] = set()
-        for kind in self._lineage(owner):
-            members = list(statements(kind.node.body))
-            if any(isinstance(node, Function) and node.name in ("__getattr__", "__getattribute__") for node in members):
-                raise Unknown(f"{kind.node.name} makes attributes on access")
-            names.update(node.name for node in members if isinstance(node, ast.ClassDef | Function))
-            names.update(name for node in members for name in assigned(node))
-            names.update(attribute for _, attribute in attributes_set(kind.node))
-        return names
+            node, home = self._member(Class(node, home), name)
 
     def _top(self, module: Module, name: str) -> tuple[Function | ast.ClassDef, Module]:
         for _ in range(20):
@@ -328,3 +263,62 @@ def _names(folder: str) -> list[str]:
         return os.listdir(folder)
     except OSError:
         return []
+
+
+_CHILD_TIMEOUT_S = 300
+
+
+class ChildFailed(Exception):
+    """The child process wrote no result. The message gives the reason."""
+
+
+def in_child(module: str, *arguments: str, **variables: str) -> Any:
+    """Run a module that imports targets in a child process, and return the document that it writes.
+
+    Args:
+        module: Module, which gets the path of the JSON document as its first argument.
+        arguments: Its further arguments.
+        variables: Variables of its environment. AUTOPROF_DIR is a temporary folder.
+
+    Raises:
+        ChildFailed: The child ended without a document, or took too long.
+    """
+    from rich.console import Console
+
+    with tempfile.TemporaryDirectory() as folder, Console(stderr=True).status("importing the targets"):
+        output = os.path.join(folder, "result.json")
+        kept = {name: value for name, value in os.environ.items() if name not in (_boot.RUN_ID, _boot.RUN_INFO)}
+        try:
+            child = subprocess.run(
+                [sys.executable, "-m", module, output, *arguments],
+                env=kept | {"AUTOPROF_DIR": folder} | variables,
+                capture_output=True,
+                text=True,
+                timeout=_CHILD_TIMEOUT_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise ChildFailed(f"importing the targets took more than {_CHILD_TIMEOUT_S} s") from None
+        if not os.path.exists(output):
+            last = (child.stderr.strip().splitlines() or ["no output"])[-1]
+            raise ChildFailed(f"importing the targets ended the process (status {child.returncode}): {last}")
+        return json.loads(Path(output).read_bytes())
+
+
+def is_started(module: str) -> bool:
+    """Return whether a module is the file of a script or a `__main__`, which an import would run."""
+    return bool(script(module)) or module.rpartition(".")[2] == "__main__"
+
+
+def import_problem(module: str) -> str:
+    """Import a module, and return why that failed, or an empty string."""
+    if is_started(module):
+        return f"{module} was not imported, because an import would run it"
+    try:
+        importlib.import_module(module)
+    except BaseException as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is not None and f"{module}.".startswith(f"{missing}."):
+            return f"there is no module {missing} in this release"
+        return f"importing {module} raised {type(error).__name__}: {error}"
+    return ""
