@@ -41,15 +41,13 @@ from autoprof.rundir.records import (
     CaptureMeta,
     Clock,
     CollectedFile,
-    HookEntry,
-    HooksFile,
     Missing,
     Moment,
     NodeState,
     Offset,
     RunFile,
 )
-from bench.large_shapes import FIRST_PID, LOADING_NS, SECOND, STAGES, STEP_NS, Attempt, Shape, Stage
+from bench.large_shapes import LOADING_NS, SECOND, STAGES, STEP_NS, Attempt, Shape, Stage
 from bench.processes import ROOT
 from tests.support import report_runs, traces
 
@@ -237,31 +235,18 @@ def _span(run: Runtime, kind: str, name: str, step: int, role: str, rank: int | 
 
 
 def _write_hooks(run: Runtime) -> None:
-    """Write the hooks file of a process, once: a real process writes it again with each hook."""
-    content = HooksFile(
-        host=identity.HOST,
-        node=_node(identity.HOST),
-        ray="192.0.2.2:6379",
-        pid=originals.os.getpid(),
-        parent=FIRST_PID,
-        process=hook_log.process_title(),
-        python=run.info.python,
-        versions=VERSIONS,
-        hooks=_entries(run),
-        errors={},
-    )
-    layout.write_json(run.rundir.process_file("hooks", file_names.JSON), content)
-
-
-def _entries(run: Runtime) -> dict[str, HookEntry]:
+    """Write the outcomes of hooks, and the first calls of those with a stage."""
+    run.hooks.node, run.hooks.ray, run._registered = _node(identity.HOST), "192.0.2.2:6379", True
     run.hooks.versions.update(VERSIONS)
-    found = {}
     for hook in _hooks():
-        reason = registry.left_out(run, hook)
-        called = run.info.started if not reason and hook.hook.options.get("stage") in _NAMES else None
-        state = "skipped" if reason else "applied"
-        found[hook.key] = HookEntry(**hook.described(), state=state, reason=reason, called=called)
-    return found
+        run.hooks.add(hook)
+    for hook in _hooks():
+        if reason := registry.left_out(run, hook):
+            run.hooks.skipped(hook, reason)
+        else:
+            run.hooks.applied(hook)
+            if hook.hook.options.get("stage") in _NAMES:
+                run.hooks.called(hook.key)
 
 
 @functools.cache

@@ -23,16 +23,22 @@ class Union:
 
     def add(self, start: int, end: int) -> None:
         """Add an interval. An interval that is empty or ends before its start changes nothing."""
+        starts, ends = self._starts, self._ends
         if end <= start:
             return
+        if ends and starts[-1] <= start <= ends[-1]:
+            # The usual case: it overlaps the last piece.
+            if end > ends[-1]:
+                ends[-1] = end
+            return
         # Merge the pieces that it touches with it.
-        first = bisect_left(self._ends, start)
-        stop = bisect_right(self._starts, end)
+        first = bisect_left(ends, start)
+        stop = bisect_right(starts, end)
         if first < stop:
-            start = min(start, self._starts[first])
-            end = max(end, self._ends[stop - 1])
-        self._starts[first:stop] = [start]
-        self._ends[first:stop] = [end]
+            start = min(start, starts[first])
+            end = max(end, ends[stop - 1])
+        starts[first:stop] = [start]
+        ends[first:stop] = [end]
 
     def pieces(self) -> list[Interval]:
         return list(zip(self._starts, self._ends, strict=True))

@@ -16,6 +16,8 @@ from autoprof.rundir.runs import CaptureFile
 
 # Runs that are checked for dead processes, the latest ones: the check reads their timelines.
 _MAX_DEATH_CHECKS = 10
+# Captures that are listed one by one.
+_MAX_LISTED = 200
 # Processes of a running run whose open spans are read: the ones that wrote last.
 _MAX_PROCESSES = 64
 
@@ -72,17 +74,26 @@ def _show(listed: list[runs.Run], as_json: bool, captures: bool) -> int:
         if not run.state.startswith(runs.ENDED) and (died := deaths.of_run(run)):
             console.complain(f"ls: {run.id}: {deaths.sentence(died[0], len(run.info.hosts))}", 0)
     if captures:
-        rows = [
-            [f"{step.number}", capture.name, _state(capture), units.size(capture.bytes)]
-            for run in listed
-            for step in run.steps
-            for capture in [*step.captures, *step.merged]
-        ]
         print()
-        console.show(["step", "capture", "state", "size"], rows, drop=("size", "step"))
+        console.show(["step", "capture", "state", "size"], _capture_rows(listed[0]), drop=("size", "step"))
         for line in [line for run in listed for line in run.left_out]:
             console.complain(f"ls: {line}", 0)
     return 0
+
+
+def _capture_rows(run: runs.Run) -> list[list[str]]:
+    """Return a row for each capture; if there are many, for each step, stage and state."""
+    captures = [(step.number, capture) for step in run.steps for capture in [*step.captures, *step.merged]]
+    if len(captures) <= _MAX_LISTED:
+        return [[f"{step}", capture.name, _state(capture), units.size(capture.bytes)] for step, capture in captures]
+    groups: dict[tuple[int, str, str], list[int]] = {}
+    for step, capture in captures:
+        stage = ".".join(capture.name.split(".")[:2])
+        groups.setdefault((step, stage, _state(capture)), []).append(capture.bytes)
+    return [
+        [f"{step}", f"{stage}: {units.count(len(sizes), 'capture')}", state, units.size(sum(sizes))]
+        for (step, stage, state), sizes in groups.items()
+    ]
 
 
 def _open_spans(run: runs.Run) -> list[ListedSpan]:

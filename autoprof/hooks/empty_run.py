@@ -21,11 +21,11 @@ from autoprof.hooks import recipe, registry
 from autoprof.hooks.recipe import RecipeError, fits
 from autoprof.run import end, raised, runtime
 from autoprof.run.runtime import Runtime
-from autoprof.rundir import decoder, ranks
+from autoprof.rundir import decoder, processes, ranks
 from autoprof.rundir.processes import WAITING
-from autoprof.rundir.records import HookEntry, HooksFile, RunFile
+from autoprof.rundir.records import HookLine, RunFile
 
-Hooks = Mapping[str, HookEntry]
+Hooks = Mapping[str, HookLine]
 
 # Names of hooks or modules in the warning.
 MAX_NAMES = 3
@@ -41,12 +41,12 @@ def report() -> None:
     # A driver may have all its workers on other nodes.
     if run is None or not identity.first_rank() or any(node["id"] != run.hooks.node for node in run.nodes):
         return
-    hooks: dict[str, HookEntry] = {}
+    hooks: dict[str, HookLine] = {}
     versions: dict[str, str] = {}
-    for file in _hook_files(run):
-        versions.update(file.versions)
-        passive = {key for target in _targets(file.hooks) for key in _passive_hooks(target)}
-        active_hooks = {key: hook for key, hook in file.hooks.items() if key not in passive}
+    for hooks_of_process, versions_of_process in _by_process(run):
+        versions.update(versions_of_process)
+        passive = {key for target in _targets(hooks_of_process) for key in _passive_hooks(target)}
+        active_hooks = {key: hook for key, hook in hooks_of_process.items() if key not in passive}
         if any(hook.state == "applied" for hook in active_hooks.values()):
             _warn_of_own_recipes(run)
             _end_for_another_program(run)
@@ -79,7 +79,7 @@ def _warn_of_own_recipes(run: Runtime) -> None:
     for path in _own_recipes(run.settings):
         with interrupts.suppress(RecipeError):
             keys = {hook.key for hook in recipe.load(path) if not registry.left_out(run, hook)}
-            hooks = merged((file.hooks for file in _hook_files(run)), "skipped", "failed", "applied")
+            hooks = merged((hooks for hooks, _ in _by_process(run)), "skipped", "failed", "applied")
             tried = [hook for hook in hooks.items() if hook[0] in keys and hook[1].reason != WAITING]
             names = [f"{key.partition('/')[2]} ({hook.reason})" for key, hook in tried if hook.state != "applied"]
             if names:
@@ -157,30 +157,33 @@ def of_target(target: str, hooks: Hooks, version: str, seen: str = "was imported
     return f"{name} {seen}, but no hook fits it: {reasons}{outside}; {check}"
 
 
-def _hooks_of(target: str, hooks: Hooks) -> list[HookEntry]:
+def _hooks_of(target: str, hooks: Hooks) -> list[HookLine]:
     """Return the hooks of a target."""
     return [hook for key, hook in hooks.items() if key.partition("/")[0] == target]
 
 
-def merged(processes: Iterable[Hooks], *states: str) -> dict[str, HookEntry]:
+def merged(processes: Iterable[Hooks], *states: str) -> dict[str, HookLine]:
     """Return the most important entry of each hook: the later a state is in `states`, the more important it is."""
 
-    def importance(hook: HookEntry) -> tuple[int, bool]:
+    def importance(hook: HookLine) -> tuple[int, bool]:
         return states.index(hook.state) if hook.state in states else -1, hook.reason != WAITING
 
-    hooks: dict[str, HookEntry] = {}
+    hooks: dict[str, HookLine] = {}
     for process in processes:
         for key, hook in process.items():
-            if importance(hook) > importance(hooks.setdefault(key, hook)):
+            before = hooks.setdefault(key, hook)
+            if before is not hook and importance(hook) > importance(before):
                 hooks[key] = hook
     return hooks
 
 
-def _hook_files(run: Runtime) -> Iterator[HooksFile]:
-    """Yield the hooks of this process, then of each other process of the run."""
-    yield decoder.record(run.hooks.content(), HooksFile)
-    for path in run.rundir.hooks_files():
-        yield decoder.read(path, HooksFile)
+def _by_process(run: Runtime) -> Iterator[tuple[Hooks, Mapping[str, str]]]:
+    """Yield the hooks and the versions of this process, then of each other process of the run."""
+    yield run.hooks.hooks, run.hooks.versions
+    for path in run.rundir.lines("timeline"):
+        with interrupts.suppress(OSError):
+            state = processes.last_state(path)
+            yield state.hooks, state.versions
 
 
 def _in_main(path: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import msgspec
 
 from autoprof.base import files, interrupts, log
-from autoprof.base.originals import io, threading, time
+from autoprof.base.originals import io, threading
 from autoprof.base.redact import hidden, redacted
 from autoprof.rundir import processes
 from autoprof.rundir.layout import RunDir
@@ -59,6 +59,7 @@ class HookLog:
 
     Attributes:
         hooks: The last line of each hook, by name.
+        errors: The last line of each error, by place.
         node: Ray's id of the node of this process; empty if unknown.
         ray: Address of that node's cluster, HOST:PORT; empty if unknown.
         versions: The versions of the targets that this process imported, by package.
@@ -76,7 +77,7 @@ class HookLog:
         self._lock = threading.RLock()
         self.hooks: dict[str, HookLine] = {}
         self.versions: dict[str, str] = {}
-        self._errors: dict[str, ErrorLine] = {}
+        self.errors: dict[str, ErrorLine] = {}
         # Names of hooks and places of errors whose last line is not written.
         self._unwritten: dict[str, None] = {}
         self._active_target = False
@@ -107,9 +108,9 @@ class HookLog:
     def called(self, key: str) -> None:
         """Record that a hook fired. Write a line at its first call."""
         line = self.hooks.get(key)
-        if line is not None and line.called is None:
+        if line is not None and not line.called:
             with self._lock:
-                self._put(msgspec.structs.replace(line, called=time.time()))
+                self._put(msgspec.structs.replace(line, called=True))
             # The driver of a run often only imports the target and calls `ray.init`: no hook of the target is applied.
             self._worth_writing |= self._active_target
             self.write()
@@ -124,14 +125,14 @@ class HookLog:
     def was_called(self, key: str) -> bool:
         """Return True if a hook has fired in this process."""
         line = self.hooks.get(key)
-        return line is not None and line.called is not None
+        return line is not None and line.called
 
     def begin_anew(self) -> None:
         """Reset the log in a forked child: its hooks are still applied, but none has been called."""
         self._lock = threading.RLock()
-        self._errors = {}
+        self.errors = {}
         self._facts = {}
-        self.hooks = {key: msgspec.structs.replace(line, called=None) for key, line in self.hooks.items()}
+        self.hooks = {key: msgspec.structs.replace(line, called=False) for key, line in self.hooks.items()}
 
     def leave(self) -> None:
         """Write the hooks of an imported target although none was applied. The run may have no `run.json` then."""
@@ -141,9 +142,9 @@ class HookLog:
     def error(self, where: str, text: str) -> None:
         """Count an error of autoprof itself."""
         with self._lock:
-            before = self._errors.get(where)
+            before = self.errors.get(where)
             line = ErrorLine(where=where, count=before.count + 1 if before is not None else 1, last=hidden(text))
-            self._errors[where] = line
+            self.errors[where] = line
         # Write at counts 1, 2, 4, 8, ...: a hook may fail in each of a million calls.
         if line.count.bit_count() == 1:
             self._unwritten[where] = None
@@ -166,7 +167,7 @@ class HookLog:
     def facts(self) -> dict[str, Any]:
         """Return the fields of a process line that may change while the process runs."""
         lines = list(self.hooks.values())
-        states = {line.hook: line.state if line.called is None else "called" for line in lines}
+        states = {line.hook: "called" if line.called else line.state for line in lines}
         facts = {"process": process_title(), "node": self.node, "ray": self.ray, "versions": dict(self.versions)}
         self._facts = facts
         return facts | {"hooks": {key: state for key, state in states.items() if state != "skipped"}}
@@ -174,7 +175,7 @@ class HookLog:
     def lines(self, whole: bool) -> list[HookLine | ErrorLine]:
         """Return the lines for the beginning of a part: of all hooks, or if not `whole`, of the hooks that failed."""
         hooks = [line for line in list(self.hooks.values()) if whole or line.state == "failed"]
-        return [*hooks, *list(self._errors.values())]
+        return [*hooks, *list(self.errors.values())]
 
     def write(self) -> None:
         """Write new lines, if one of the hooks makes this process part of the run. Never raises."""
@@ -197,7 +198,7 @@ class HookLog:
 
     def _write_new(self) -> None:
         before, self._unwritten = self._unwritten, {}
-        lines = [line for key in before if (line := self.hooks.get(key) or self._errors.get(key)) is not None]
+        lines = [line for key in before if (line := self.hooks.get(key) or self.errors.get(key)) is not None]
         facts = {"process": process_title(), "node": self.node, "ray": self.ray, "versions": self.versions}
         if facts != self._facts:
             self._timeline.begin_part()

@@ -14,7 +14,7 @@ from autoprof.base import files, identity, interrupts, log
 from autoprof.base.exception_text import text
 from autoprof.base.originals import json, os
 from autoprof.rundir import file_names
-from autoprof.rundir.file_names import JSON, LINES
+from autoprof.rundir.file_names import LINES
 
 # Folder for the stacks of crashed processes.
 CRASHES = "crashes"
@@ -72,10 +72,6 @@ class RunDir:
         return self.path / file_names.EXIT
 
     @property
-    def hooks(self) -> Path:
-        return self.path / "hooks"
-
-    @property
     def control(self) -> Path:
         return self.path / "control"
 
@@ -85,12 +81,8 @@ class RunDir:
         return self.path / "oom"
 
     def process_file(self, folder: str, ending: str = LINES) -> Path:
-        """Return this process's file in `hooks`, `timeline`, `clocks` or `crashes`."""
+        """Return this process's file in `timeline`, `clocks` or `crashes`."""
         return self.path / folder / f"{identity.HOST}-{os.getpid()}{ending}"
-
-    def hooks_files(self) -> list[Path]:
-        """Return the files of all processes in `hooks`."""
-        return sorted(self.hooks.glob(f"*{JSON}"))
 
     def lines(self, folder: str) -> list[Path]:
         """Return the files of all processes in `timeline` or `clocks`."""

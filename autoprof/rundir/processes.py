@@ -5,6 +5,7 @@ The state of a process is read from the last lines of its journal.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -111,12 +112,12 @@ def read(
     paths = RunDir(Path(run)).lines("timeline")
     if most is not None and len(paths) > most:
         paths = sorted(sorted(paths, key=_mtime, reverse=True)[:most])
-    wanted = None if running else frozenset((os.getpid(), *named))
+    wanted = frozenset((os.getpid(), *named))
     states = []
     for path in paths:
         with interrupts.suppress(OSError):
-            if (state := _last_state(path, wanted)) is not None:
-                states.append(state)
+            if running or file_names.process_of(path.name)[1] in wanted or not _is_well(path):
+                states.append(last_state(path))
     return _without_replaced(states)
 
 
@@ -203,50 +204,53 @@ def _stepped_ns(state: ProcessState) -> int:
 # Used if a journal has no process line.
 _UNKNOWN = ProcessLine(host="", pid=0, clock=Moment(), version="")
 # Bytes at the beginning of a file that have the lines of hooks.
-_HEAD_BYTES = 64 << 10
+_HEAD_BYTES = 48 << 10
 # Bytes at the end of a file from which the last state is read. More are read if lines before the last part matter.
-_TAIL_BYTES = (160 << 10, 1 << 20, 4 << 20)
+_TAIL_BYTES = (96 << 10, 1 << 20, 4 << 20)
 # Bytes at the end that are always read, because they have the last ended stage.
-_RECENT_BYTES = 16 << 10
-_PROCESS_LINE, _HOOK_LINE = b'\n{"kind":"process"', b'\n{"kind":"hook"'
+_RECENT_BYTES = 4 << 10
+_PROCESS_LINE, _HOOK_LINE, _RAISED_LINE = (b'\n{"kind":"%s"' % kind for kind in (b"process", b"hook", b"raised"))
 
 
-def _last_state(path: Path, wanted: Collection[int] | None) -> ProcessState | None:
-    """Return the last state of a process. If `wanted` is set, return None for other processes that did not die or fail.
+def last_state(path: Path) -> ProcessState:
+    """Return the last state of the process with this journal.
 
     Raises:
         OSError: The file can't be read.
     """
     host, pid = file_names.process_of(path.name)
     with io.open(files.opened(path), "rb") as file:
+        head = file.read(_HEAD_BYTES)
         size = file.seek(0, os.SEEK_END)
-        text = _tail(file, size, _TAIL_BYTES[0])
-        file.seek(0)
-        head = text[:_HEAD_BYTES] if size <= len(text) else file.read(_HEAD_BYTES)
         first = journal.decoded(head.partition(b"\n")[0])
         process = first if isinstance(first, ProcessLine) else _UNKNOWN
-        last = journal.decoded(text.rstrip(b"\n").rpartition(b"\n")[2])
-        exit_line = last if isinstance(last, ExitLine) else None
-        state = _state(host, pid, process, exit_line is not None)
-        if wanted is not None and pid not in wanted and _is_well(state, exit_line, text):
-            return None
-        whole = size <= len(text)
-        history = _History(process, b"" if whole else head)
-        if not history.read(text, whole):
-            for length in _TAIL_BYTES[1:]:
-                history = _History(process, b"" if size <= length else head)
-                if history.read(_tail(file, size, length), size <= length):
-                    break
-    return history.state(path, host, pid, state)
+        for length in _TAIL_BYTES:
+            history = _History(process, head if size > length else b"")
+            if history.read(_tail(file, size, length), size <= length):
+                break
+    return history.state(path, host, pid)
 
 
-def _is_well(state: str, exit_line: ExitLine | None, text: bytes) -> bool:
-    """Return True if a process is running, or has ended without an exception, or shows none on another host."""
-    if state == ELSEWHERE:
-        begin = text.rfind(_PROCESS_LINE)
-        part = journal.decoded(text[begin + 1 : text.find(b"\n", begin + 1)]) if begin >= 0 else None
-        return isinstance(part, ProcessLine) and not part.raised and b'{"kind":"raised"' not in text[begin:]
-    return state == RUNNING or (exit_line is not None and not exit_line.error)
+def _is_well(path: Path) -> bool:
+    """Return True if a process is running, or has ended without an exception, or shows none on another host.
+
+    Raises:
+        OSError: The file can't be read.
+    """
+    host, pid = file_names.process_of(path.name)
+    with io.open(files.opened(path), "rb") as file:
+        first = journal.decoded(file.readline(_HEAD_BYTES))
+        text = b"\n" + _tail(file, file.seek(0, os.SEEK_END), _TAIL_BYTES[0])
+    last = journal.decoded(text.rstrip(b"\n").rpartition(b"\n")[2])
+    if isinstance(last, ExitLine):
+        return not last.error
+    process = first if isinstance(first, ProcessLine) else _UNKNOWN
+    state = _state(host, pid, process, exited=False)
+    if state != ELSEWHERE:
+        return state == RUNNING
+    begin = text.rfind(_PROCESS_LINE)
+    part = journal.decoded(text[begin + 1 : text.find(b"\n", begin + 1)]) if begin >= 0 else None
+    return isinstance(part, ProcessLine) and not part.raised and _RAISED_LINE not in text[begin:]
 
 
 def _tail(file: BinaryIO, size: int, length: int) -> bytes:
@@ -254,6 +258,13 @@ def _tail(file: BinaryIO, size: int, length: int) -> bytes:
     file.seek(max(0, size - length))
     text = file.read(min(size, length))
     return text if size <= length else text.partition(b"\n")[2]
+
+
+@functools.lru_cache(maxsize=64)
+def _hook_lines(text: bytes) -> list[HookLine]:
+    """Decode lines of hooks. They are the same in equal ranks."""
+    lines = (journal.decoded(line) for line in text.split(b"\n"))
+    return [line for line in lines if isinstance(line, HookLine)]
 
 
 class _History:
@@ -278,9 +289,8 @@ class _History:
         self._within, self._within_ns = "", 0
         self._drives = False
         self._damaged = 0
-        for text in head.split(b"\n"):
-            if text.startswith((b'{"kind":"hook"', b'{"kind":"error"')) and (line := journal.decoded(text)) is not None:
-                self.add(line)
+        for line in _hook_lines(b"\n".join(text for text in head.split(b"\n") if text.startswith(_HOOK_LINE[1:]))):
+            self._hooks[line.hook] = line
 
     def read(self, text: bytes, whole: bool) -> bool:
         """Add lines, from the last part on. Return False if earlier lines matter too.
@@ -333,10 +343,9 @@ class _History:
         self._last_ns = max(self._last_ns, line.clock.unix_ns)
         for name, state in line.hooks.items():
             hook = self._hooks.get(name) or HookLine(hook=name)
-            if state != "called":
-                self._hooks[name] = structs.replace(hook, state=state)
-            elif hook.called is None:
-                self._hooks[name] = structs.replace(hook, state="applied", called=line.clock.unix_ns / 1e9)
+            called, state = state == "called", "applied" if state == "called" else state
+            if (hook.state, hook.called) != (state, called):
+                self._hooks[name] = structs.replace(hook, state=state, called=called)
 
     def _begin(self, line: BegunLine) -> None:
         span = (line.span, line.name, line.start_ns)
@@ -368,9 +377,10 @@ class _History:
     def _moved(self, unix_ns: int) -> None:
         self._last_ns, self._moved_ns = max(self._last_ns, unix_ns), max(self._moved_ns, unix_ns)
 
-    def state(self, path: Path, host: str, pid: int, state: str) -> ProcessState:
+    def state(self, path: Path, host: str, pid: int) -> ProcessState:
         """Return the state of the process after the last line."""
         process, exit_line = self._process, self._exit
+        state = _state(host, pid, process, exit_line is not None)
         begun = sorted(self._begun.values(), key=lambda line: line.start_ns) if state != EXITED else []
         return ProcessState(
             host=host,
@@ -463,7 +473,7 @@ def last_facts(path: Path) -> ProcessLine | None:
     while (begin := text.find(_HOOK_LINE, begin)) >= 0:
         begin += 1
         if isinstance(hook := journal.decoded(text[begin : text.find(b"\n", begin)]), HookLine):
-            hooks[hook.hook] = hook.state if hook.called is None else "called"
+            hooks[hook.hook] = "called" if hook.called else hook.state
     return structs.replace(process, hooks=hooks)
 
 

@@ -362,7 +362,7 @@ class HookLine(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field=
     behaviour: str = ""  # The behaviour that the hook runs.
     state: str = "unknown"  # `applied`, `skipped` or `failed`.
     reason: str = ""  # Why it was skipped or failed.
-    called: Seconds | None = None  # The time of the first call, in seconds since the epoch.
+    called: bool = False  # True if it was called.
 
 
 class ErrorLine(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind", tag="error"):

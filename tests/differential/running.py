@@ -32,7 +32,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.support.helpers import ROOT, clean_environment
+from tests.support.helpers import ROOT, clean_environment, processes_of
 
 HERE = Path(__file__).resolve().parent
 PROGRAMS = HERE / "programs"
@@ -207,11 +207,8 @@ def programs() -> list[Program]:
 
 def hooks_called(runs: Path) -> int:
     """Return the number of hooks called in all processes of a run."""
-    count = 0
-    for path in runs.glob("*/hooks/*.json"):
-        process = json.loads(path.read_text())
-        count += sum(1 for hook in process["hooks"].values() if hook["called"])
-    return count
+    processes = [process for folder in runs.iterdir() if folder.is_dir() for process in processes_of(folder)]
+    return sum(hook["called"] for process in processes for hook in process["hooks"].values())
 
 
 def captures(runs: Path) -> list[str]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support import engines, processes
-from tests.support.helpers import ROOT, clean_environment, spans
+from tests.support.helpers import ROOT, clean_environment, processes_of, spans
 
 HERE = Path(__file__).parent
 SCRIPTS = HERE / "sglang_scripts"
@@ -43,8 +42,7 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     assert finished.status == 0, finished.output[-4000:]
     assert "RESULT [4, 5, 6]" in finished.output
     run = folder / "autoprof_runs" / "latest"
-    for path in (run / "hooks").glob("*.json"):
-        assert json.loads(path.read_text())["errors"] == {}
+    assert [process["errors"] for process in processes_of(run) if process["errors"]] == []
     return spans(run)
 
 

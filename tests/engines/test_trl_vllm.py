@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support import engines, helpers, processes
-from tests.support.helpers import ROOT, clean_environment
+from tests.support.helpers import ROOT, clean_environment, processes_of
 
 pytestmark = pytest.mark.real
 
@@ -64,7 +64,6 @@ def test_generation_batches_are_not_steps(run: Path) -> None:
 
 
 def test_autoprof_has_no_error(run: Path) -> None:
-    for path in run.glob("hooks/*.json"):
-        process = json.loads(path.read_text())
+    for process in processes_of(run):
         assert process["errors"] == {}
         assert [key for key, hook in process["hooks"].items() if hook["state"] == "failed"] == []

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from tests.support.engines import NAMES, python_of
+from tests.support.helpers import processes_of
 from tests.support.vllm_runs import FAULTS, Driven, drive, drive_faults, recorded_what_was_asked_for, survived
 
 RELEASES = [name for name in NAMES if name.startswith("vllm-")]
@@ -148,7 +148,6 @@ def test_the_front_end_is_recorded_beside_its_worker(driven: Driven) -> None:
 
 def test_the_main_hooks_of_the_recipe_are_applied(plain: Driven) -> None:
     applied = set()
-    for path in (plain.folder / "autoprof_runs" / "latest" / "hooks").glob("*.json"):
-        hooks = json.loads(path.read_text())["hooks"]
-        applied |= {key for key, hook in hooks.items() if hook["state"] == "applied"}
+    for process in processes_of(plain.folder / "autoprof_runs" / "latest"):
+        applied |= {key for key, hook in process["hooks"].items() if hook["state"] == "applied"}
     assert {"vllm/worker", "vllm/start-profile", "vllm/stop-profile"} <= applied

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.helpers import clean_environment, spans
+from tests.support.helpers import clean_environment, processes_of, spans
 
 LOOP = """
 import sys
@@ -97,10 +97,9 @@ def test_a_with_block_is_captured_as_a_stage(folder: Path) -> None:
 
 
 def test_nothing_went_wrong(folder: Path) -> None:
-    (hooks,) = (folder / "autoprof_runs" / "latest" / "hooks").iterdir()
-    content = json.loads(hooks.read_text())
-    assert content["errors"] == {}
-    called = {key: hook["state"] for key, hook in content["hooks"].items() if hook["called"]}
+    (process,) = processes_of(folder / "autoprof_runs" / "latest")
+    assert process["errors"] == {}
+    called = {key: hook["state"] for key, hook in process["hooks"].items() if hook["called"]}
     # Hooks of the recipe for accelerate that autoprof ships are called too.
     assert (
         called.items()

@@ -134,7 +134,7 @@ def test_no_part_files_remain(profiled: VerlRun) -> None:
     assert list(profiled.directory.rglob("*.part")) == []
 
 
-def test_every_kind_of_process_has_a_file_of_hooks(profiled: VerlRun, request: pytest.FixtureRequest) -> None:
+def test_every_kind_of_process_has_a_timeline(profiled: VerlRun, request: pytest.FixtureRequest) -> None:
     titles = [process["process"] for process in profiled.processes]
     for kind in ("main_ppo", "ray::TaskRunner", "ray::WorkerDict", "ray::AgentLoopWorker", "ray::vLLMHttpServer"):
         assert any(kind in title for title in titles), kind
@@ -224,7 +224,7 @@ def test_perfettos_own_engine_reads_the_merged_step(v1: VerlRun, python: Any, tm
 
 
 def test_only_the_user_can_read_the_files(profiled: VerlRun) -> None:
-    for path in [profiled.directory / "run.json", *Path(profiled.directory, "hooks").iterdir()]:
+    for path in [profiled.directory / "run.json", *Path(profiled.directory, "timeline").iterdir()]:
         assert path.stat().st_mode & 0o077 == 0
 
 

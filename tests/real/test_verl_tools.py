@@ -11,7 +11,7 @@ import pytest
 
 from tests.real.assets import tiny_model
 from tests.support import processes
-from tests.support.helpers import clean_environment, spans
+from tests.support.helpers import clean_environment, processes_of, spans
 
 SCRIPT = Path(__file__).parent / "verl_scripts" / "tool_agent.py"
 SLOW_NS = 0.5e9
@@ -25,9 +25,9 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     finished = processes.run(command, cwd=folder, env=environment, timeout_s=240)
     assert finished.status == 0, finished.output[-4000:]
     assert "TURNS [2, 6, 6, 6]" in finished.output
-    (hooks,) = (folder / "autoprof_runs" / "latest" / "hooks").glob("*.json")
-    assert json.loads(hooks.read_text())["errors"] == {}
-    return spans(folder / "autoprof_runs" / "latest")
+    run = folder / "autoprof_runs" / "latest"
+    assert [process["errors"] for process in processes_of(run)] == [{}]
+    return spans(run)
 
 
 def test_each_tool_call_is_within_its_sample(found: list[dict[str, Any]]) -> None:

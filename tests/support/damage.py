@@ -92,10 +92,15 @@ def damages(path: Path) -> Iterator[tuple[str, Callable[[], object]]]:
         return
     content = json.loads(before.splitlines()[-1] if path.suffix == ".jsonl" else before)
     for at in places(content):
-        yield f"without {at}", lambda at=at: put(json.dumps(changed(content, at)).encode())  # type: ignore[misc]
+        yield f"without {at}", lambda at=at: put(_line(changed(content, at)))  # type: ignore[misc]
         for value in VALUES:
-            made = json.dumps(changed(content, at, value)).encode()
+            made = _line(changed(content, at, value))
             yield f"{at} = {str(value)[:20]!a}", lambda made=made: put(made)  # type: ignore[misc]
+
+
+def _line(content: Any) -> bytes:
+    """Return a document as one line, like those of a timeline."""
+    return json.dumps(content, separators=(",", ":")).encode()
 
 
 def _remove(path: Path) -> None:

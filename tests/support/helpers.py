@@ -8,10 +8,14 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import msgspec
+
+from autoprof.rundir import processes
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -83,11 +87,58 @@ def wait_for_line(path: Path, timeout_s: float = 60) -> str:
     return text
 
 
+# Kinds of lines of a timeline that are not ended spans.
+OTHER_KINDS = ("process", "hook", "error", "begun", "dropped", "exit", "raised", "memory")
+
+
 def spans(run: Path) -> list[dict[str, Any]]:
     """Return the spans in the timeline of a run, or in one timeline file."""
     files = [run] if run.is_file() else sorted(run.glob("timeline/*.jsonl"))
     lines = [json.loads(line) for path in files for line in path.read_text().splitlines()]
-    return [line for line in lines if line["kind"] not in ("process", "begun", "dropped", "exit", "raised", "memory")]
+    return [line for line in lines if line["kind"] not in OTHER_KINDS]
+
+
+def processes_of(run: Path) -> list[dict[str, Any]]:
+    """Return the processes of a run with their hooks and errors, first the process that started the run."""
+    path = run / "run.json"
+    started = json.loads(path.read_text()) if path.exists() else {}
+    states = sorted(
+        processes.read(run), key=lambda state: (state.host, state.pid) != (started.get("host"), started.get("pid"))
+    )
+    return [
+        {
+            "host": state.host,
+            "pid": state.pid,
+            "parent": state.parent,
+            "process": state.process,
+            "node": state.node,
+            "versions": state.versions,
+            "hooks": {key: _without(line, "hook") for key, line in state.hooks.items()},
+            "errors": {where: _without(line, "where") for where, line in state.errors.items()},
+        }
+        for state in states
+    ]
+
+
+def _without(line: msgspec.Struct, name: str) -> dict[str, Any]:
+    return {key: value for key, value in msgspec.structs.asdict(line).items() if key != name}
+
+
+def process_lines(
+    host: str = "h",
+    pid: int = 1,
+    hooks: Mapping[str, Mapping[str, Any]] | None = None,
+    errors: Mapping[str, Mapping[str, Any]] | None = None,
+    **fields: Any,
+) -> str:
+    """Return the first lines of a hand-made timeline file: the process, its hooks and its errors."""
+    clock = {"unix_ns": 1, "monotonic_ns": 1}
+    made = [
+        {"kind": "process", "host": host, "pid": pid, "clock": clock, "version": "0", **fields},
+        *({"kind": "hook", "hook": key, **hook} for key, hook in (hooks or {}).items()),
+        *({"kind": "error", "where": where, **error} for where, error in (errors or {}).items()),
+    ]
+    return "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in made)
 
 
 @contextmanager

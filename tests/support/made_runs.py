@@ -6,6 +6,8 @@ import json
 import os
 from pathlib import Path
 
+from tests.support.helpers import process_lines
+
 
 def make_run(parent: Path, name: str, *, state: str = "ended", pid: int = 1, steps: str = "2,4") -> Path:
     """Write a run directory with a complete, a failed and an unfinished capture in step 2, and return its path."""
@@ -18,20 +20,16 @@ def make_run(parent: Path, name: str, *, state: str = "ended", pid: int = 1, ste
     (step / "actor.a.rank0.h.pid1.meta.json").write_text(json.dumps({"state": "complete"}))
     (step / "actor.b.rank0.h.pid1.meta.json").write_text(json.dumps({"state": "failed", "reason": "disk full"}))
     (step / "actor.c.rank0.h.pid1.pt.trace.json.part").write_bytes(b"x")
-    (folder / "timeline").mkdir()
-    spans = [{"kind": "step", "step": number, "start_ns": number, "end_ns": number} for number in (1, 2, 3, 4)]
-    (folder / "timeline" / "h-1.jsonl").write_text(
-        "".join(json.dumps(span, separators=(",", ":")) + "\n" for span in spans)
+    hook = {"module": "m", "attribute": "a", "behaviour": "stage", "state": "applied", "called": True}
+    process = process_lines(
+        process="ray::WorkerDict",
+        versions={"verl": "0.9.1"},
+        hooks={"verl/a": hook, "verl/b": hook | {"state": "failed", "reason": "TypeError: x", "called": False}},
+        errors={"verl/a": {"count": 2, "last": "OSError: full"}},
     )
-    (folder / "hooks").mkdir()
-    hook = {"module": "m", "attribute": "a", "behaviour": "stage", "state": "applied", "reason": "", "called": 1.0}
-    process = {
-        "host": "h",
-        "pid": 1,
-        "process": "ray::WorkerDict",
-        "versions": {"verl": "0.9.1"},
-        "hooks": {"verl/a": hook, "verl/b": hook | {"state": "failed", "reason": "TypeError: x", "called": None}},
-        "errors": {"verl/a": {"count": 2, "last": "OSError: full"}},
-    }
-    (folder / "hooks" / "h-1.json").write_text(json.dumps(process))
+    spans = [{"kind": "step", "step": number, "start_ns": number, "end_ns": number} for number in (1, 2, 3, 4)]
+    (folder / "timeline").mkdir()
+    (folder / "timeline" / "h-1.jsonl").write_text(
+        process + "".join(json.dumps(span, separators=(",", ":")) + "\n" for span in spans)
+    )
     return folder

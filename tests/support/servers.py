@@ -20,7 +20,7 @@ from typing import Any
 
 from tests.real.assets import tiny_model
 from tests.support import helpers, processes, servers
-from tests.support.helpers import ROOT, clean_environment
+from tests.support.helpers import ROOT, clean_environment, processes_of
 
 START_S = 240
 
@@ -107,8 +107,7 @@ class Server:
     def errors(self) -> list[Any]:
         """Return autoprof's own errors, and the hooks that failed."""
         found = []
-        for path in self.run().glob("hooks/*.json"):
-            process = json.loads(path.read_text())
+        for process in processes_of(self.run()):
             found += process["errors"].items()
             found += [key for key, hook in process["hooks"].items() if hook["state"] == "failed"]
         return found

@@ -60,4 +60,4 @@ class Ran:
         return [span for span in helpers.spans(self.run) if span["kind"] == kind]
 
     def processes(self) -> list[dict[str, Any]]:
-        return [json.loads(path.read_text()) for path in self.run.glob("hooks/*.json")]
+        return helpers.processes_of(self.run)

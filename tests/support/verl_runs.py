@@ -21,7 +21,7 @@ import msgspec
 from autoprof.rundir import decoder, file_names
 from autoprof.rundir.records import RunFile
 from tests.support import processes
-from tests.support.helpers import ROOT, clean_environment, spans
+from tests.support.helpers import ROOT, clean_environment, processes_of, spans
 
 # A quiet machine needs 70 to 90 s, nearly all for imports. The limit is needed because an error in vLLM's weight update
 # hangs verl's trainer (verl 0.9.1).
@@ -61,7 +61,7 @@ class VerlRun:
 
     @cached_property
     def processes(self) -> list[dict[str, Any]]:
-        return [json.loads(path.read_text()) for path in sorted(self.directory.glob("hooks/*.json"))]
+        return processes_of(self.directory)
 
     @cached_property
     def spans(self) -> list[dict[str, Any]]:

@@ -113,5 +113,5 @@ def test_all_processes_are_in_one_run_and_nothing_failed(ran: Ran) -> None:
     workers = [each for each in ran.processes() if "areal.infra.rpc.rpc_server" in each["process"]]
     assert [each["errors"] for each in workers] == [{}, {}, {}]
     for each in [process_of(ran, "train.py"), *workers]:
-        failed = {name: hook for name, hook in each["hooks"].items() if hook == "failed"}
+        failed = {name: hook for name, hook in each["hooks"].items() if hook["state"] == "failed"}
         assert not failed

@@ -77,7 +77,7 @@ def test_a_moved_folder_has_the_steps_from_before_the_move(away: Away) -> None:
 
 
 def test_steps_after_the_folder_disappears_are_a_run_at_its_path(away: Away) -> None:
-    assert judged_runs.steps(away.place.run)[-2:] == [101, 102]
+    assert {101, 102} <= set(judged_runs.steps(away.place.run))
     assert judged_runs.names(away.place.run, 102) == WHOLE_STEP
     assert judged_runs.problems(away.place.run) == []
 
@@ -354,11 +354,6 @@ trainer.fit(3, at)
 """
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="rule: a process has ended if a later file has its host, pid and start time. Today the reader takes the file"
-    " from before an exec for a running process",
-)
 @pytest.mark.fault("a program calls exec in a stage", "continues", "that stage")
 @pytest.mark.parametrize("ends", [True, False], ids=["ends", "is killed"])
 def test_spans_that_were_open_before_an_exec_are_not_open_after_it(place: Place, ends: bool) -> None:

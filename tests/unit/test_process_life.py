@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from autoprof.rundir import runs
+from tests.support.helpers import processes_of
 from tests.support.small_trainer import Go, Python, metas, prepare
 
 
@@ -18,10 +18,8 @@ def go(tmp_path: Path, python: Python) -> Go:
 
 
 def processes(folder: Path) -> list[dict[str, Any]]:
-    """Return the files in `hooks/` of the newest run; the process that began the run comes first."""
-    run = runs.find(folder / "autoprof_runs", "latest")
-    found = [json.loads(path.read_text()) for path in Path(run.path, "hooks").glob("*.json")]
-    return sorted(found, key=lambda process: process["pid"] != run.info.pid)
+    """Return the processes of the newest run; the process that began the run comes first."""
+    return processes_of(Path(runs.find(folder / "autoprof_runs", "latest").path))
 
 
 # Code of a child and its exit status. Without autoprof, torch lets children that exit normally hang or abort (2.13).

@@ -70,10 +70,10 @@ def test_runs_that_begin_at_the_same_time_have_their_own_folders(tmp_path: Path)
 def test_a_resumed_run_keeps_its_files_and_lists_the_earlier_attempt(tmp_path: Path) -> None:
     through(start(tmp_path, AUTOPROF_RUN_ID="mine"))
     run = tmp_path / "autoprof_runs" / "mine"
-    before = {path: path.read_bytes() for path in [*run.glob("hooks/*"), *run.glob("timeline/*")]}
+    before = {path: path.read_bytes() for path in run.glob("timeline/*")}
     assert through(start(tmp_path, AUTOPROF_RUN_ID="mine")) == ""
     assert all(path.read_bytes() == content for path, content in before.items())
-    assert len(list(run.glob("hooks/*"))) == 2
+    assert len(list(run.glob("timeline/*"))) == 2
     info = json.loads((run / "run.json").read_text())
     assert info["state"] == "ended"
     assert [attempt["state"] for attempt in info["earlier"]] == ["ended"]
@@ -348,7 +348,7 @@ def test_an_invalid_run_id_costs_only_the_profile(tmp_path: Path, run_id: str) -
 
 
 def test_a_failed_end_without_a_message_is_reported_by_type(tmp_path: Path) -> None:
-    """The summary of the hooks files fails, as with a large run and little memory."""
+    """The summary of the processes fails, as with a large run and little memory."""
     code = "import tiny; from autoprof.rundir import processes\ndef summary(*_): raise MemoryError\n"
     errors = through(start(tmp_path, f"{code}processes.summary = summary\n{CODE}"))
     assert errors == "autoprof: the end of the run can't be written: MemoryError\n"

@@ -54,7 +54,7 @@ def test_ranks_are_one_run_and_their_files_have_their_ranks(tmp_path: Path, kind
     assert {result.stdout.strip() for result in done} == {run.id}
     assert captured(run) == [0, 1]
     assert [".rank0." in run.captures[0].name, ".rank1." in run.captures[1].name] == [True, True]
-    assert len(list(Path(run.path, "hooks").iterdir())) == 2
+    assert len(list(Path(run.path, "timeline").iterdir())) == 2
     assert (run.info.recipes, run.info.hosts) == (["small"], [identity.HOST])
     assert not any("autoprof:" in result.stderr for result in done)
 

@@ -26,8 +26,7 @@ from autoprof.hooks import behaviour as behaviours
 from autoprof.hooks import empty_run, recipe
 from autoprof.hooks.recipe import BoundHook, RecipeError, exceeds, fits, installed_version
 from autoprof.hooks.registry import DISABLED, left_out_with
-from autoprof.rundir import decoder
-from autoprof.rundir.records import HookEntry
+from autoprof.rundir.records import HookLine
 
 # State of a hook whose function is in the target's source, and of one for which the source can't decide it.
 FOUND, UNKNOWN = "found", "unknown"
@@ -36,7 +35,7 @@ _VLLM_LOOKUP = "verl.third_party.vllm"
 
 
 def look_up(settings: Settings) -> dict[str, Any]:
-    """Return the hooks with states, the versions and the errors, in the format of `hooks/*.json`, and the tool."""
+    """Return the hooks with states, the versions, the errors and the tool, as `doctor/probe.py` writes them."""
     sources = Sources()
     hooks: dict[str, dict[str, str]] = {}
     errors: dict[str, dict[str, str]] = {}
@@ -158,7 +157,9 @@ def examine_environment(settings: Settings, deep: bool = False) -> Report:
 
 def _check_targets(report: Report, content: dict[str, Any]) -> None:
     """Report each installed target to which no hook applies, and why."""
-    hooks = {key: decoder.record(hook, HookEntry) for key, hook in content["hooks"].items()}
+    hooks = {
+        key: HookLine(hook=key, state=hook["state"], reason=hook["reason"]) for key, hook in content["hooks"].items()
+    }
     for target in sorted(filter(empty_run.active, content["versions"])):
         own = [hook for key, hook in hooks.items() if key.partition("/")[0] == target]
         if all(hook.state in ("skipped", "failed") for hook in own) and any(hook.reason != DISABLED for hook in own):

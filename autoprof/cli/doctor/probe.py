@@ -36,9 +36,13 @@ def main(output: str) -> None:
                 run.hooks.skipped(hook, problem)
         else:
             run.hooks.skipped(hook, f"{hook.recipe.target} {NOT_INSTALLED}")
-    Path(output).write_text(
-        json.dumps(run.hooks.content() | {"tool": profilers.outlook(run.settings.tool)}), encoding="utf-8"
-    )
+    content = {
+        "hooks": {key: {"state": line.state, "reason": line.reason} for key, line in run.hooks.hooks.items()},
+        "errors": {where: {"last": line.last} for where, line in run.hooks.errors.items()},
+        "versions": run.hooks.versions,
+        "tool": profilers.outlook(run.settings.tool),
+    }
+    Path(output).write_text(json.dumps(content), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -98,7 +98,7 @@ def _process_facts(processes: list[ProcessState]) -> dict[str, str]:
             title = _DIGITS.sub("", title)
         groups.setdefault((title, f"{counts}; fired: {fired}"), []).append(process)
     if len(processes) <= _MAX_LISTED:
-        return dict(groups)
+        return dict(groups.keys())
     facts = {}
     for (title, hooks), members in sorted(groups.items(), key=lambda group: -len(group[1])):
         hosts = units.count(len({process.host for process in members}), "host")

@@ -24,11 +24,9 @@ from autoprof.hooks import recipe
 from autoprof.hooks.behaviour import Behaviour
 from autoprof.hooks.recipe import BoundHook, RecipeError
 from autoprof.run import call_counts
-from autoprof.rundir import decoder
+from autoprof.rundir import runs
 from autoprof.rundir.journal import SpanReader, journals
-from autoprof.rundir.layout import RunDir
-from autoprof.rundir.processes import WAITING
-from autoprof.rundir.records import HooksFile
+from autoprof.rundir.processes import WAITING, ProcessState
 
 FIRED, LEFT_ALONE, NOT_CALLED, NOT_IMPORTED, INSTALLED, FAILED = (
     "fired",
@@ -108,14 +106,13 @@ def _run(command: list[str], environ: dict[str, str], as_json: bool) -> int | No
 
 
 def _result(path: str, status: int, hooks: list[BoundHook], folder: Path) -> Tried:
-    processes: list[tuple[HooksFile, dict[str, list[_Count]]]] = []
+    processes: list[tuple[ProcessState, dict[str, list[_Count]]]] = []
     stages: dict[tuple[str, str, str], list[int]] = defaultdict(list)
     steps: set[int] = set()
     for directory in sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.is_symlink()):
         counts = _counts(directory)
-        for file in RunDir(directory).hooks_files():
-            record = decoder.read(file, HooksFile)
-            processes.append((record, counts.get(f"{record.host}-{record.pid}", {})))
+        for state in runs.read(directory).processes:
+            processes.append((state, counts.get(f"{state.host}-{state.pid}", {})))
         reader = SpanReader()
         for journal in journals(directory):
             for line in reader.spans(journal):
@@ -158,7 +155,7 @@ def _counts(directory: Path) -> dict[str, dict[str, list[_Count]]]:
     return counts
 
 
-def _tried_hook(hook: BoundHook, processes: Iterable[tuple[HooksFile, dict[str, list[_Count]]]]) -> TriedHook:
+def _tried_hook(hook: BoundHook, processes: Iterable[tuple[ProcessState, dict[str, list[_Count]]]]) -> TriedHook:
     entries = [
         (record, record.hooks[hook.key], counts.get(hook.key, []))
         for record, counts in processes

@@ -27,6 +27,8 @@ _MAX_ANSWER_BYTES = 48 << 20
 _MAX_SPIES = 4
 # Children started by multiprocessing that are reported.
 _MAX_CHILDREN = 64
+# Bytes at the beginning of a journal, with the lines of hooks.
+_HEAD_BYTES = 64 << 10
 # Values of `py_spy` in the answer: py-spy is not installed, or may not read the memory of other processes.
 PY_SPY_MISSING, PY_SPY_PERMISSION = "missing", "permission"
 _PY_SPY_TIMEOUT_S = 30.0
@@ -106,25 +108,22 @@ def _make_question(folder: str, why: bytes) -> None:
 def _processes(directory: str) -> dict[str, Process]:
     """Return the run's processes that may be running or died with open spans, by host and pid."""
     by_key: dict[str, Process] = {}
-    uptime = float(_load("/proc/uptime", 100).split()[0] or 0)
     # In order of time: if two processes had the same pid, the later one replaces the earlier one.
-    for file in sorted(os.scandir(os.path.join(directory, "hooks")), key=lambda entry: entry.stat().st_mtime):
-        content = _parsed(_load(file.path, 16 << 20)) if file.name.endswith(".json") else {}
-        host, pid = str(content.get("host", "")), content.get("pid")
+    for file in sorted(os.scandir(os.path.join(directory, "timeline")), key=lambda entry: entry.stat().st_mtime):
+        head = _load(file.path, _HEAD_BYTES) if file.name.endswith(".jsonl") else b""
+        process_line = _parsed(head.partition(b"\n")[0])
+        host, pid = str(process_line.get("host", "")), process_line.get("pid")
         if not host or not isinstance(pid, int):
             continue
+        # Pids are used again, but not with the same start time.
         ticks = _start_ticks(pid) if host == _HOST else None
-        # Pids are used again: a process that began after the file was written is another one.
-        started = time.time() - uptime + (ticks or 0) / os.sysconf("SC_CLK_TCK")
-        runs = ticks is not None and started < file.stat().st_mtime + 5
-        hooks = content.get("hooks")
-        called = any(isinstance(hook, dict) and hook.get("called") for hook in (hooks or {}).values())
+        runs = ticks is not None and process_line.get("ticks", 0) in (0, ticks)
         by_key[f"{host}-{pid}"] = {
             "host": host,
             "pid": pid,
-            "process": str(content.get("process", "")),
+            "process": str(process_line.get("process", "")),
             "state": "elsewhere" if host != _HOST else "running" if runs else "gone",
-            "reason": "" if called else "none of autoprof's hooks was called in it",
+            "reason": "" if b'"called":true' in head else "none of autoprof's hooks was called in it",
             "spans": [],
         }
     _add_spans(directory, by_key)
@@ -143,10 +142,10 @@ def _add_spans(directory: str, by_key: dict[str, Process]) -> None:
         from autoprof.rundir import processes
 
         for state in processes.read(directory):
-            # A process may have a timeline, but no file in `hooks`.
             unlisted = {"host": state.host, "pid": state.pid, "process": "", "reason": ""}
             process = by_key.setdefault(f"{state.host}-{state.pid}", unlisted)
             process |= {"state": state.state, "spans": msgspec.to_builtins(state.spans)}
+            process["process"] = state.process or process["process"]
     except Exception:  # no autoprof on this node, or a version without this module
         pass
 

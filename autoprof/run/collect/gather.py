@@ -19,7 +19,7 @@ from autoprof.run.collect.fetch import CHANGED, DIED, Fetcher, File, Index, Node
 from autoprof.rundir import decoder, layout, processes, runs
 from autoprof.rundir.file_names import COLLECTED, COLLECTING, META, PART, RAW_ENDINGS, RUN, TRACE
 from autoprof.rundir.layout import RunDir
-from autoprof.rundir.records import CollectedFile, HooksFile, Missing, NodeState, RunFile
+from autoprof.rundir.records import CollectedFile, Missing, NodeState, RunFile
 
 
 class NodePart(msgspec.Struct, kw_only=True):
@@ -276,10 +276,10 @@ class Gathering:
         """Return the dead nodes of the run, except nodes whose files are here or whose disk is also on a live node."""
         disks = {cluster.disk_of(str(self.run)), *(part.disk for part in parts)} - {""}
         gone = [node for node in self.registered.values() if node.id not in self.alive and node.disk not in disks]
-        own_files = RunDir(self.run).hooks_files() if gone else []
-        own = [path for path in own_files if f"hooks/{path.name}" not in index.nodes]
+        journals = RunDir(self.run).lines("timeline") if gone else []
+        own = [path for path in journals if f"timeline/{path.name}" not in index.nodes]
         # The nodes whose processes wrote into this directory directly.
-        writers = {decoder.read(path, HooksFile).node for path in own}
+        writers = {process.node for path in own if (process := processes.last_facts(path)) is not None}
         states = []
         for node in gone:
             if node.id in writers:

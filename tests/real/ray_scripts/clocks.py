@@ -56,7 +56,7 @@ print(
             "one_gone": [offset.host for offset in one_gone],
             "alive": alive,
             "files": [str(path) for path in Path(run.rundir.path, "clocks").iterdir()],
-            "errors": run.hooks.content()["errors"],
+            "errors": [error.last for error in run.hooks.errors.values()],
         }
     ),
 )

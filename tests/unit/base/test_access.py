@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 from collections.abc import Iterator
@@ -16,10 +15,11 @@ from autoprof.capture import lifecycle
 from autoprof.capture.subject import Subject
 from autoprof.run.hook_log import HookLog
 from autoprof.run.runtime import Runtime
-from autoprof.run.timeline import Span
+from autoprof.run.timeline import Span, Timeline
 from autoprof.rundir import file_names, layout
 from autoprof.rundir.layout import RunDir
 from tests.support.captures import SUBJECT, finished, work
+from tests.support.helpers import processes_of
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +47,6 @@ def leave_everything(run: Runtime) -> None:
     finished(run)
     Span(run.timeline, "step", "step", step=1, role="trainer", rank=0).end()
     layout.write_json(run.rundir.run_json, run.describe())
-    layout.write_json(run.rundir.hooks / "x.json", {})
     layout.write_json(run.rundir.control / "x.json", {})
 
 
@@ -126,13 +125,17 @@ def test_stages_whose_names_are_the_same_when_tidied_have_files_of_their_own(mad
 def test_the_hooks_of_a_process_that_had_the_pid_before_are_kept(made: Any) -> None:
     run = made()
     for _ in range(2):
-        log = HookLog(run.rundir, lambda: None, lambda: None)
+        timeline = Timeline(run.rundir)
+        log = HookLog(run.rundir, timeline, lambda: None, lambda: None)
         log._worth_writing = True
         log.error("x", "first")
         log.error("x", "second")
-    files = sorted(run.rundir.hooks.iterdir())
-    assert [path.name for path in files] == [f"{identity.HOST}-{os.getpid()}{again}.json" for again in (".2", "")]
-    assert all(json.loads(path.read_text())["errors"]["x"]["count"] == 2 for path in files)
+        timeline.close()
+    processes = processes_of(run.rundir.path)
+    assert sorted(path.name for path in run.rundir.lines("timeline")) == [
+        f"{identity.HOST}-{os.getpid()}{again}.jsonl" for again in (".2", "")
+    ]
+    assert [process["errors"]["x"]["count"] for process in processes] == [2, 2]
 
 
 @pytest.mark.fault("names of roles such as ../../x, or 300 long", "goes on", "nothing; they are file names")

@@ -80,7 +80,7 @@ def test_a_link_in_the_place_of_a_captures_file_is_not_followed(
 
 
 @pytest.mark.fault("a link is planted for a folder", "goes on", "what would be in it; the target is as it was")
-@pytest.mark.parametrize("folder", ["global_step_000002", "timeline", "hooks", "control"])
+@pytest.mark.parametrize("folder", ["global_step_000002", "timeline", "control"])
 def test_a_link_in_the_place_of_a_folder_is_refused(
     made: Any, tmp_path: Path, folder: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -92,7 +92,6 @@ def test_a_link_in_the_place_of_a_folder_is_refused(
     uses: dict[str, Callable[[], Any]] = {
         "global_step_000002": lambda: lifecycle.begin(run, SUBJECT),
         "timeline": lambda: span(run),  # a warning, as when the disk is full
-        "hooks": lambda: layout.write_json(run.rundir.hooks / "x.json", {}),
         "control": lambda: layout.write_json(run.rundir.control / "x.json", {}),
     }
     if folder == "timeline":
@@ -116,8 +115,8 @@ def test_a_run_directory_that_is_a_link_is_refused(made: Any, tmp_path: Path) ->
 def test_the_parent_of_the_runs_may_be_a_link(made: Any, tmp_path: Path) -> None:
     (tmp_path / "big-disk").mkdir()
     (tmp_path / "runs").symlink_to(tmp_path / "big-disk")
-    layout.RunDir(tmp_path / "runs" / "one").make(tmp_path / "runs" / "one" / "hooks")
-    assert (tmp_path / "big-disk" / "one" / "hooks").is_dir()
+    layout.RunDir(tmp_path / "runs" / "one").make(tmp_path / "runs" / "one" / "timeline")
+    assert (tmp_path / "big-disk" / "one" / "timeline").is_dir()
 
 
 @pytest.mark.fault("a link or a pipe for the timeline", "goes on", "nothing")

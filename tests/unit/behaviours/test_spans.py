@@ -51,7 +51,7 @@ TOOL: dict[str, Any] = {"kind": "tool", "stage": {"path": "call.name"}, "role": 
 def run(joined: Any) -> Iterator[Runtime]:
     made: Runtime = joined()
     yield made
-    assert made.hooks.content()["errors"] == {}
+    assert made.hooks.errors == {}
 
 
 def spans(run: Runtime) -> list[dict[str, Any]]:

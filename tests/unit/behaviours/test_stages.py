@@ -34,7 +34,7 @@ def run(joined: Any) -> Iterator[Runtime]:
     yield made
     step_announcement.post("run", None)
     assert stages.running == {}
-    assert made.hooks.content()["errors"] == {}
+    assert made.hooks.errors == {}
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import helpers
+from tests.support.helpers import processes_of
 
 Python = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -176,8 +176,8 @@ def test_a_stage_that_a_foreign_wrapper_keeps_from_its_step_is_refused(python: P
     assert package(python, tmp_path, "import small.foreign, small.later", *tables) == [
         ("step", number) for number in (11, 12, 13)
     ]
-    (hooks,) = (tmp_path / "autoprof_runs").glob("2*/hooks/*.json")
-    update = json.loads(hooks.read_text())["hooks"]["small/update"]
+    (process,) = processes_of(tmp_path / "autoprof_runs" / "latest")
+    update = process["hooks"]["small/update"]
     assert update["state"] == "failed"
     assert "it must go inside the hook small/step" in update["reason"]
 

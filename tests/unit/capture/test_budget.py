@@ -159,7 +159,7 @@ def test_a_capture_ends_early_and_says_so(
     mocker.patch.object(budget, "_free", return_value=10**12)
     assert trained(3) == "done"
     writer.wait(10)
-    assert run.hooks.content()["errors"] == {}
+    assert run.hooks.errors == {}
     first, second = metas(run)
     assert first["state"] == "complete"
     reason = "the trace would pass 2,048 MB (AUTOPROF_MAX_TRACE_MB) at the 1,000,000,000 MB a second of step 2"
@@ -189,7 +189,7 @@ def test_what_there_is_no_room_for_is_not_recorded_and_is_no_error(
     (meta,) = metas(run)
     assert meta["state"] == "failed"
     assert meta["reason"].startswith("not recorded: the disk has 12 MB free")
-    assert run.hooks.content()["errors"] == {}
+    assert run.hooks.errors == {}
     assert lifecycle.current() is None
 
 

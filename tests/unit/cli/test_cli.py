@@ -21,7 +21,7 @@ from autoprof.cli.doctor import environment
 from autoprof.cli.recipes import documents as recipe_documents
 from autoprof.report.model import RunFigures
 from autoprof.report.page.server import Server
-from tests.support.helpers import ROOT, clean_environment
+from tests.support.helpers import ROOT, clean_environment, process_lines, processes_of
 from tests.support.made_runs import make_run
 
 Autoprof = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -212,10 +212,11 @@ def test_doctor_says_what_is_wrong_with_a_run(autoprof: Autoprof, tmp_path: Path
 
 def test_doctor_groups_equal_processes_and_prints_the_first_problems(autoprof: Autoprof, tmp_path: Path) -> None:
     folder = make_run(tmp_path / "autoprof_runs", "20261120-101010-aaaaaa")
-    process = json.loads((folder / "hooks" / "h-1.json").read_text())
+    (process,) = processes_of(folder)
     for rank in range(60):
-        worker = process | {"host": f"n{rank // 8}", "pid": 100 + rank, "process": f"ray::Worker{rank}"}
-        (folder / "hooks" / f"n{rank // 8}-{100 + rank}.json").write_text(json.dumps(worker))
+        host, pid = f"n{rank // 8}", 100 + rank
+        worker = {name: process[name] for name in ("versions", "hooks", "errors")} | {"process": f"ray::Worker{rank}"}
+        (folder / "timeline" / f"{host}-{pid}.jsonl").write_text(process_lines(host, pid, **worker))
     shown = autoprof("doctor", folder.name).stdout
     assert "60 processes on 8 hosts, ray::Worker: 1 applied, 1 failed; fired: verl/a" in " ".join(shown.split())
     assert len(shown.splitlines()) < 100
@@ -281,7 +282,7 @@ def test_doctor_says_what_is_newer_than_its_recipe(
 
     folder = make_run(tmp_path / "autoprof_runs", "20261120-101010-aaaaaa")
     assert "newer than" not in autoprof("doctor", folder.name).stdout
-    process = folder / "hooks" / "h-1.json"
+    process = folder / "timeline" / "h-1.jsonl"
     process.write_text(process.read_text().replace('"0.9.1"', '"99.0"'))
     assert "verl 99.0 is newer than the releases that its recipe was made for" in autoprof("doctor", folder.name).stdout
 

@@ -24,7 +24,7 @@ from autoprof.cli.stacks.command import Answer
 from autoprof.run import stacks
 from autoprof.rundir.records import Frame, OpenSpan, ProcessStacks, Task, Thread
 from tests.support import standing
-from tests.support.helpers import autoprof, clean_environment, wait_for
+from tests.support.helpers import autoprof, clean_environment, process_lines, wait_for
 
 LONG_S = 120
 SCRIPT = Path(standing.__file__)
@@ -250,10 +250,15 @@ def ask(folder: Path) -> Answer:
 
 def asked(folder: Path, **values: Any) -> Answer:
     """The answer for a run in a folder, of which this process is a part that does not answer."""
-    (folder / "hooks").mkdir(parents=True)
-    hooks = {"made/up": {"called": 1.0}}
-    own = {"host": process_module.HOST, "pid": os.getpid(), "process": "this test", "hooks": hooks}
-    (folder / "hooks" / f"{process_module.HOST}-{os.getpid()}.json").write_text(json.dumps(own | values))
+    own = {
+        "host": process_module.HOST,
+        "pid": os.getpid(),
+        "process": "this test",
+        "hooks": {"made/up": {"called": True}},
+    }
+    own |= values
+    (folder / "timeline").mkdir(parents=True)
+    (folder / "timeline" / f"{own['host']}-{own['pid']}.jsonl").write_text(process_lines(**own))
     return ask(folder)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +12,7 @@ from autoprof._boot.command import Command
 from autoprof.cli import main
 from autoprof.hooks import empty_run
 from autoprof.run.runtime import Runtime
+from tests.support.helpers import processes_of
 
 Python = Callable[..., "subprocess.CompletedProcess[str]"]
 Said = Callable[..., "list[str]"]
@@ -173,8 +173,8 @@ def test_a_driver_with_workers_on_other_nodes_prints_nothing(
 def test_the_settings_file_names_recipes_of_an_unknown_target(said: Said, tmp_path: Path) -> None:
     (tmp_path / "autoprof.toml").write_text('recipes = "tiny.toml"')
     assert said(STEP, "parent.py", AUTOPROF_RECIPES="") == []
-    (hooks,) = tmp_path.glob("autoprof_runs/latest/hooks/*.json")
-    assert json.loads(hooks.read_text())["hooks"]["tiny/step"]["called"]
+    (process,) = processes_of(tmp_path / "autoprof_runs" / "latest")
+    assert process["hooks"]["tiny/step"]["called"]
 
 
 @pytest.mark.parametrize("code", [STEP, "import json"])

@@ -22,6 +22,7 @@ from autoprof.hooks.wrapper import wrap, wrapped_by
 from autoprof.run import step_announcement
 from autoprof.run.step_announcement import StepAnnouncement
 from tests.support.captures import finished
+from tests.support.helpers import processes_of
 
 
 class Failing(Behaviour):
@@ -50,7 +51,7 @@ def test_a_hook_that_fails_repeatedly_is_disabled(joined: Any, failing: Any, whe
     assert [function(when) for _ in range(gates.FAILURES + 3)] == [when] * (gates.FAILURES + 3)
     assert failing.call_count == gates.FAILURES
     assert caplog.text.count("is disabled") == 1
-    assert run.hooks._errors["target/hook"].count == gates.FAILURES
+    assert run.hooks.errors["target/hook"].count == gates.FAILURES
 
 
 def test_a_successful_call_resets_the_count(joined: Any, failing: Any) -> None:
@@ -77,7 +78,7 @@ def test_the_hook_of_a_coroutine_function_is_disabled_too(joined: Any, failing: 
     assert failing.call_count == gates.FAILURES
 
 
-def test_the_hooks_file_names_disabled_hooks(python: Any, tmp_path: Path) -> None:
+def test_the_timeline_names_disabled_hooks(python: Any, tmp_path: Path) -> None:
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "toy.py").write_text("class Trainer:\n    def step(self, number):\n        return number\n")
     (tmp_path / "toy.toml").write_text("""
@@ -92,16 +93,15 @@ options = { number = "self.no_such_thing" }
     code = "import toy; t = toy.Trainer(); print([t.step(n) for n in range(9)])"
     result = python(code, AUTOPROF="1", AUTOPROF_RECIPES="toy.toml", PYTHONPATH="lib")
     assert result.stdout.strip() == "[0, 1, 2, 3, 4, 5, 6, 7, 8]"
-    (path,) = (tmp_path / "autoprof_runs" / "latest" / "hooks").iterdir()
-    left = json.loads(path.read_text())
+    (process,) = processes_of(tmp_path / "autoprof_runs" / "latest")
     reason = f"it failed {gates.FAILURES} times in a row and is disabled in this process"
-    assert left["hooks"]["toy/step"] | {"called": None} == {
+    assert process["hooks"]["toy/step"] == {
         "module": "toy",
         "attribute": "Trainer.step",
         "behaviour": "step.wrap",
         "state": "failed",
         "reason": reason,
-        "called": None,
+        "called": True,
     }
     assert f"toy/step: {reason}" in result.stderr
 

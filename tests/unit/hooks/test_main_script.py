@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from autoprof.cli.main import main
-from tests.support.helpers import spans
+from tests.support.helpers import processes_of, spans
 
 Python = Callable[..., "subprocess.CompletedProcess[str]"]
 RECIPE = """
@@ -66,8 +65,8 @@ def script(tmp_path: Path) -> Path:
 
 def states(folder: Path) -> dict[str, tuple[str, str]]:
     """Return the state and the reason of each hook, in the only process of the newest run."""
-    (path,) = (folder / "autoprof_runs" / "latest" / "hooks").iterdir()
-    return {key: (hook["state"], hook["reason"]) for key, hook in json.loads(path.read_text())["hooks"].items()}
+    (process,) = processes_of(folder / "autoprof_runs" / "latest")
+    return {key: (hook["state"], hook["reason"]) for key, hook in process["hooks"].items()}
 
 
 def only_absent(stderr: str, recipe: Path, module: str) -> bool:

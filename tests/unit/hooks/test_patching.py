@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.helpers import spans
+from tests.support.helpers import processes_of, spans
 
 Python = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -59,8 +59,8 @@ def run(tmp_path: Path, python: Python) -> Callable[..., subprocess.CompletedPro
 def left(tmp_path: Path) -> tuple[dict[str, Any], dict[str, Any], list[dict[str, Any]]]:
     """Return `run.json`, the hooks of the only process, and its timeline."""
     run_dir = tmp_path / "autoprof_runs" / "latest"
-    (hooks,) = run_dir.glob("hooks/*.json")
-    return json.loads((run_dir / "run.json").read_text()), json.loads(hooks.read_text()), spans(run_dir)
+    (process,) = processes_of(run_dir)
+    return json.loads((run_dir / "run.json").read_text()), process, spans(run_dir)
 
 
 def test_functions_methods_and_decorated_ones(run: Any, tmp_path: Path) -> None:

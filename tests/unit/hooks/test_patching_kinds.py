@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.helpers import processes_of
+
 Python = Callable[..., "subprocess.CompletedProcess[str]"]
 
 TOY = """
@@ -185,10 +187,9 @@ def test_each_kind(check: Any, tmp_path: Path) -> None:
     _, expected = check()
     assert results == expected
     assert sorted(same) == sorted(REFUSED)
-    (left,) = (tmp_path / "autoprof_runs" / "latest" / "hooks").glob("*.json")
-    process = json.loads(left.read_text())
+    (process,) = processes_of(tmp_path / "autoprof_runs" / "latest")
     states = {key.removeprefix("target/"): (hook["state"], hook["reason"]) for key, hook in process["hooks"].items()}
     assert {path: states[path] for path in WRAPPED} == dict.fromkeys(WRAPPED, ("applied", ""))
     assert {path: states[path] for path in REFUSED} == {path: ("failed", why) for path, why in REFUSED.items()}
-    assert [path for path in WRAPPED if process["hooks"][f"target/{path}"]["called"] is None] == []
+    assert [path for path in WRAPPED if not process["hooks"][f"target/{path}"]["called"]] == []
     assert process["errors"] == {}

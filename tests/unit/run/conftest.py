@@ -17,6 +17,6 @@ def cluster(tmp_path: Path) -> Cluster:
     made.put("n1", META, '{"state": "complete"}')
     made.put("n1", "run.json", "{}")
     made.put("n2", "run.json", "{}")
-    made.put("n2", "hooks/n2-7.json", "{}")
+    made.put("n2", "clocks/n2-7.jsonl", "{}")
     made.put("n2", "timeline/n2-7.jsonl", '{"kind": "process"}\n')
     return made

@@ -87,7 +87,8 @@ def test_an_error_is_kept_in_the_log_of_hooks(
 
     monkeypatch.setattr(clocks, "offsets", offsets)
     measure(run)
-    assert run.hooks.content()["errors"] == {"clocks": {"count": 1, "last": "RuntimeError: the head has gone"}}
+    (error,) = run.hooks.errors.values()
+    assert (error.where, error.count, error.last) == ("clocks", 1, "RuntimeError: the head has gone")
     assert lines(run) == []
 
 

@@ -13,6 +13,7 @@ from autoprof.run.cluster import Node
 from autoprof.run.collect import fetch
 from autoprof.run.collect.fetch import DIED, NodeLost
 from tests.support.collected_nodes import CAPTURE, META, TRACE, Cluster, Question
+from tests.support.helpers import process_lines
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def test_the_parts_of_all_nodes_come(cluster: Cluster) -> None:
         TRACE: (cluster.nodes["n1"].folder / TRACE).read_bytes(),
         META: b'{"state": "complete"}',
         "run.json": b"{}",
-        "hooks/n2-7.json": b"{}",
+        "clocks/n2-7.jsonl": b"{}",
         "timeline/n2-7.jsonl": b'{"kind": "process"}\n',
     }
     place, theirs = cluster.here / TRACE, cluster.nodes["n1"].folder / TRACE
@@ -53,12 +54,12 @@ def test_what_is_here_does_not_come_again(cluster: Cluster) -> None:
 def test_what_has_changed_there_since_comes_again(cluster: Cluster) -> None:
     cluster.put("n2", "oom/equal.pickle", "old")
     cluster.collect()
-    cluster.put("n2", "hooks/n2-7.json", '{"more": 1}')
+    cluster.put("n2", "clocks/n2-7.jsonl", '{"more": 1}')
     cluster.put("n2", "timeline/n2-7.jsonl", '{"kind": "process"}\n{"kind": "step"}\n')
     os.utime(cluster.put("n2", "oom/equal.pickle", "new"), (7, 7))
     assert cluster.collect().missing == []
     content = cluster.content()
-    assert content["hooks/n2-7.json"] == b'{"more": 1}'
+    assert content["clocks/n2-7.jsonl"] == b'{"more": 1}'
     assert content["oom/equal.pickle"] == b"new"
     assert content["timeline/n2-7.jsonl"].count(b"\n") == 2
     assert not any(".node-" in path for path in content)
@@ -165,7 +166,7 @@ def test_what_does_not_come_as_it_is_gets_no_name(cluster: Cluster, size: int) -
     assert "oom/x.pickle" in {missing.path for missing in result.missing}
     assert {missing.reason for missing in result.missing} == {"the received bytes differ from the node's file (sha256)"}
     assert "oom/x.pickle" not in cluster.content()
-    assert "hooks/n2-7.json" in cluster.content()
+    assert "clocks/n2-7.jsonl" in cluster.content()
 
 
 @pytest.mark.fault("a node dies while its files are fetched", "collect goes on", "its further files, which are named")
@@ -181,7 +182,7 @@ def test_a_node_that_dies_meanwhile_costs_its_own_files_only(cluster: Cluster) -
     (missing,) = result.missing
     assert missing.line == "n1 (n1): the node has died; 3 of its 3 files are missing or outdated here"
     assert {node.host: node.state for node in result.nodes} == {"n1": "incomplete", "n2": "collected"}
-    assert "hooks/n2-7.json" in cluster.content()
+    assert "clocks/n2-7.jsonl" in cluster.content()
 
 
 @pytest.mark.fault("a node has died before", "collect goes on", "what it had, which is named with its folder")
@@ -199,7 +200,7 @@ def test_a_dead_node_whose_disk_is_still_there_has_lost_nothing(cluster: Cluster
     cluster.registered = [Node(id="before", host="n1", directory="/runs/x", disk=disk)]
     assert cluster.collect().missing == []
     # The node wrote here directly: all nodes share the disk.
-    cluster.put("", "hooks/n9-1.json", '{"node": "other"}')
+    cluster.put("", "timeline/n9-1.jsonl", process_lines("n9", node="other"))
     cluster.registered = [Node(id="other", host="n9", directory="/runs/x", disk="boot:1:2")]
     assert cluster.collect().missing == []
 
@@ -274,4 +275,4 @@ def test_pieces_that_make_no_sense_are_named(cluster: Cluster) -> None:
     node.answer = lambda asked: answer(asked) if asked.name == "look" else None  # type: ignore[method-assign]
     (missing,) = cluster.collect().missing
     assert missing.reason.startswith("its answer can't be understood")
-    assert "hooks/n2-7.json" in cluster.content()
+    assert "clocks/n2-7.jsonl" in cluster.content()

@@ -28,7 +28,7 @@ from autoprof.rundir import processes, runs
 from autoprof.rundir.layout import RunDir
 from autoprof.rundir.records import CollectedFile, Missing, NodeState
 from autoprof.windows.requests import Registered, registered
-from tests.support.helpers import clean_environment
+from tests.support.helpers import clean_environment, process_lines
 
 
 class Store:
@@ -125,15 +125,15 @@ def test_the_running_run_of_another_user_gets_no_request_without_its_name(kept: 
 
 def test_an_address_of_the_loopback_names_the_cluster_of_its_own_host_only(tmp_path: Path) -> None:
     directory = RunDir(tmp_path)
-    directory.hooks.mkdir()
+    (tmp_path / "timeline").mkdir()
     for age, (host, address) in enumerate(
         [("elsewhere", "127.0.0.1:6379"), (identity.HOST, "127.0.0.1:6380"), ("elsewhere", "10.0.0.1:6379"), ("h", "")]
     ):
-        path = directory.hooks / f"{host}-{age}.json"
-        path.write_bytes(msgspec.json.encode({"host": host, "ray": address}))
+        path = tmp_path / "timeline" / f"{host}-{age}.jsonl"
+        path.write_text(process_lines(host, age, ray=address))
         os.utime(path, (1000 - age, 1000 - age))
     assert processes.ray_address(directory) == "127.0.0.1:6380"
-    (directory.hooks / f"{identity.HOST}-1.json").unlink()
+    (tmp_path / "timeline" / f"{identity.HOST}-1.jsonl").unlink()
     assert processes.ray_address(directory) == "10.0.0.1:6379"
 
 
@@ -142,17 +142,17 @@ def test_a_store_that_fails_costs_nothing_but_the_entry(kept: Store, cluster: li
     assert ray_cluster.register_node("run", "/a", driver=False) == ("here", "")
 
 
-def test_a_process_registers_when_ray_is_up_and_says_its_node_in_hooks(
+def test_a_process_registers_when_ray_is_up_and_says_its_node(
     joined: Callable[..., Runtime], kept: Store, cluster: list[str]
 ) -> None:
     run = joined()
     run.info = msgspec.structs.replace(run.info, uid=7)
     kept.up = False
     run.register()
-    assert "node" not in run.hooks.content()
+    assert run.hooks.node == ""
     kept.up = True
     run.register()
-    assert (run.hooks.content()["node"], run.hooks.content()["ray"]) == ("here", "10.0.0.1:6379")
+    assert (run.hooks.node, run.hooks.ray) == ("here", "10.0.0.1:6379")
     assert ray_cluster.users_of_run() == {run.info.id: 7}
     kept.kept.clear()
     run.register()
@@ -295,9 +295,9 @@ def test_the_option_goes_before_the_variable_and_the_variable_before_the_run(
     addresses: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], variable: str, names: str
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", variable)
-    (tmp_path / "run" / "hooks").mkdir(parents=True)
+    (tmp_path / "run" / "timeline").mkdir(parents=True)
     (tmp_path / "run" / "run.json").write_text('{"state": "ended"}')
-    (tmp_path / "run" / "hooks" / "h-1.json").write_text('{"host": "h", "ray": "c:3"}')
+    (tmp_path / "run" / "timeline" / "h-1.jsonl").write_text(process_lines(ray="c:3"))
     assert main(["collect", "run", "--dir", str(tmp_path), *options]) == 0
     assert addresses == [names]
 

@@ -21,6 +21,7 @@ from autoprof.run.collect.gather import Busy
 from autoprof.rundir import file_names, records
 from autoprof.rundir.layout import RunDir
 from tests.support.collected_nodes import Cluster, Folder, Question
+from tests.support.helpers import process_lines
 
 
 @pytest.mark.parametrize(
@@ -44,7 +45,7 @@ def test_modules_for_other_nodes_have_the_names_of_the_run_directory(tmp_path: P
 
 
 def test_names_of_other_nodes() -> None:
-    assert of_node("hooks/h-7.json", "ab" * 20) == f"hooks/h-7.node-{'ab' * 6}.json"
+    assert of_node("timeline/h-7.jsonl", "ab" * 20) == f"timeline/h-7.node-{'ab' * 6}.jsonl"
     assert of_node("oom/h-7.1.pickle", "x") == "oom/h-7.1.node-x.pickle"
     assert of_node("s/a.rank0.meta.json", "x") == "s/a.rank0.node-x.meta.json"
     assert of_node("s/a.rank0.pt.trace.json.gz", "x") == "s/a.rank0.node-x.pt.trace.json.gz"
@@ -60,7 +61,7 @@ def test_names_that_lead_elsewhere(path: str) -> None:
     assert not safe(path)
 
 
-@pytest.mark.parametrize("path", ["hooks/h-1.json", "a b/\udcff", "x..", "a/..."])
+@pytest.mark.parametrize("path", ["timeline/h-1.jsonl", "a b/\udcff", "x..", "a/..."])
 def test_names_that_do_not(path: str) -> None:
     assert safe(path)
 
@@ -95,7 +96,7 @@ def test_an_answer_that_makes_no_sense_is_named(cluster: Cluster, said: Any) -> 
     result = cluster.collect()
     (missing,) = result.missing
     assert missing.reason.startswith("its answer can't be understood")
-    assert "hooks/n2-7.json" in cluster.content()
+    assert "clocks/n2-7.jsonl" in cluster.content()
 
 
 def test_links_are_not_followed_on_either_side(cluster: Cluster, tmp_path: Path) -> None:
@@ -105,18 +106,18 @@ def test_links_are_not_followed_on_either_side(cluster: Cluster, tmp_path: Path)
     (cluster.nodes["n1"].folder / "linked").symlink_to(secret)
     (cluster.nodes["n1"].folder / "key.json").symlink_to(secret / "key")
     cluster.here.mkdir(parents=True)
-    (cluster.here / "hooks").symlink_to(secret)
+    (cluster.here / "clocks").symlink_to(secret)
     result = cluster.collect()
     assert sorted(left.path for left in result.left_out) == ["key.json", "linked"]
     (missing,) = result.missing
-    assert missing.path == "hooks/n2-7.json"
+    assert missing.path == "clocks/n2-7.jsonl"
     assert "exists and is not a folder" in missing.reason
     assert os.listdir(secret) == ["key"]
 
 
 def test_a_link_that_comes_between_the_list_and_the_read_is_not_followed(cluster: Cluster, tmp_path: Path) -> None:
     (tmp_path / "key").write_text("{}")
-    place = cluster.nodes["n2"].folder / "hooks" / "n2-7.json"
+    place = cluster.nodes["n2"].folder / "clocks" / "n2-7.jsonl"
 
     def planted(asked: Question) -> None:
         if asked.name == "read" and not place.is_symlink():
@@ -125,8 +126,8 @@ def test_a_link_that_comes_between_the_list_and_the_read_is_not_followed(cluster
 
     cluster.nodes["n2"].before = planted
     (missing,) = cluster.collect().missing
-    assert missing.path == "hooks/n2-7.json"
-    assert "hooks/n2-7.json" not in cluster.content()
+    assert missing.path == "clocks/n2-7.jsonl"
+    assert "clocks/n2-7.jsonl" not in cluster.content()
 
 
 def test_a_node_with_this_disk_is_not_read(cluster: Cluster) -> None:
@@ -175,8 +176,8 @@ def test_the_drivers_run_json_is_the_one_that_counts(cluster: Cluster) -> None:
 
 
 def test_run_json_lists_all_hosts(cluster: Cluster) -> None:
-    process = {"host": "n2", "versions": {"verl": "0.9.1"}, "hooks": {"verl/step": {"state": "applied"}}}
-    cluster.put("n2", "hooks/n2-7.json", json.dumps(process))
+    hooks = {"verl/step": {"state": "applied"}}
+    cluster.put("n2", "timeline/n2-7.jsonl", process_lines("n2", 7, hooks, versions={"verl": "0.9.1"}))
     cluster.put("n1", "run.json", '{"host": "n1", "state": "ended", "hosts": ["n1"], "versions": {"ray": "2.60.0"}}')
     gather.note(cluster.collect())
     info = json.loads(cluster.content()["run.json"])

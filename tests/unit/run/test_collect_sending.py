@@ -26,7 +26,12 @@ TRACE = "global_step_000002/a.pt.trace.json.gz"
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     folder = tmp_path / "20261122-000000-abcdef"
-    files = {TRACE: "t" * 1000, "hooks/h-1.json": "{}", "timeline/h-1.jsonl": "{}\n", "run.json": '{"state": "ended"}'}
+    files = {
+        TRACE: "t" * 1000,
+        "clocks/h-1.jsonl": "{}\n",
+        "timeline/h-1.jsonl": "{}\n",
+        "run.json": '{"state": "ended"}',
+    }
     for path, content in files.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(content)
@@ -41,7 +46,7 @@ def send(run: Path, url: str) -> tuple[Sending, list[str]]:
     return made, [each.line for each in made.send(lambda done: None)]
 
 
-WHOLE = [TRACE, "hooks/h-1.json", "run.json", "timeline/h-1.jsonl"]
+WHOLE = ["clocks/h-1.jsonl", TRACE, "run.json", "timeline/h-1.jsonl"]
 
 
 def test_a_folder_gets_the_complete_files_under_their_names(run: Path, tmp_path: Path) -> None:
@@ -139,7 +144,7 @@ def test_where_nothing_can_be_copied_not_all_is_tried(run: Path, flaky: type[Fla
         raise ConnectionError("refused")
 
     for number in range(20):
-        (run / "hooks" / f"h-{number}.json").write_text("{}")
+        (run / "clocks" / f"h-{number}.jsonl").write_text("{}")
     flaky.fails = staticmethod(never)
     made, missing = send(run, "flaky://bucket/runs")
     assert (made.sent, len(set(tried)), len(missing)) == (0, 10, 11)

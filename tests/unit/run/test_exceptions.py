@@ -84,7 +84,7 @@ def test_of_many_alike_some_are_told_and_again_after_a_megabyte(run: Runtime, mo
     for kind in range(30):
         failed(run, "reward", type(f"Error{kind}", (Exception,), {})())
     assert len(lines(run)) == 20
-    monkeypatch.setattr(timeline, "REPEAT_AFTER_BYTES", 0)
+    monkeypatch.setattr(timeline, "_LIMIT_BYTES", 0)
     Span(run.timeline, "stage", "update", step=2, role="actor", rank=0).end()
     failed(run, "reward", fetch_score("later"))
     assert len(lines(run)) == 21

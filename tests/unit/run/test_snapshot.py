@@ -31,7 +31,7 @@ LONG_S = 120
 def run(joined: Callable[..., Runtime]) -> Iterator[Runtime]:
     made = joined()
     yield made
-    assert made.hooks.content()["errors"] == {}
+    assert made.hooks.errors == {}
 
 
 def taken(run: Runtime) -> ProcessStacks:

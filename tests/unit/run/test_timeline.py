@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -42,6 +43,12 @@ def written(run: Runtime) -> list[dict[str, Any]]:
     """Return the lines of this process, including the first one."""
     path = run.rundir.process_file("timeline", ".jsonl")
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def kinds(run: Runtime, ending: str = ".jsonl") -> list[str]:
+    """Return the kinds of the lines of this process. The beginning of a part may repeat the start of a span."""
+    lines = run.rundir.process_file("timeline", ending).read_text().splitlines()
+    return [json.loads(line)["kind"] for line in dict.fromkeys(lines)]
 
 
 def names(run: Runtime) -> list[str]:
@@ -186,7 +193,7 @@ def test_a_file_or_folder_that_somebody_removed_begins_anew(run: Runtime) -> Non
         begin(run, "stage", "before").end()
         remove()
         begin(run, "stage", "after").end()
-        assert [line["kind"] for line in written(run)] == ["process", "begun", "stage"]
+        assert kinds(run) == ["process", "begun", "stage"]
         assert names(run) == ["after"]
 
 
@@ -197,7 +204,7 @@ def test_the_file_of_an_earlier_process_with_the_same_pid_is_unchanged(run: Runt
         timeline._state.in_child()  # as a new process: nothing is known of the file
         begin(run, "stage", name).end()
         path = run.rundir.process_file("timeline", f".{count}.jsonl")
-        assert [json.loads(line)["kind"] for line in path.read_text().splitlines()] == ["process", "begun", "stage"]
+        assert kinds(run, f".{count}.jsonl") == ["process", "begun", "stage"]
         assert [span["name"] for span in helpers.spans(path)] == [name]
     assert written(run) == before
 
@@ -207,7 +214,7 @@ def test_after_a_move_a_new_file_begins_with_the_open_spans(run: Runtime, tmp_pa
     os.rename(run.rundir.path, tmp_path / "moved")
     begin(run, "stage", "before the look").end()
     run.timeline.look()
-    assert [line["kind"] for line in written(run)] == ["process", "memory", "begun"]
+    assert kinds(run) == ["process", "begun", "memory"]
     outer.end()
     assert names(run) == ["outer"]
     assert [span["name"] for span in helpers.spans(tmp_path / "moved")] == ["before the look"]
@@ -300,7 +307,7 @@ def test_what_goes_on_is_on_the_timeline(run: Runtime, monkeypatch: pytest.Monke
     run.timeline.look()
     run.timeline.look()
     assert open_names(run) == ["step", "update", "sample"]
-    assert [line["kind"] for line in written(run)] == ["process", "begun", "begun", "begun"]
+    assert kinds(run) == ["process", "begun", "begun", "begun"]
     stage.end()
     assert open_names(run) == ["step", "sample"]
     sample.drop()
@@ -312,7 +319,7 @@ def test_what_goes_on_is_on_the_timeline(run: Runtime, monkeypatch: pytest.Monke
 def test_a_process_that_stands_gives_signs_of_life(run: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     stage = begin(run, "stage", "update")
     run.timeline.look()
-    assert [line["kind"] for line in written(run)] == ["process", "begun"]
+    assert kinds(run) == ["process", "begun"]
     monkeypatch.setattr(timeline, "_MAX_SILENCE_NS", 0)
     before = time.time_ns()
     run.timeline.look()
@@ -341,8 +348,9 @@ def test_a_span_that_was_interrupted_is_open_until_the_next_one(run: Runtime) ->
 
 
 def test_what_is_open_is_at_the_end_of_a_large_file(run: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timeline, "REPEAT_AFTER_BYTES", 10_000)
+    monkeypatch.setattr(timeline, "PART_BYTES", 10_000)
     monkeypatch.setattr(processes, "_TAIL_BYTES", (30_000,))
+    run.timeline.begin()
     begin(run, "step", "step")
     for _ in range(20):
         for _ in range(50):
@@ -350,6 +358,39 @@ def test_what_is_open_is_at_the_end_of_a_large_file(run: Runtime, monkeypatch: p
         run.timeline.look()
     assert run.rundir.process_file("timeline").stat().st_size > 60_000
     assert open_names(run) == ["step"]
+
+
+def test_a_part_of_a_large_file_has_the_hooks_and_errors(run: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timeline, "PART_BYTES", 10_000)
+    monkeypatch.setattr(processes, "_TAIL_BYTES", (30_000,))
+    run.timeline.begin()
+    hooks = [
+        SimpleNamespace(key=f"x/{name}", passive=False, described=dict) for name in ("applied", "failed", "skipped")
+    ]
+    run.hooks.applied(hooks[0])
+    run.hooks.failed(hooks[1], "TypeError: x")
+    run.hooks.skipped(hooks[2], "x has no y")
+    run.hooks.called("x/applied")
+    # The place of an error may have the name of a hook.
+    run.hooks.error("x/applied", "an error")
+    run.hooks.error("elsewhere", "another error")
+    assert [line["kind"] for line in written(run)] == ["process", *["hook"] * 4, "error", "error"]
+    while run.rundir.process_file("timeline").stat().st_size < 60_000:
+        begin(run, "stage", "short").end()
+    (process,) = helpers.processes_of(run.rundir.path)
+    states = {key: (hook["state"], hook["reason"], bool(hook["called"])) for key, hook in process["hooks"].items()}
+    assert states == {
+        "x/applied": ("applied", "", True),
+        "x/failed": ("failed", "TypeError: x", False),
+        "x/skipped": ("skipped", "x has no y", False),
+    }
+    assert {where: error["last"] for where, error in process["errors"].items()} == {
+        "x/applied": "an error",
+        "elsewhere": "another error",
+    }
+    facts = processes.last_facts(run.rundir.process_file("timeline"))
+    assert facts is not None
+    assert facts.hooks == {"x/applied": "called", "x/failed": "failed"}
 
 
 def test_no_more_samples_are_open_than_a_reader_wants(run: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:

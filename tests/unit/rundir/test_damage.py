@@ -21,7 +21,7 @@ from autoprof.report.page.server import Server
 from autoprof.run import cluster
 from autoprof.rundir import decoder, previous_run, processes, runs
 from autoprof.rundir.layout import RunDir
-from autoprof.rundir.records import CaptureMeta, CollectedFile, HooksFile, MergedMeta, OutOfMemoryMeta, RunFile
+from autoprof.rundir.records import CaptureMeta, CollectedFile, MergedMeta, OutOfMemoryMeta, RunFile
 from autoprof.windows import requests
 from autoprof.windows.requests import Trigger
 from tests.support import damage
@@ -34,7 +34,6 @@ CLOCK = {
     "stop": {"unix_ns": START_NS + 10**9, "monotonic_ns": 10**9},
 }
 META = {"step": 1, "role": "actor", "stage": "update_actor", "rank": 0, "replica": None, "host": "n1", "pid": 7}
-HOOK = {"state": "applied", "reason": "", "called": 5.0}
 FILES: dict[str, Any] = {
     "run.json": {
         **{"id": "run", "command": "x", "state": "running", "host": "n1", "pid": 1, "ticks": 1, "started": 1.0},
@@ -43,10 +42,11 @@ FILES: dict[str, Any] = {
         "settings": {"steps": "1", "recipes": [], "tool": ["torch"]},
         "nodes": [{"id": "a", "host": "n2", "directory": "/x"}],
     },
-    "hooks/n1-7.json": {
-        **{"host": "n1", "node": "a", "pid": 7, "process": "x", "versions": {"verl": "0.9.1"}},
-        **{"hooks": {"verl/step": HOOK}, "errors": {"a": {"count": 1, "last": "b"}}},
+    "timeline/n1-5.jsonl": {
+        **{"kind": "process", "host": "n1", "pid": 5, "clock": CLOCK["start"], "version": "1", "ticks": 5},
+        **{"node": "a", "process": "x", "versions": {"verl": "0.9.1"}, "hooks": {"verl/step": "called"}},
     },
+    "timeline/n1-6.jsonl": {"kind": "hook", "hook": "verl/step", "state": "applied", "called": True},
     f"global_step_000001/{CAPTURE}.meta.json": META
     | {
         "clock": CLOCK,
@@ -82,7 +82,7 @@ def written(folder: Path) -> Path:
             save(run / name, kineto(process(7, "ray")))
         else:
             (run / name).parent.mkdir(parents=True, exist_ok=True)
-            (run / name).write_text(json.dumps(content) + "\n")
+            (run / name).write_text(json.dumps(content, separators=(",", ":")) + "\n")
     return run
 
 
@@ -148,7 +148,7 @@ def test_whatever_stands_in_a_file(
         ask_all(run, capsys, what)
 
 
-@pytest.mark.parametrize("kind", [RunFile, CaptureMeta, MergedMeta, OutOfMemoryMeta, HooksFile, CollectedFile])
+@pytest.mark.parametrize("kind", [RunFile, CaptureMeta, MergedMeta, OutOfMemoryMeta, CollectedFile])
 @settings(max_examples=50, deadline=None)
 @given(data=st.data())
 def test_a_document_keeps_what_is_readable(kind: Any, data: st.DataObject) -> None:
@@ -168,7 +168,6 @@ def test_a_document_keeps_what_is_readable(kind: Any, data: st.DataObject) -> No
 def test_what_is_left_out_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = written(tmp_path)
     (run / "run.json").write_text(json.dumps(FILES["run.json"] | {"pid": "x", "hosts": ["n1", 5]}))
-    (run / "hooks" / "n1-7.json").write_text("{}")
     assert main.main(["doctor", "run", "--dir", str(tmp_path)]) == 1
     said = capsys.readouterr().out
     assert "run.json: pid is left out (Expected `int`, got `str`); hosts[1] is left out" in said

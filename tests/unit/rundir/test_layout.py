@@ -18,7 +18,7 @@ from tests.support.made_runs import make_run
 def run(tmp_path: Path) -> RunDir:
     """Make a run in a folder of runs."""
     run = RunDir(tmp_path / "runs" / "20261124-080000-abcdef")
-    run.make(run.hooks)
+    run.make(run.control)
     return run
 
 
@@ -75,7 +75,7 @@ def uploaded(folder: Path) -> list[str]:
 
 def test_ray_uploads_no_runs(run: RunDir, tmp_path: Path) -> None:
     run.point_latest()
-    (run.hooks / "large").touch()
+    (run.control / "large").touch()
     (tmp_path / "train.py").touch()
     assert set(uploaded(tmp_path)) - {tmp_path.name, "runs"} == {"train.py"}
 
@@ -83,14 +83,14 @@ def test_ray_uploads_no_runs(run: RunDir, tmp_path: Path) -> None:
 def test_the_folder_of_runs_of_an_older_version_is_not_uploaded(tmp_path: Path) -> None:
     run = RunDir(make_run(tmp_path / "autoprof_runs", "old"))
     assert "run.json" in uploaded(tmp_path)
-    run.make(run.hooks)
+    run.make(run.control)
     assert "run.json" not in uploaded(tmp_path)
 
 
 def test_a_folder_of_the_user_gets_no_gitignore(tmp_path: Path) -> None:
     (tmp_path / "own").mkdir()
     run = RunDir(tmp_path / "own" / "run")
-    run.make(run.hooks)
+    run.make(run.control)
     assert [path.name for path in (tmp_path / "own").iterdir()] == ["run"]
 
 
@@ -99,12 +99,12 @@ def test_a_gitignore_of_the_user_stays(tmp_path: Path) -> None:
     own.parent.mkdir()
     own.write_text("!*.html")
     run = RunDir(own.with_name("run"))
-    run.make(run.hooks)
+    run.make(run.control)
     assert own.read_text() == "!*.html"
 
 
 def test_the_gitignore_is_for_the_group_where_the_runs_are(tmp_path: Path) -> None:
     files.open_to_group(True)
     run = RunDir(tmp_path / "runs" / "run")
-    run.make(run.hooks)
+    run.make(run.control)
     assert stat.S_IMODE((tmp_path / "runs" / ".gitignore").stat().st_mode) == 0o640
