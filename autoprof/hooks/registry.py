@@ -57,10 +57,10 @@ def behaviour(key: str) -> Behaviour | None:
 
     This process may not have read the recipe yet if the wrapper was shipped by value; it is then read now.
     """
-    run = _boot.agent().join()
+    hook = bound.get(key)
+    run = _boot.agent().join() if hook is None else runtime.current()
     if run is None:
         return None
-    hook = bound.get(key)
     if hook is None:
         for recipe_hook in read_recipes(key.partition("/")[0]):
             run.hooks.add(recipe_hook)
