@@ -78,7 +78,7 @@ def own_rank() -> int:
 
     Lightning starts ranks without the variable `RANK`. Then torch.distributed has the rank, once it is initialized.
     """
-    if rank := _variable("RANK"):
+    if rank := os.environ.get("RANK"):
         return int(rank)
     distributed = sys.modules.get("torch.distributed")
     set_up = getattr(distributed, "is_initialized", None)
@@ -87,20 +87,15 @@ def own_rank() -> int:
 
 def first_rank() -> bool:
     """Return True if this process is the first rank, or the only one. It reports for all ranks."""
-    return (_variable("RANK") or _launched()[0]) == "0"
+    return (os.environ.get("RANK") or _launched()[0]) == "0"
 
 
 def ranks() -> int:
     """Return the number of ranks that a launcher such as torchrun has started, one trainer process each."""
-    return int(_variable("WORLD_SIZE") or _launched()[1])
-
-
-def _variable(name: str) -> str:
-    """Return an environment variable, or an empty text."""
-    return os.environ.get(name, "")
+    return int(os.environ.get("WORLD_SIZE") or _launched()[1])
 
 
 def _launched() -> tuple[str, str]:
     """Return the rank and the number of ranks that the boot has written (`_boot/launch.py`)."""
-    rank, _, count = _variable("AUTOPROF_OWN_RANK").partition("/")
+    rank, _, count = os.environ.get("AUTOPROF_OWN_RANK", "").partition("/")
     return (rank, count) if rank.isdecimal() and count.isdecimal() else ("0", "1")

@@ -57,4 +57,4 @@ def chosen(kind: Kind | Mapping[str, Kind], name: str) -> str:
     """
     if isinstance(kind, str):
         return kind
-    return next((match for pattern, match in kind.items() if fnmatchcase(name, pattern)), None) or of(name)
+    return next((match for pattern, match in kind.items() if fnmatchcase(name, pattern)), _BY_NAME.get(name, ""))
