@@ -54,12 +54,11 @@ class Begin(Stage):
     def _open(
         self, run: Runtime, key: StageKey, call: Call, announcement: StepAnnouncement | None
     ) -> _PairedStage | None:
+        step = None if announcement is None else announcement.step
         before = running.get(key)
-        if isinstance(before, _PairedStage) and before.step != (
-            announcement.step if announcement is not None else None
-        ):
+        if isinstance(before, _PairedStage) and before.step != step:
             before.end(cut="no call ended the stage")
-        if inside(key, announcement):
+        if inside(key, step):
             return None
         opened = self.run(run, key, call, announcement, _PairedStage)
         assert isinstance(opened, _PairedStage)
@@ -71,7 +70,7 @@ class SpanBegin(Begin):
     """The call opens a span of the timeline, which a `stage.end` hook closes. It is not captured."""
 
     def wanted(
-        self, run: Runtime, key: StageKey, call: Call, announcement: StepAnnouncement | None
+        self, run: Runtime, key: StageKey, call: Call, announcement: StepAnnouncement
     ) -> tuple[Subject, Settings] | None:
         return None
 

@@ -14,7 +14,6 @@ from autoprof.config.selection import parse_iterations
 from autoprof.config.settings import Settings
 from autoprof.hooks import gates
 from autoprof.run.runtime import Runtime
-from autoprof.run.step_announcement import StepAnnouncement
 from autoprof.run.timeline import Span
 
 # Role and name of a running stage.
@@ -29,7 +28,7 @@ class RunningStage:
     Args:
         run: Run of this process.
         key: Role and name of the stage.
-        announcement: Announcement of the step, if any.
+        step: Step that the trainer has announced, if any.
         wanted: Subject and settings of the capture, if the window is open for the stage.
         counts: Unit that is counted inside the stage, if any. The settings may select a part of these units.
         span: Function that begins and returns the stage's span of the timeline.
@@ -39,12 +38,12 @@ class RunningStage:
         self,
         run: Runtime,
         key: StageKey,
-        announcement: StepAnnouncement | None,
+        step: int | None,
         wanted: tuple[Subject, Settings] | None,
         counts: Counted,
         span: Callable[[], Span],
     ) -> None:
-        self.step = step_of(announcement)
+        self.step = step
         self.counts = counts
         self._run = run
         self._key = key
@@ -136,12 +135,11 @@ running: dict[StageKey, RunningStage] = {}
 wholes: list[Span] = []
 
 
-def inside(key: StageKey, announcement: StepAnnouncement | None) -> bool:
+def inside(key: StageKey, step: int | None) -> bool:
     """Return whether a new stage would be part of a running one.
 
     It is part of the same stage, of a stage with the same role in this step, or of an open span with `whole`.
     """
-    step = step_of(announcement)
     return (
         bool(wholes)
         or key in running
@@ -159,8 +157,3 @@ def end_all(cut: str) -> None:
 def in_whole() -> bool:
     """Return whether a span with `whole` is open."""
     return bool(wholes)
-
-
-def step_of(announcement: StepAnnouncement | None) -> int | None:
-    """Return the announced step, or None without an announcement."""
-    return announcement.step if announcement is not None else None

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 import msgspec
 
 from autoprof.base import identity, interrupts, process
-from autoprof.behaviours.trainer.running import Counted, RunningStage, StageKey, inside, running, step_of
+from autoprof.behaviours.trainer.running import Counted, RunningStage, StageKey, inside, running
 from autoprof.capture import lifecycle
 from autoprof.capture.subject import Subject
 from autoprof.config import kinds
@@ -101,10 +101,10 @@ class Named(Behaviour):
         """Return the global rank of this process."""
         return int(call.at(self.rank)) if self.rank else identity.own_rank()
 
-    def span(self, run: Runtime, key: StageKey, call: Call, announcement: StepAnnouncement | None) -> Span:
+    def span(self, run: Runtime, key: StageKey, call: Call, step: int | None) -> Span:
         """Begin and return the stage's span of the timeline."""
         rank, kind = self.rank_of(call), kind_of(call, key[1])
-        return Span(run.timeline, "stage", key[1], step=step_of(announcement), role=key[0], rank=rank, stage_kind=kind)
+        return Span(run.timeline, "stage", key[1], step=step, role=key[0], rank=rank, stage_kind=kind)
 
 
 class Stage(Named):
@@ -130,8 +130,8 @@ class Stage(Named):
             yield CALL
             return None
         announcement = yield from current_announcement(run, call)
-        off = announcement is not None and announcement.off
-        if off or inside(key, announcement):
+        off, step = (False, None) if announcement is None else (announcement.off, announcement.step)
+        if off or inside(key, step):
             yield CALL
             return None
         stage = self.run(run, key, call, announcement)
@@ -154,15 +154,16 @@ class Stage(Named):
     ) -> RunningStage:
         """Return the stage, not yet begun."""
         counts: Counted = "passes" if self.passes else "mini_batches" if self.mini_batches else ""
-        wanted = self.wanted(run, key, call, announcement)
-        return kind(run, key, announcement, wanted, counts, lambda: self.span(run, key, call, announcement))
+        step = wanted = None
+        if announcement is not None:
+            step = announcement.step
+            wanted = self.wanted(run, key, call, announcement) if announcement.captured else None
+        return kind(run, key, step, wanted, counts, lambda: self.span(run, key, call, step))
 
     def wanted(
-        self, run: Runtime, key: StageKey, call: Call, announcement: StepAnnouncement | None
+        self, run: Runtime, key: StageKey, call: Call, announcement: StepAnnouncement
     ) -> tuple[Subject, Settings] | None:
-        """Return the subject and the settings of the capture, if the window is open for this role and rank."""
-        if announcement is None or not announcement.captured:
-            return None
+        """Return the subject and the settings of the capture, if the open window takes this role and rank."""
         role, rank, kind = key[0], self.rank_of(call), kind_of(call, key[1])
         settings = run.settings.overridden(announcement.overrides)
         if not settings.takes(role, range(rank, rank + 1), kind):
