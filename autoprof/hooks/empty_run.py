@@ -32,7 +32,7 @@ MAX_NAMES = 3
 
 
 def report() -> None:
-    """Warn if no process of the run applied a hook, and say why.
+    """Warn if no process of the run applied a hook, and give the reason.
 
     If a target was imported, also write the reason into `run.json`. If some hooks were applied, name the hooks of the
     user's own recipes that were not.
@@ -114,9 +114,9 @@ def cause(hooks: Hooks, versions: Mapping[str, str], settings: Settings) -> str:
     if targets:
         left_out = _left_out_by_user(targets[0], hooks, settings)
         return left_out or of_target(targets[0], hooks, versions.get(targets[0], ""))
-    known = ", ".join(target for target in sorted(_boot.recipe_files()) if active(target))
+    names = ", ".join(target for target in sorted(_boot.recipe_files()) if active(target))
     return (
-        f"{_early_end()}{_program()} imported no trainer or engine that autoprof has a recipe for ({known}); "
+        f"{_early_end()}{_program()} imported no trainer or engine that autoprof has a recipe for ({names}); "
         "for another program, name a recipe in AUTOPROF_RECIPES; autoprof doctor shows which recipes apply here"
     )
 

@@ -122,10 +122,10 @@ def _leave_out_unknown(file: str, code: CodeType) -> None:
     if ("*",) in code.co_consts:  # `from module import *`
         return
     hooks = _state.waiting.pop(file)
-    known = [hook for hook in hooks if hook.hook.attribute.partition(".")[0] in code.co_names]
-    _skip([hook for hook in hooks if hook not in known], f"{file} has no such name")
-    if known:
-        _state.waiting[file] = known
+    defined = [hook for hook in hooks if hook.hook.attribute.partition(".")[0] in code.co_names]
+    _skip([hook for hook in hooks if hook not in defined], f"{file} has no such name")
+    if defined:
+        _state.waiting[file] = defined
 
 
 def _was_called() -> bool:

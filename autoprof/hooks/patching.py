@@ -121,23 +121,17 @@ def patch_class(cls: type) -> None:
     Ray copies all methods of a class, including inherited ones, when the class is decorated. At that time the import of
     the class's module may not have finished, and the module `__main__` is never imported.
     """
-    if runtime.current() is None:
-        return
-    for owner in cls.__mro__:
-        _patch_methods(owner)
-
-
-def _patch_methods(cls: type) -> None:
-    module = _module_name(cls)
     run = runtime.current()
     if run is None:
         return
-    for hook in registry.read_recipes(module.partition(".")[0]):
-        run.hooks.add(hook)
-    prefix = f"{cls.__qualname__}."
-    for hook in list(registry.bound.values()):
-        if hook.hook.module == module and hook.hook.attribute.startswith(prefix):
-            _apply(hook, cls, hook.hook.attribute.removeprefix(prefix))
+    for owner in cls.__mro__:
+        module = _main_name() if owner.__module__ == "__main__" else owner.__module__
+        for hook in registry.read_recipes(module.partition(".")[0]):
+            run.hooks.add(hook)
+        prefix = f"{owner.__qualname__}."
+        for hook in list(registry.bound.values()):
+            if hook.hook.module == module and hook.hook.attribute.startswith(prefix):
+                _apply(hook, owner, hook.hook.attribute.removeprefix(prefix))
 
 
 def patch_main() -> None:
@@ -160,10 +154,6 @@ def patch_again(targets: Collection[str]) -> None:
         module = sys.modules.get(hook.hook.module)
         if module is not None and hook.recipe.target in targets:
             apply_to_module(hook, module)
-
-
-def _module_name(cls: type) -> str:
-    return _main_name() if cls.__module__ == "__main__" else cls.__module__
 
 
 def _main_name() -> str:

@@ -349,7 +349,7 @@ def _method_names(kind: type, around: str) -> tuple[str, ...]:
 
 
 def _give_methods(target: Any) -> None:
-    """Replace the methods of one object by those of `_MAKERS`, if its class has them.
+    """Replace the methods of one object for which `_MAKERS` has a function.
 
     Raises:
         TypeError: The object's class is not written in Python, or a subclass of it could run the user's code.

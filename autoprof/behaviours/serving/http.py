@@ -73,7 +73,8 @@ def window_of(body: bytes) -> tuple[int | None, float | None]:
     step, duration_s = fields.get("global_step"), fields.get("duration_s")
     if step is not None and (isinstance(step, bool) or not isinstance(step, int) or step < 0):
         raise ValueError(f"global_step: got {step!r}; it takes a whole number from 0")
-    if duration_s is not None and not _is_duration(duration_s):
+    is_number = isinstance(duration_s, int | float) and not isinstance(duration_s, bool)
+    if duration_s is not None and not (is_number and 0 < duration_s < 1e9):
         raise ValueError(f"duration_s: got {duration_s!r}; it takes seconds, above 0 and below 1e9")
     return step, duration_s
 
@@ -86,10 +87,6 @@ def fields_of(body: bytes) -> dict[str, Any] | None:
         interrupts.pass_on(error)
         return None
     return content if isinstance(content, dict) else None
-
-
-def _is_duration(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e9
 
 
 def _answer(problem: str) -> tuple[int, dict[str, str]]:
@@ -147,7 +144,9 @@ class OverHttp(Behaviour):
             yield CALL
             return None
         if self.part != "whole":
-            yield from _close_window(run)
+            opened, _state.open = _state.open, None
+            if opened is not None:
+                yield from opened.close(run)
         window = None if self.part == "end" else (yield from self._open(run, call))
         if self.part == "begin":
             _state.open = window
@@ -157,7 +156,8 @@ class OverHttp(Behaviour):
         return None
 
     def _open(self, run: runtime.Runtime, call: Call) -> Generator[Wait, Any, _ServerWindow | None]:
-        urls = _urls(call.at(self.url))
+        value = call.at(self.url)
+        urls = [_url(address) for address in (value if isinstance(value, (list, tuple)) else [value])]
         new = [url for url in urls if url not in _state.directories]
         _state.directories.update(dict.fromkeys(new, ""))
         directory = str(run.rundir.path)
@@ -206,22 +206,11 @@ class _ServerWindow:
                 log.info(f"step {request.step}: its rollout is in the run of {url}, {start.directory}")
 
 
-def _close_window(run: runtime.Runtime) -> Generator[Wait, Any, None]:
-    window, _state.open = _state.open, None
-    if window is not None:
-        yield from window.close(run)
-
-
 def _takes(settings: Settings, index: int, servers: int) -> bool:
     """Return whether the server with this index is captured. For a single server, `AUTOPROF_RANKS` does not matter."""
     if servers == 1:
         return settings.takes_role(ROLE, GENERATE)
     return settings.takes(ROLE, range(index, index + 1), GENERATE)
-
-
-def _urls(value: Any) -> list[str]:
-    addresses = value if isinstance(value, (list, tuple)) else [value]
-    return [_url(address) for address in addresses]
 
 
 def _url(address: Any) -> str:

@@ -131,7 +131,8 @@ class _OfflineEngine:
             self.stop()
             if announcement is not None and announcement.captured:
                 self._start(self._asked(run, announcement))
-        elif not _trainer_decides(run):
+        # A trainer in another process announces steps, and its recipe captures the engines.
+        elif not command.THIS.ray_worker and step_announcement.read(run.info.id) is None:
             self._end()
             self._batches.look(run)
             self._start(self._batches.begin(run))
@@ -190,11 +191,6 @@ def _offline(engine: Any) -> _OfflineEngine:
         offline = _OfflineEngine(engine)
         setattr(engine, _OFFLINE, offline)
     return offline
-
-
-def _trainer_decides(run: runtime.Runtime) -> bool:
-    """Return whether a trainer in another process announces steps. Its recipe then captures the engines."""
-    return command.THIS.ray_worker or step_announcement.read(run.info.id) is not None
 
 
 def _run_now(work: Coroutine[Any, Any, None]) -> None:
