@@ -62,6 +62,17 @@ def test_batches_are_steps_without_a_trainer(asked: list[Any]) -> None:
     assert asked == [(1, 0, 0), "stop"]
 
 
+def test_an_engine_that_can_not_be_recorded_is_reported(
+    asked: list[Any], mocker: MockerFixture, caplog: pytest.LogCaptureFixture
+) -> None:
+    mocker.patch.object(vllm_engine, "start", side_effect=RuntimeError("no worker"))
+    engine = Engine()
+    engine.generate()
+    engine.generate()
+    assert caplog.text.count("the engine could not be recorded: RuntimeError: no worker") == 1
+    assert (asked, vllm_offline._offline(engine)._batches.count) == ([], 2)
+
+
 def test_a_trainer_in_the_process_announces_the_step(asked: list[Any]) -> None:
     step_announcement.trainer_here()
     engine = Engine()
