@@ -54,7 +54,8 @@ def passes(driven: Driven, step: int) -> int:
 
 def test_the_chosen_calls_are_captured(driven: Driven) -> None:
     assert passes(driven, 2) in (6, 7)
-    assert passes(driven, 4) in range(12, 15)
+    # Three requests of 12 tokens. Each may begin one pass after the one before it, and one more pass may follow.
+    assert passes(driven, 4) in range(12, 16)
     assert passes(driven, 9) in (6, 7)
 
 
