@@ -130,12 +130,9 @@ def _wrong_value(kind: Any, value: Any, where: str) -> Iterator[tuple[str, str]]
     try:
         msgspec.convert(value, kind)
     except msgspec.ValidationError:
-        choices = [
-            choice
-            for alternative in _alternatives(kind)
-            if _is_choice(alternative)
-            for choice in typing.get_args(alternative)
-        ]
+        alternatives = typing.get_args(kind) if typing.get_origin(kind) in _UNIONS else (kind,)
+        literals = [part for part in alternatives if typing.get_origin(part) is typing.Literal]
+        choices = [choice for literal in literals for choice in typing.get_args(literal)]
         near = did_you_mean(value, choices) if choices and isinstance(value, str) else ""
         yield where, f"got {_short(value)}; it takes {takes(kind)}{near}"
 
@@ -146,14 +143,6 @@ def _table_of(kind: Any, value: Any) -> type[msgspec.Struct] | None:
         return None
     structs = [part for part in typing.get_args(kind) if inspect.isclass(part) and issubclass(part, msgspec.Struct)]
     return structs[0] if structs else None
-
-
-def _alternatives(kind: Any) -> tuple[Any, ...]:
-    return typing.get_args(kind) if typing.get_origin(kind) in _UNIONS else (kind,)
-
-
-def _is_choice(kind: Any) -> bool:
-    return typing.get_origin(kind) is typing.Literal
 
 
 def _meta(kind: Any) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +93,7 @@ def run(command: list[str], output: str | None, seconds: float, packages: list[s
     if status:
         complain(f"the command failed with status {status} after {took:.0f} s; the recipe has what it did before", 0)
     draft = _Draft(max(steps, key=lambda step: step.seconds), processes)
-    recipe = draft.text(shlex.join(command), took)
+    recipe = draft.text(" ".join(shlex.join(command).split()), took)  # a comment is one line
     if output is None:
         print(recipe, end="")
         return 0
@@ -123,7 +123,12 @@ def _run(command: list[str], folder: str, seconds: float) -> int | None:
 
 
 class _Function(msgspec.Struct, eq=False):
-    """A measured function, as `measure.py` writes it. `callers` has the caller's index, the calls and the seconds."""
+    """A measured function, as `measure.py` writes it.
+
+    Attributes:
+        callers: Index of each function that calls it, with calls and seconds.
+        called: Functions that it calls, with calls and seconds.
+    """
 
     module: str
     attribute: str
@@ -136,6 +141,7 @@ class _Function(msgspec.Struct, eq=False):
     samples: list[dict[str, int]]
     has_rank: bool
     callers: list[tuple[int, int, float]]
+    called: list[tuple[_Function, int, float]] = []
 
     @property
     def kind(self) -> str:
@@ -152,25 +158,23 @@ class _Function(msgspec.Struct, eq=False):
         """Return whether the function is one step by its name."""
         return _STEP.fullmatch(self.name) is not None
 
+    def callees(self, above: tuple[_Function, ...] = ()) -> Iterator[tuple[_Function, int, float]]:
+        """Yield each function that it calls, with calls and seconds.
+
+        A hook can't name a nested function, so its callees take its place.
+        """
+        for function, calls, seconds in self.called:
+            if function.attribute:
+                yield function, calls, seconds
+            elif function not in (*above, self):
+                yield from function.callees((*above, self))
+
 
 class _Process(msgspec.Struct):
     """The functions of one process, and the seconds for which it was measured."""
 
     seconds: float
     functions: list[_Function]
-
-    def callees(self, caller: _Function, above: tuple[_Function, ...] = ()) -> Iterator[tuple[_Function, int, float]]:
-        """Yield each function that `caller` calls, with calls and seconds.
-
-        A hook can't name a nested function, so its callees take its place.
-        """
-        index = self.functions.index(caller)
-        for function in self.functions:
-            for number, calls, seconds in function.callers:
-                if number == index and function.attribute:
-                    yield function, calls, seconds
-                elif number == index and function is not caller and function not in above:
-                    yield from self.callees(function, (*above, caller))
 
 
 class _Step(msgspec.Struct):
@@ -192,7 +196,12 @@ class _Step(msgspec.Struct):
 
 
 def _read(folder: Path) -> list[_Process]:
-    return [msgspec.json.decode(path.read_bytes(), type=_Process) for path in sorted(folder.glob("*.json"))]
+    processes = [msgspec.json.decode(path.read_bytes(), type=_Process) for path in sorted(folder.glob("*.json"))]
+    for process in processes:
+        for function in process.functions:
+            for caller, calls, seconds in function.callers:
+                process.functions[caller].called.append((function, calls, seconds))
+    return processes
 
 
 def _step(process: _Process) -> _Step | None:
@@ -201,7 +210,7 @@ def _step(process: _Process) -> _Step | None:
     for caller in process.functions:
         repeated = [
             (function, calls, seconds)
-            for function, calls, seconds in process.callees(caller)
+            for function, calls, seconds in caller.callees()
             if calls >= _MIN_CALLS * max(1, caller.calls) and not function.overlaps and "epoch" not in function.name
         ]
         if repeated:
@@ -253,7 +262,7 @@ class _Draft:
         self._hooks: list[tuple[_Function, str, dict[str, Any]]] = []
         self._known = {hook.key for hook in catalog.own_hooks()}
         self._add_step()
-        for function, calls, seconds in self._stages(processes)[:_MAX_STAGES]:
+        for function, calls, seconds in self._stages(processes):
             self._add_stage(function, calls, seconds)
 
     @property
@@ -267,6 +276,8 @@ class _Draft:
         name, behaviour, meaning = "step", "step.wrap", "One call is one step"
         if not step.is_whole:
             name, behaviour, meaning = "step-begin", "step.begin", "It is the first call of each step"
+            if not step.loop.attribute:
+                number += " The last step has no end: its loop is not in a function that a hook can name."
         took = f"The steps took {step.seconds:.2f} s of {step.process.seconds:.2f} s."
         comment = f"{meaning}: {units.count(step.calls, 'call')}. {took}\n{number}"
         self._add(name, step.function, behaviour, comment, options=options)
@@ -277,20 +288,16 @@ class _Draft:
         """Return the stages with calls and seconds, in the order of their first calls."""
         step = self._step
         top = step.function if step.is_whole else step.loop
-        inside = [item for item in step.process.callees(top) if item[0].last > step.function.first]
-        stages = _stages(step.process, inside, step.seconds, (top,))
-        for process in processes:  # workers, whose functions no function of the step's process calls
-            if process is not step.process:
-                stages += [
-                    (function, function.calls, function.seconds)
-                    for function in process.functions
-                    if function.kind and function.attribute and function.calls
-                ]
-        kinds_inside = {function.kind for function, *_ in stages}
+        inside = [item for item in top.callees() if item[0].last > step.function.first]
+        stages = _stages(inside, step.seconds, {top})
+        # Functions with a kind that the step does not call: those of workers, and these of its own process.
+        outside = {"validate", "checkpoint"} - {function.kind for function, *_ in stages}
         stages += [
             (function, function.calls, function.seconds)
-            for function in step.process.functions
-            if function.kind in {"validate", "checkpoint"} - kinds_inside and function.attribute and function.calls
+            for process in processes
+            for function in process.functions
+            if function.attribute and function.calls and function.kind
+            if process is not step.process or function.kind in outside
         ]
         merged: dict[tuple[str, str], tuple[_Function, int, float]] = {}
         for function, calls, seconds in stages:
@@ -309,7 +316,7 @@ class _Draft:
         elif function.has_rank:
             options["rank"] = "self.rank"
         behaviour = "span" if function.kind == "validate" else "stage"
-        name = function.name.strip("_").replace("_", "-")
+        name = re.sub("[^A-Za-z0-9]+", "-", function.name).strip("-") or "stage"
         self._add(name, function, behaviour, comment, kind=function.kind, options=options)
 
     def _add(self, name: str, function: _Function, behaviour: str, comment: str, **keys: Any) -> None:
@@ -338,20 +345,18 @@ class _Draft:
 
 
 def _stages(
-    process: _Process, calls: Sequence[tuple[_Function, int, float]], step_seconds: float, above: tuple[_Function, ...]
+    calls: Iterable[tuple[_Function, int, float]], step_seconds: float, seen: set[_Function]
 ) -> list[tuple[_Function, int, float]]:
     """Return the stages among calls and the calls inside them: functions with a kind, and other long ones."""
     stages = []
     for function, count, seconds in calls:
-        if function in above:
+        if function in seen:
             continue
-        if function.kind:
-            stages.append((function, count, seconds))
-            continue
-        inner = _stages(process, list(process.callees(function)), step_seconds, (*above, function))
+        seen.add(function)
+        inner = [] if function.kind else _stages(function.callees(), step_seconds, seen)
         if any(stage.kind for stage, *_ in inner) or (seconds >= _WHOLE_STEP * step_seconds and len(inner) > 1):
             stages += inner
-        elif seconds >= _MIN_STAGE * step_seconds:
+        elif function.kind or seconds >= _MIN_STAGE * step_seconds:
             stages.append((function, count, seconds))
     return stages
 

@@ -192,7 +192,10 @@ def test_a_script_with_a_loop(new: Any, tmp_path: Path) -> None:
     }
     assert {table["module"] for table in document} == {"train.py"}
     assert "It is the first call of each step: 6 calls. The steps took 36.06 s of " in text
-    assert "# No argument or attribute of self counted the calls, so steps are counted from 1.\n" in text
+    assert (
+        "# No argument or attribute of self counted the calls, so steps are counted from 1. The last step has no end"
+        in text
+    )
     assert "# 6 calls, 18.00 s: 50% of the steps' time.\n" in text
 
 
