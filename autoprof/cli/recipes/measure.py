@@ -25,8 +25,8 @@ _MAX_SHORT_CALLS, _SHORT_SECONDS = 10_000, 0.1
 # Integers that are recorded per call.
 _MAX_INTEGERS = 50
 _GENERATORS, _COROUTINE = 0x20 | 0x200, 0x80
-# Instructions at which a coroutine is suspended. A return at another one ends its call.
-_SUSPENDING = {opcode.opmap[name] for name in ("YIELD_VALUE", "YIELD_FROM", "RETURN_GENERATOR") if name in opcode.opmap}
+# Instructions at which a coroutine is suspended, in Python 3.10 to 3.14. A return at another one ends its call.
+_SUSPENDING = {opcode.opmap[name] for name in ("YIELD_FROM", "YIELD_VALUE", "RESUME") if name in opcode.opmap}
 _PATHS = sysconfig.get_paths()
 _LIBRARIES = tuple(os.path.join(_PATHS[name], "") for name in ("stdlib", "platstdlib"))
 _INSTALLED = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
