@@ -84,6 +84,8 @@ class Measurement:
         self._functions: dict[int, _Function | None] = {}
         self._codes: list[CodeType] = []
         self._suspended.clear()
+        # Two threads write: this process's own, and at exit the main thread.
+        self._lock = threading.Lock()
         self._began = time.perf_counter()
         self._path = os.path.join(self._folder, f"{os.getpid()}-{time.time_ns()}.json")
         threading.Thread(target=self._write_each_second, name="autoprof-measure", daemon=True).start()
@@ -187,9 +189,10 @@ class Measurement:
         ]
         partial = f"{self._path}.partial"
         try:
-            with open(partial, "w", encoding="utf-8") as file:
+            with self._lock, open(partial, "w", encoding="utf-8") as file:
                 json.dump({"seconds": time.perf_counter() - self._began, "functions": rows}, file)
-            os.replace(partial, self._path)
+                file.close()
+                os.replace(partial, self._path)
         except OSError:  # the command that measures has ended and removed the folder
             pass
 

@@ -31,8 +31,8 @@ SECONDS = 60
 _MIN_CALLS = 3
 # Least seconds of a step.
 _MIN_STEP = 1e-3
-# Least shares: of the measured time, for the loop of the steps; of a step, for a stage without a kind.
-_MIN_LOOP, _MIN_STAGE = 0.01, 0.03
+# Least shares: of the measured time, for the loop of the steps; of the steps, for a stage without and with a kind.
+_MIN_LOOP, _MIN_STAGE, _MIN_KIND = 0.01, 0.03, 0.001
 # Share of the loop's time above which one function is the whole step.
 _WHOLE_STEP = 0.9
 _MAX_STAGES = 12
@@ -289,7 +289,7 @@ class _Draft:
         step = self._step
         top = step.function if step.is_whole else step.loop
         inside = [item for item in top.callees() if item[0].last > step.function.first]
-        stages = _stages(inside, step.seconds, {top})
+        stages = _stages(step, inside, {top})
         # Functions with a kind that the step does not call: those of workers, and these of its own process.
         outside = {"validate", "checkpoint"} - {function.kind for function, *_ in stages}
         stages += [
@@ -297,7 +297,7 @@ class _Draft:
             for process in processes
             for function in process.functions
             if function.attribute and function.calls and function.kind
-            if process is not step.process or function.kind in outside
+            if (process is not step.process or function.kind in outside) and function.seconds > _MIN_KIND * step.seconds
         ]
         merged: dict[tuple[str, str], tuple[_Function, int, float]] = {}
         for function, calls, seconds in stages:
@@ -345,18 +345,20 @@ class _Draft:
 
 
 def _stages(
-    calls: Iterable[tuple[_Function, int, float]], step_seconds: float, seen: set[_Function]
+    step: _Step, calls: Iterable[tuple[_Function, int, float]], seen: set[_Function]
 ) -> list[tuple[_Function, int, float]]:
     """Return the stages among calls and the calls inside them: functions with a kind, and other long ones."""
     stages = []
     for function, count, seconds in calls:
-        if function in seen:
+        if function in seen or seconds < _MIN_KIND * step.seconds:
             continue
         seen.add(function)
-        inner = [] if function.kind else _stages(function.callees(), step_seconds, seen)
-        if any(stage.kind for stage, *_ in inner) or (seconds >= _WHOLE_STEP * step_seconds and len(inner) > 1):
+        # A whole step has stages, even if its name stands for a kind, as that of a base class's `training_step`.
+        has_kind = function.kind and not function.is_step
+        inner = [] if has_kind else _stages(step, function.callees(), seen)
+        if any(stage.kind for stage, *_ in inner) or (seconds >= _WHOLE_STEP * step.seconds and len(inner) > 1):
             stages += inner
-        elif function.kind or seconds >= _MIN_STAGE * step_seconds:
+        elif has_kind or seconds >= _MIN_STAGE * step.seconds:
             stages.append((function, count, seconds))
     return stages
 

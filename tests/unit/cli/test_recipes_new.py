@@ -76,6 +76,9 @@ class Base:
     def _backward(self, micro): work(1)
     @staticmethod
     def score(batch): work(1)
+    def training_step(self, batch):
+        self._collect(batch)
+        self.update_actor(batch)
 
 class Trainer(Base):
     def fit(self):
@@ -92,6 +95,7 @@ class Trainer(Base):
         nested()
         self.score(batch)
         self.update_actor(batch)
+    def training_step(self, batch): super().training_step(batch)
     def _collect(self, batch): self.policy.generate(batch)
     def evaluate(self): work(1)
 """
@@ -227,6 +231,17 @@ def test_a_step_that_is_several_calls_of_a_method(new: Any, tmp_path: Path) -> N
     assert hooks["Trainer._collect"].behaviour == "step.begin"
     assert hooks["Trainer.train_epoch"].behaviour == "step.loop"
     assert behaviours(hooks)["Policy.generate"] == stage("generate", "rollout")
+
+
+def test_a_step_that_calls_the_method_of_its_base_class(new: Any, tmp_path: Path) -> None:
+    """The base class's method is no stage, though its name stands for one."""
+    folder = tmp_path / "mytrainer"
+    folder.mkdir()
+    (folder / "main.py").write_text(MAIN)
+    (folder / "loop.py").write_text(TRAINER.replace("LOOP", "self.training_step(batch)"))
+    hooks, _ = new("mytrainer", "-m", "mytrainer.main")
+    assert hooks["Trainer.training_step"].behaviour == "step.wrap"
+    assert set(hooks) == {"Trainer.training_step", "Policy.generate", "Base.update_actor", "Trainer.evaluate"}
 
 
 def test_coroutines(new: Any, tmp_path: Path) -> None:
