@@ -13,7 +13,7 @@ import msgspec
 
 from autoprof.base import files, identity, interrupts, process, threads
 from autoprof.base.originals import threading, time
-from autoprof.run import cluster, node_functions
+from autoprof.run import cluster
 from autoprof.run.hook_log import HookLog
 from autoprof.rundir.layout import RunDir
 from autoprof.rundir.records import Offset
@@ -101,7 +101,7 @@ def offsets(ray: Any, nodes: Sequence[str], host: Callable[[str, str], str] = la
         nodes: Ray's ids of the nodes.
         host: Function from a node's id and host name to the name in the result.
     """
-    task = cluster.shipped(ray, node_functions)
+    task = cluster.shipped(ray, cluster.NODE_FUNCTIONS)
     on_node = {node: cluster.on_node(task, node, "autoprof_clock") for node in nodes}
     waiting = {call.remote("clock"): node for node, call in on_node.items()}
     best: dict[str, Offset] = {}

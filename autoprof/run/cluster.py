@@ -6,11 +6,11 @@ All keys share one namespace. A call of the store needs a round trip to the head
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import logging
 import socket
 import sys
 from collections.abc import Iterator, Sequence
-from types import ModuleType
 from typing import Any
 
 import msgspec
@@ -170,15 +170,19 @@ def nodes_for_run_json(nodes: Sequence[Node]) -> list[dict[str, Any]]:
     return [{"id": node.id, "host": node.host, "directory": node.directory} for node in nodes]
 
 
-def shipped(ray: Any, module: ModuleType) -> Any:
+# The module of clocks and `collect/`.
+NODE_FUNCTIONS = "autoprof.run.node_functions"
+
+
+def shipped(ray: Any, module: str) -> Any:
     """Return a remote function that calls a function of `module`. Its arguments are the name and the arguments.
 
     The node need not have the module: Ray pickles a nested function by value, here with the module's source text. The
-    module may use the standard library only.
+    module may use the standard library only. It is not imported here, because patches of the program would reach it.
     """
-    loader: Any = module.__loader__
-    source: str = loader.get_source(module.__name__)
-    namespace: dict[str, Any] = {"__name__": module.__name__}
+    spec: Any = importlib.util.find_spec(module)
+    source: str = spec.loader.get_source(module)
+    namespace: dict[str, Any] = {"__name__": module}
 
     def autoprof_task(function: str, *arguments: Any) -> Any:
         if function not in namespace:

@@ -74,7 +74,7 @@ def ask_nodes(ray: Any, run: str, name: str, why: bytes, wait_s: float, native: 
             directories[member.id] = member.directory
         else:
             answers.append(Answer(host=member.host, folder=member.directory, problem="the node has died"))
-    task = cluster.shipped(ray, node)
+    task = cluster.shipped(ray, node.__name__)
     calls = {
         node_id: cluster.on_node(task, node_id, "autoprof_stacks").remote(
             "ask", directory, name, why, wait_s, native, False

@@ -13,7 +13,7 @@ from autoprof.base import files, identity, log
 from autoprof.base.identity import host_name
 from autoprof.base.originals import fcntl, os, time
 from autoprof.base.redact import hidden_in
-from autoprof.run import cluster, node_functions
+from autoprof.run import cluster
 from autoprof.run.cluster import Node
 from autoprof.run.collect.fetch import CHANGED, DIED, Fetcher, File, Index, NodeLost, RayNode, safe
 from autoprof.rundir import decoder, layout, processes, runs
@@ -323,7 +323,7 @@ def collect(
     registered = cluster.nodes_of_run(run.name)
     if run.is_dir():
         files.open_as(run)
-    task = cluster.shipped(ray, node_functions)
+    task = cluster.shipped(ray, cluster.NODE_FUNCTIONS)
     gathering = Gathering(run, registered, alive, lambda node: RayNode(ray, task, node, deadline), deadline)
     result = gathering.gather(wait, progress)
     note(result)

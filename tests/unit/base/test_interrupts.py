@@ -229,7 +229,7 @@ BROAD = {
 }
 # Code of separate processes: the command line, and readers of a finished run. And `interrupts` itself.
 READERS = ("cli/", "report/", "traces/", "rundir/runs.py", "rundir/file_names.py")
-READERS += ("run/collect/", "run/cluster.py", "capture/finisher/", "base/interrupts.py")
+READERS += ("run/collect/", "run/cluster.py", "run/node_functions.py", "capture/finisher/", "base/interrupts.py")
 # These decide themselves: see `_is_own_error` in `_boot`, and the wrapper that is pickled by value in `dispatch`.
 SEAMS = ("hooks/dispatch.py", "_boot/__init__.py")
 

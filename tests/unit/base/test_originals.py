@@ -82,8 +82,10 @@ import importlib, pkgutil, sys, types
 import fcntl, io, os, shutil
 import autoprof
 rooms = ("base", "behaviours", "capture", "config", "hooks", "run", "rundir", "windows")
+# They run in other processes.
+elsewhere = ("autoprof.capture.finisher", "autoprof.run.node_functions")
 for _, name, _ in pkgutil.walk_packages(autoprof.__path__, "autoprof."):
-    if name.split(".")[1] in rooms and not name.startswith("autoprof.capture.finisher"):
+    if name.split(".")[1] in rooms and not name.startswith(elsewhere):
         module = importlib.import_module(name)
         for key, value in vars(module).items():
             if isinstance(value, types.ModuleType) and value in (fcntl, io, os, os.path, shutil):

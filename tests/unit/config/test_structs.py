@@ -9,7 +9,7 @@ from collections.abc import Callable
 Python = Callable[..., "subprocess.CompletedProcess[str]"]
 
 # Structs that msgspec never decodes: they are only made, encoded or pickled.
-NEVER_READ = {"BoundHook", "Crash", "FetchedFile", "ProcessState"}
+NEVER_READ = {"BoundHook", "Crash", "ProcessState"}
 # Structs of a run whose description needs Python code, because they contain other structs or literals. The behaviours
 # of recipes are left out, since only one thread at a time reads them (`hooks/registry.py`).
 DESCRIBED = """

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,9 +25,10 @@ from tests.support.helpers import process_lines
 
 
 @pytest.mark.parametrize(
-    ("module", "call"), [(node_functions, "clock()"), (stacks_node, "ask('/no/run', 'now', b'', 0, False, False)")]
+    ("module", "call"),
+    [(cluster.NODE_FUNCTIONS, "clock()"), (stacks_node.__name__, "ask('/no/run', 'now', b'', 0, False, False)")],
 )
-def test_modules_for_other_nodes_run_without_any_package(module: ModuleType, call: str) -> None:
+def test_modules_for_other_nodes_run_without_any_package(module: str, call: str) -> None:
     tasks: list[Any] = []
     cluster.shipped(SimpleNamespace(remote=tasks.append), module)
     (source,) = [cell.cell_contents for cell in tasks[0].__closure__ if isinstance(cell.cell_contents, str)]
