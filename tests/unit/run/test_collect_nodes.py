@@ -26,7 +26,7 @@ from tests.support.helpers import process_lines
 
 @pytest.mark.parametrize(
     ("module", "call"),
-    [(cluster.NODE_FUNCTIONS, "clock()"), (stacks_node.__name__, "ask('/no/run', 'now', b'', 0, False, False)")],
+    [(cluster.NODE_FUNCTIONS, "clock()"), (stacks_node.__name__, "ask('/dev/null/run', 'now', b'', 0, False, False)")],
 )
 def test_modules_for_other_nodes_run_without_any_package(module: str, call: str) -> None:
     tasks: list[Any] = []
