@@ -1,15 +1,14 @@
 """Stuck collectives, from torch's flight records: ranks that did not join, or that called another collective.
 
-autoprof compares the sequence numbers of the ranks. If torch is installed, torch's own analyser is asked too, and
-results on which both agree are marked as torch's.
+A flight record is a pickle, and a pickle can run any code. Only lists, dicts, texts and numbers are loaded. The
+sequence numbers of the ranks are then compared.
 """
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import tempfile
+import io
+import pickle
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,12 +16,9 @@ from typing import Any
 
 import msgspec
 
-from autoprof.base import interrupts
-from autoprof.report.hangs import flight_script
-from autoprof.rundir.records import Frame
+from autoprof.base import files, interrupts
+from autoprof.rundir.records import MAX_STACKS_BYTES, Frame
 
-# Importing torch takes several seconds, and longer on a busy machine.
-TIMEOUT_S = 120.0
 # Collectives that all ranks call with the same sizes.
 _SAME_SIZES = (
     "all_reduce",
@@ -33,7 +29,15 @@ _SAME_SIZES = (
     "_reduce_scatter_base",
     "reduce",
 )
-BY_TORCH, BY_AUTOPROF = "torch", "autoprof"
+# Ended and unfinished collectives that are kept of each process, the last and the first ones.
+_MAX_ENDED, _MAX_OPEN = 64, 256
+_MAX_FRAMES = 30
+_MAX_TEXT_CHARS = 1000
+# Tensors of a collective, and dimensions of a tensor.
+_MAX_SIZES = 64
+_MAX_GROUPS = 256
+# Text with the ranks of a group: some 10,000 ranks.
+_MAX_RANKS_CHARS = 1 << 16
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -59,7 +63,6 @@ class Stuck(msgspec.Struct, frozen=True, kw_only=True):
         other: The calls of ranks that called something else, by rank.
         called: The call of most ranks, if others called something else.
         frames: The stack of one call, innermost function last.
-        by: `torch` if torch's analyser agrees, else `autoprof`.
     """
 
     world: str
@@ -73,7 +76,6 @@ class Stuck(msgspec.Struct, frozen=True, kw_only=True):
     other: dict[int, str]
     called: str
     frames: list[Frame]
-    by: str = BY_AUTOPROF
 
 
 class _Entry(msgspec.Struct, frozen=True):
@@ -110,46 +112,155 @@ class _Process(msgspec.Struct, frozen=True):
     entries: list[_Entry]
 
 
-class _Facts(msgspec.Struct, frozen=True):
-    processes: list[_Process]
-    left_out: list[str]
-
-
 def stuck(records: Sequence[Record]) -> tuple[list[Stuck], list[str]]:
     """Return the stuck collectives, and notes on unreadable records. Never raises.
 
     A collective comes last if one of its late ranks waits in another stuck collective.
     """
-    if not records:
-        return [], []
-    try:
-        with tempfile.TemporaryDirectory(prefix="autoprof-flight-") as folder:
-            notes = _run(records, folder)
-            facts = msgspec.json.decode(Path(folder, "facts.json").read_bytes(), type=_Facts)
-            path = Path(folder, "torch.json")
-            torch_results = msgspec.json.decode(path.read_bytes()) if path.exists() else []
-    except (OSError, msgspec.MsgspecError, ValueError, RecursionError) as error:
-        interrupts.pass_on(error)
-        return [], [f"the flight records can't be read: {error}"[:300]]
-    return _confirmed(_compared(facts.processes), torch_results), [*notes, *facts.left_out]
+    processes, notes = [], []
+    for record in records:
+        try:
+            processes.append(_read(record))
+        except Exception as error:  # a damaged pickle can raise any exception
+            interrupts.pass_on(error)
+            notes.append(f"{Path(record.path).name}: {type(error).__name__}: {error}"[:300])
+    return _compared(_completed(processes)), notes
 
 
-def _run(records: Sequence[Record], folder: str) -> list[str]:
-    """Run the script that reads the records, with autoprof off. Return notes on its failure."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("AUTOPROF")}
-    try:
-        child = subprocess.run(
-            [sys.executable, flight_script.__file__, folder],
-            input=msgspec.json.encode(records),
-            env=environment,
-            capture_output=True,
-            timeout=TIMEOUT_S,
-            check=False,
+def _refuse(unpickler: Any) -> None:
+    raise pickle.UnpicklingError("it has more than lists, dicts, texts and numbers")
+
+
+def _load_short_tuple(unpickler: Any, length: int) -> None:
+    unpickler.stack[-length:] = [unpickler.stack[-length:]]
+
+
+class _Unpickler(pickle._Unpickler):
+    """An unpickler that loads only lists, dicts, texts and numbers, in memory proportional to the file.
+
+    It executes the opcodes of such values, and refuses all others: they create objects, call functions, or reserve as
+    much memory as they announce. The unpickler in C can't refuse opcodes, and for one number it reserves up to 32 GiB.
+    Tuples become lists. As the key of a dict, a nested tuple could take exponential time, or crash the process.
+    """
+
+    dispatch = dict.fromkeys(pickle._Unpickler.dispatch, _refuse)
+    for _code in (
+        *(pickle.PROTO, pickle.FRAME, pickle.STOP, pickle.MARK, pickle.NONE, pickle.NEWTRUE, pickle.NEWFALSE),
+        *(pickle.BININT, pickle.BININT1, pickle.BININT2, pickle.LONG1, pickle.BINFLOAT),
+        *(pickle.BINUNICODE, pickle.SHORT_BINUNICODE, pickle.EMPTY_LIST, pickle.APPEND, pickle.APPENDS),
+        *(pickle.EMPTY_DICT, pickle.SETITEM, pickle.SETITEMS),
+        *(pickle.BINPUT, pickle.LONG_BINPUT, pickle.MEMOIZE, pickle.BINGET, pickle.LONG_BINGET),
+    ):
+        dispatch[_code[0]] = pickle._Unpickler.dispatch[_code[0]]
+    dispatch[pickle.EMPTY_TUPLE[0]] = pickle._Unpickler.dispatch[pickle.EMPTY_LIST[0]]
+    dispatch[pickle.TUPLE[0]] = pickle._Unpickler.dispatch[pickle.LIST[0]]
+    dispatch[pickle.TUPLE1[0]] = lambda self: _load_short_tuple(self, 1)
+    dispatch[pickle.TUPLE2[0]] = lambda self: _load_short_tuple(self, 2)
+    dispatch[pickle.TUPLE3[0]] = lambda self: _load_short_tuple(self, 3)
+
+
+def _read(record: Record) -> _Process:
+    """Read a flight record.
+
+    Raises:
+        OSError: The file can't be read, is too large, or is not a regular file.
+        ValueError: The file is not a flight record.
+        Exception: Any other error of pickle, which a damaged file can cause.
+    """
+    content = _Unpickler(io.BytesIO(files.read(record.path, MAX_STACKS_BYTES))).load()
+    if not isinstance(content, dict):
+        raise ValueError("not a flight record")
+    entries = [entry for entry in _list(content.get("entries")) if _is_entry(entry)]
+    last: dict[str, int] = {}
+    for entry in entries:
+        if not entry.get("is_p2p"):
+            group = _text(entry["process_group"][0])
+            last[group] = max(last.get(group, -1), _number(entry.get("collective_seq_id")))
+    # An entry may occur thousands of times in a hostile file, so only the ones that are kept are converted.
+    unfinished = [entry for entry in entries if not _is_retired(entry)][:_MAX_OPEN]
+    ended = [entry for entry in entries if _is_retired(entry)][-_MAX_ENDED:]
+    kept = sorted([*ended, *unfinished], key=lambda entry: _number(entry.get("record_id")))
+    names = {_text(entry["process_group"][0]) for entry in entries}
+    return _Process(record.rank, record.world, _groups(content, names), last, [*map(_entry, kept)])
+
+
+def _is_entry(entry: Any) -> bool:
+    return isinstance(entry, dict) and len(_list(entry.get("process_group"))) == 2
+
+
+def _is_retired(entry: dict[str, Any]) -> bool:
+    # Older records lack `retired`; use `state`.
+    return entry["retired"] is True if "retired" in entry else entry.get("state") == "completed"
+
+
+def _groups(content: dict[str, Any], names: set[str]) -> dict[str, list[int]]:
+    """Return the ranks of those of the named groups that the record describes."""
+    known = {}
+    configured = content.get("pg_config")
+    for name, group in [*configured.items()][:_MAX_GROUPS] if isinstance(configured, dict) else ():
+        ranks = group.get("ranks") if isinstance(group, dict) else None
+        known[_text(name)] = [int(word) for word in re.findall(r"\d{1,7}", _text(ranks, _MAX_RANKS_CHARS))]
+    # gloo's groups have empty names there (torch 2.13), so only one of several is recorded.
+    if "" in known and len(names - known.keys()) == 1:
+        known[(names - known.keys()).pop()] = known[""]
+    return {name: known[name] for name in names if name in known}
+
+
+def _entry(entry: dict[str, Any]) -> _Entry:
+    frames = [frame for frame in _list(entry.get("frames"))[:_MAX_FRAMES] if isinstance(frame, dict)]
+    group, description = entry["process_group"]
+    return _Entry(
+        group=_text(group),
+        description=_text(description),
+        name=_text(entry.get("profiling_name")),
+        collective_seq_id=_number(entry.get("collective_seq_id")),
+        is_p2p=bool(entry.get("is_p2p")),
+        retired=_is_retired(entry),
+        time_created_ns=_number(entry.get("time_created_ns")),
+        input_sizes=[
+            [_number(size) for size in _list(sizes)[:_MAX_SIZES]]
+            for sizes in _list(entry.get("input_sizes"))[:_MAX_SIZES]
+        ],
+        input_dtypes=[_text(kind) for kind in _list(entry.get("input_dtypes"))[:_MAX_SIZES]],
+        frames=[
+            Frame(_text(frame.get("name")), _text(frame.get("filename")), _number(frame.get("line")))
+            for frame in frames
+        ],
+    )
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _text(value: Any, max_chars: int = _MAX_TEXT_CHARS) -> str:
+    return value[:max_chars].encode("utf-8", "replace").decode() if isinstance(value, str) else ""
+
+
+def _number(value: Any) -> int:
+    return value if isinstance(value, int) and abs(value) < 1 << 62 else 0
+
+
+def _completed(processes: Sequence[_Process]) -> list[_Process]:
+    """Complete the groups of each process. If no record of its world describes a group, its ranks are its callers."""
+    worlds: dict[str, dict[str, list[int]]] = {}
+    callers: dict[tuple[str, str], set[int]] = {}
+    for process in processes:
+        for name, ranks in process.groups.items():
+            worlds.setdefault(process.world, {}).setdefault(name, ranks)
+        for entry in process.entries:
+            callers.setdefault((process.world, entry.group), set()).add(process.rank)
+    for (world, group), called in callers.items():
+        worlds.setdefault(world, {}).setdefault(group, sorted(called))
+    # Data-parallel groups share a name, so the same name may mean other ranks in another process.
+    return [
+        msgspec.structs.replace(
+            process,
+            groups={name: ranks for name, ranks in worlds.get(process.world, {}).items() if process.rank in ranks}
+            | process.groups,
         )
-    except subprocess.TimeoutExpired:
-        return [f"the analysis of the flight records took more than {TIMEOUT_S:.0f} s"]
-    last = child.stderr.decode(errors="replace").strip().splitlines()[-1:]
-    return [f"the analysis of the flight records failed: {line[:200]}" for line in last] if child.returncode else []
+        for process in processes
+    ]
 
 
 def _compared(processes: Sequence[_Process]) -> list[Stuck]:
@@ -211,22 +322,6 @@ def _one(
         called=usual if count < len(words) else "",
         frames=first.frames[::-1],
     )
-
-
-def _confirmed(found: Sequence[Stuck], torch_results: Any) -> list[Stuck]:
-    """Return the stuck collectives; `by` is `torch` where torch's analyser agrees."""
-    by_torch = set()
-    for each in torch_results if isinstance(torch_results, list) else ():
-        if isinstance(each, dict) and "sequence" in each:
-            by_torch.add(
-                (each.get("world"), each["sequence"], tuple(each.get("missing") or ()), bool(each.get("mismatched")))
-            )
-    return [
-        msgspec.structs.replace(one, by=BY_TORCH)
-        if {(one.world, one.number, tuple(one.late), bool(one.other))} & by_torch
-        else one
-        for one in found
-    ]
 
 
 def _sizes(sizes: Sequence[Sequence[int]]) -> str:

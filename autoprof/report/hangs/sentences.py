@@ -18,7 +18,7 @@ from autoprof.base.units import seconds
 from autoprof.report.figures.words import listed, several
 from autoprof.report.findings.registry import KINDS
 from autoprof.report.hangs import collectives, places, read
-from autoprof.report.hangs.collectives import BY_TORCH, Record, Stuck
+from autoprof.report.hangs.collectives import Record, Stuck
 from autoprof.report.hangs.read import Hang, OpenSpans, Process, where
 from autoprof.report.model import Finding
 from autoprof.rundir import journal, layout, processes
@@ -216,9 +216,7 @@ def collective(stuck: Stuck, processes: Sequence[Process]) -> Sentence:
     )
     stage = f" in {stages.most_common(1)[0][0]}" if stages else ""
     call = f"{stuck.name} #{stuck.number}"
-    group = (
-        f"process group {stuck.group}; {'torch' if stuck.by == BY_TORCH else 'autoprof'} compared the flight records"
-    )
+    group = f"process group {stuck.group}; autoprof compared the flight records"
     evidence = [f"{name_ranks(stuck.waiting, '')} {plural(stuck.waiting, 'waits', 'wait')} in it", group]
     if caller := places.best_frame(stuck.frames):
         evidence[0] += f", called in {places.text(caller)}"

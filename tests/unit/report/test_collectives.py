@@ -6,15 +6,15 @@ import os
 import pickle
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from autoprof.report import build
 from autoprof.report.hangs import collectives
 from autoprof.report.hangs.collectives import Record
-from autoprof.rundir import runs
+from autoprof.rundir.records import MAX_STACKS_BYTES
 from tests.support.hung_runs import ALL_REDUCE, REWARD, HungRun, finding_of, flight_record, join, said
 
 RANKS = Path(__file__).parents[2] / "support" / "late_ranks.py"
@@ -36,7 +36,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_rank_that_did_not_join_a_collective_is_named_with_its_place(hung: HungRun, no_torch: None) -> None:
+def test_a_rank_that_did_not_join_a_collective_is_named_with_its_place(hung: HungRun) -> None:
     for rank in range(4):
         late = rank == 3
         # A rank may not have noted yet that a collective has ended, though all ranks joined it.
@@ -51,7 +51,7 @@ def test_a_rank_that_did_not_join_a_collective_is_named_with_its_place(hung: Hun
     assert "process group default_pg; autoprof compared the flight records" in finding_of(hung).evidence
 
 
-def test_a_rank_with_another_shape_is_named_with_both(hung: HungRun, no_torch: None) -> None:
+def test_a_rank_with_another_shape_is_named_with_both(hung: HungRun) -> None:
     for rank in range(3):
         entries = [join(4, True), join(5, size=8 if rank == 1 else 4)]
         hung.stack(ALL_REDUCE, rank=rank, role="actor", stage="update_actor", record=flight_record(entries, 3))
@@ -60,16 +60,14 @@ def test_a_rank_with_another_shape_is_named_with_both(hung: HungRun, no_torch: N
     )
 
 
-def test_a_rank_with_another_collective_is_named_with_both(hung: HungRun, no_torch: None) -> None:
+def test_a_rank_with_another_collective_is_named_with_both(hung: HungRun) -> None:
     for rank in range(3):
         entries = [join(5, name="nccl:broadcast" if rank == 1 else "nccl:all_reduce")]
         hung.stack(ALL_REDUCE, rank=rank, role="actor", stage="update_actor", record=flight_record(entries, 3))
     assert said(hung) == "rank 1 of actor called broadcast as #5 in update_actor, the others all_reduce"
 
 
-def test_a_rank_that_is_late_because_it_waits_for_another_one_is_not_the_first_named(
-    tmp_path: Path, no_torch: None
-) -> None:
+def test_a_rank_that_is_late_because_it_waits_for_another_one_is_not_the_first_named(tmp_path: Path) -> None:
     def made(rank: int, groups: dict[str, list[int]], entries: list[tuple[str, int]]) -> Record:
         content = pickle.loads(flight_record([join(number) for _, number in entries]))
         for entry, (group, _) in zip(content["entries"], entries, strict=True):
@@ -105,18 +103,75 @@ def test_real_flight_records_of_two_ranks_tell_who_is_late(hung: HungRun, record
     else:
         rest = "has not joined all_reduce #4 in update_actor; it is in reward.py:44 fetch_score"
         assert finding.text.endswith(f"rank 1 of actor {rest}")
-    assert "process group default_pg; torch compared the flight records" in finding.evidence
+    assert "process group default_pg; autoprof compared the flight records" in finding.evidence
 
 
-def test_a_record_that_would_run_code_does_not(hung: HungRun, tmp_path: Path, no_torch: None) -> None:
-    proof = tmp_path / "ran"
+def test_a_group_of_a_thousand_ranks_is_compared_whole(tmp_path: Path) -> None:
+    for rank, entry in ((0, join(5)), (1023, join(4, True))):
+        (tmp_path / str(rank)).write_bytes(flight_record([entry], ranks=1024))
+    (stuck,), notes = collectives.stuck([Record(str(tmp_path / str(rank)), rank, "w") for rank in (0, 1023)])
+    assert (stuck.waiting, stuck.late, stuck.unknown, notes) == ([0], [1023], list(range(1, 1023)), [])
 
-    class Attack:
-        def __reduce__(self) -> Any:
-            return os.system, (f"touch {proof}",)
 
-    for rank, content in enumerate([pickle.dumps(Attack()), b"\x80\x04r\xff\xff\xff\x7f.", flight_record([join(5)])]):
-        hung.stack(ALL_REDUCE, rank=rank, role="actor", stage="update_actor", record=content)
-    figures = build.figures(runs.read(hung.folder))
-    assert not proof.exists()
-    assert [note for note in figures.notes if "it would create a posix.system" in note]
+def pickled(content: object, *opcodes: bytes) -> bytes:
+    """Return a pickle of some content that goes on with some opcodes."""
+    return pickle.dumps(content, protocol=2)[:-1] + b"".join(opcodes) + b"."
+
+
+class Attack:
+    def __reduce__(self) -> Any:
+        return os.system, ("touch ran",)
+
+
+NOT_PLAIN = "UnpicklingError: it has more than lists, dicts, texts and numbers"
+NO_RECORD = "ValueError: not a flight record"
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (pickle.dumps(Attack()), NOT_PLAIN),
+        (pickled({}, pickle.GLOBAL, b"os\nsystem\n"), NOT_PLAIN),
+        (pickled({}, pickle.MARK, pickle.INST, b"os\nsystem\n"), NOT_PLAIN),
+        (pickled("system", pickle.EMPTY_TUPLE, pickle.REDUCE), NOT_PLAIN),
+        (pickled("system", pickle.EMPTY_TUPLE, pickle.NEWOBJ), NOT_PLAIN),
+        (pickled({}, pickle.EMPTY_DICT, pickle.BUILD), NOT_PLAIN),
+        (pickled("id", pickle.BINPERSID), NOT_PLAIN),
+        (pickled({}, pickle.EXT1, b"\x01"), NOT_PLAIN),
+        (pickled({}, pickle.DUP * 400_000), NOT_PLAIN),
+        (pickled({}, pickle.BYTEARRAY8, (1 << 40).to_bytes(8, "little")), NOT_PLAIN),
+        (pickled({}, pickle.LONG4, b"\xff\xff\xff\x7f"), NOT_PLAIN),
+        (pickled({}, pickle.BINUNICODE, b"\xff\xff\xff\xff"), "EOFError: "),
+        (pickled([], pickle.LONG_BINPUT, b"\xff\xff\xff\x7f"), NO_RECORD),
+        (pickled([], pickle.EMPTY_LIST * 200_000, pickle.APPEND * 200_000), NO_RECORD),
+        (pickled(5, pickle.TUPLE1 * 400_000), NO_RECORD),
+        (pickled({}, pickle.NONE, pickle.TUPLE1 * 400_000, pickle.NONE, pickle.SETITEM), "TypeError: unhashable"),
+        (pickled(5) + bytes(MAX_STACKS_BYTES), "OSError: "),
+        (b"", "EOFError: "),
+    ],
+)
+def test_a_hostile_record_is_left_out_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, reason: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("hostile").write_bytes(content)
+    Path("waiting").write_bytes(flight_record([join(5)], ranks=3))
+    Path("late").write_bytes(flight_record([join(4, True)], ranks=3))
+    records = [Record(name, rank, "w") for rank, name in enumerate(("hostile", "waiting", "late"))]
+    (stuck,), (note,) = collectives.stuck(records)
+    assert (stuck.waiting, stuck.late, stuck.unknown) == ([1], [2], [0])
+    assert note.startswith(f"hostile: {reason}")
+    assert not Path("ran").exists()
+
+
+def test_an_entry_that_is_repeated_by_reference_takes_little_memory(tmp_path: Path) -> None:
+    entry = pickle.loads(flight_record([join(5)]))["entries"][0]
+    entry["input_sizes"] = [[[1] * 64] * 64]
+    record = tmp_path / "record"
+    record.write_bytes(pickle.dumps({"entries": [entry] * 200_000}, protocol=2))
+    tracemalloc.start()
+    try:
+        assert collectives.stuck([Record(str(record), 0, "w")]) == ([], [])
+        assert tracemalloc.get_traced_memory()[1] < 64 << 20
+    finally:
+        tracemalloc.stop()
