@@ -15,6 +15,7 @@ import msgspec
 
 from autoprof.base import files, identity, interrupts, process
 from autoprof.base.originals import os
+from autoprof.rundir import memory_state
 from autoprof.rundir.records import MAX_STACKS_BYTES, ProcessStacks
 
 EngineState: TypeAlias = "dict[str, int | float | str]"
@@ -165,7 +166,7 @@ def with_process_state(taken: ProcessStacks, folder: str) -> ProcessStacks:
     nothing: dict[str, int] = {}
     return msgspec.structs.replace(
         taken,
-        memory=_tried("memory", lambda: read_memory(), nothing, left_out),
+        memory=_tried("memory", read_memory, nothing, left_out),
         engine=_tried("engine", lambda: engine_state(left_out), engine, left_out),
         flight_record=_tried("flight record", lambda: write_flight_record(folder), "", left_out),
         left_out=left_out,
@@ -181,63 +182,16 @@ def _tried(name: str, work: Callable[[], _Part], without: _Part, left_out: list[
         return without
 
 
-_PROC = Path("/proc")
-_CGROUP = Path("/sys/fs/cgroup")
-# Larger limits mean "no limit".
-_NO_LIMIT = 1 << 60
-
-
-def read_memory(proc: Path = _PROC, cgroup: Path = _CGROUP) -> dict[str, int]:
+def read_memory() -> dict[str, int]:
     """Return the known sizes in bytes, by the names of `ProcessStacks.memory`."""
-    sizes: dict[str, int] = {}
-    for path, names in (
-        (proc / "self" / "status", {"VmRSS:": "resident", "VmHWM:": "peak_resident"}),
-        (proc / "meminfo", {"MemTotal:": "host_total", "MemAvailable:": "host_used"}),
-    ):
-        try:
-            lines = _lines(path)
-        except OSError as error:
-            interrupts.pass_on(error)
-            continue
-        sizes |= {name: lines[key] * 1024 for key, name in names.items() if key in lines}
-    if "host_total" in sizes and "host_used" in sizes:
-        sizes["host_used"] = sizes["host_total"] - sizes["host_used"]
-    else:
-        sizes.pop("host_used", None)
-    return sizes | _cgroup_memory(proc, cgroup) | _device_memory()
-
-
-def _cgroup_memory(proc: Path, root: Path) -> dict[str, int]:
-    """Return the limit and use of this process's cgroup, or of its nearest parent with a limit.
-
-    Inactive file pages do not count as used, because the kernel can drop them.
-    """
-    try:
-        groups = [line.split(":", 2) for line in files.text(proc / "self" / "cgroup").splitlines()]
-    except OSError as error:  # no cgroups here
-        interrupts.pass_on(error)
-        return {}
-    for _, controllers, own in (group for group in groups if len(group) == 3):
-        if controllers == "":
-            base, limit_name, used_name, inactive = root, "memory.max", "memory.current", "inactive_file"
-        elif "memory" in controllers.split(","):
-            base, inactive = root / "memory", "total_inactive_file"
-            limit_name, used_name = "memory.limit_in_bytes", "memory.usage_in_bytes"
-        else:
-            continue
-        # In a container, the path is often the host's and does not exist: the root is then the container's group.
-        names = [name for name in own.split("/") if name not in ("", "..")]
-        for depth in range(len(names), -1, -1):
-            folder = base.joinpath(*names[:depth])
-            try:
-                limit = int(files.text(folder / limit_name))
-                used = int(files.text(folder / used_name)) - _lines(folder / "memory.stat").get(inactive, 0)
-            except (OSError, ValueError) as error:  # this group has no limit
-                interrupts.pass_on(error)
-                continue
-            if 0 < limit < _NO_LIMIT:
-                return {"cgroup_used": max(0, used), "cgroup_limit": limit}
-    return {}
+    memory = memory_state.state()
+    sizes = {
+        "resident": memory.resident_bytes,
+        "peak_resident": memory.peak_bytes,
+        "used": memory.used_bytes,
+        "limit": memory.limit_bytes,
+    }
+    return {name: size for name, size in sizes.items() if size} | _device_memory()
 
 
 def _device_memory() -> dict[str, int]:
@@ -259,8 +213,3 @@ def _device_memory() -> dict[str, int]:
             continue
         return {"device_used": sum(used.values()), "device_total": total} if used else {}
     return {}
-
-
-def _lines(path: Path) -> dict[str, int]:
-    lines = (line.split() for line in files.text(path).splitlines())
-    return {words[0]: int(words[1]) for words in lines if len(words) > 1 and words[1].isdecimal()}

@@ -1,12 +1,15 @@
-"""Memory of this process and of its control group, and the number of processes killed because memory ran out.
+"""Memory of this process, the limit that it reaches first, and the number of processes killed because memory ran out.
 
-The figures come from about ten small files of the kernel.
+The figures come from about ten small files of the kernel. No other module reads them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
 
 from autoprof.base import files, interrupts
 from autoprof.base.originals import os, time
@@ -41,52 +44,62 @@ class MemoryWatch:
         return MemoryLine(time.time_ns(), now)
 
 
+class _Version(NamedTuple):
+    """Names of the files in a control group's folder, and of the inactive file pages in its `memory.stat`."""
+
+    limit: str
+    used: str
+    peak: str
+    events: str
+    inactive: str
+
+
+_V2 = _Version("memory.max", "memory.current", "memory.peak", "memory.events", "inactive_file")
+_V1 = _Version(
+    "memory.limit_in_bytes",
+    "memory.usage_in_bytes",
+    "memory.max_usage_in_bytes",
+    "memory.oom_control",
+    "total_inactive_file",
+)
+
+
 def state(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> MemoryState:
     """Return the current memory; unreadable figures are 0. Never raises.
 
-    Cached pages of files that the kernel can drop do not count as used.
+    The limits are those of the process's control group, of the groups around it, and the machine's memory. The one with
+    the least free memory counts, because the kernel kills processes there first.
+
+    File pages that the kernel can drop are not used memory: a group's inactive file pages, and the machine's
+    `MemAvailable`. The peak includes them, because the kernel records it so.
     """
     own = _numbers(proc / "self" / "status", 1024)
-    group_state = MemoryState()
-    for folder, names in _groups(proc, cgroups):
-        limit, group = _limit(folder, names[0], cgroups)
-        if not limit:
-            continue
-        pages = _numbers(group / "memory.stat")
-        droppable = pages.get("total_inactive_file", pages.get("inactive_file", 0))
-        used, peak = max(0, _number(group / names[1]) - droppable), _number(group / names[2])
-        kills = _numbers(folder / names[3]).get("oom_kill", 0)
-        group_state = MemoryState(
-            cgroup=str(folder), used_bytes=used, used_peak_bytes=peak, limit_bytes=min(limit, _NO_LIMIT), kills=kills
-        )
-        break
-    meminfo = _numbers(proc / "meminfo", 1024)
-    machine = meminfo.get("MemTotal", 0)
-    if not group_state.limit_bytes or 0 < machine <= group_state.limit_bytes:
-        used = max(0, machine - meminfo.get("MemAvailable", 0))
-        group_state = MemoryState(
-            cgroup=group_state.cgroup, used_bytes=used, limit_bytes=machine, kills=group_state.kills
-        )
-    return MemoryState(
+    machine = _numbers(proc / "meminfo", 1024)
+    limits = []
+    if total := machine.get("MemTotal", 0):
+        used = max(0, total - machine.get("MemAvailable", 0))
+        limits.append(MemoryState(used_bytes=used, limit_bytes=total))
+    folder, version = _group(proc, cgroups)
+    if folder is not None:
+        limits += _limits(folder, version, cgroups)
+    return msgspec.structs.replace(
+        min(limits, key=lambda limit: limit.limit_bytes - limit.used_bytes, default=MemoryState()),
         resident_bytes=own.get("VmRSS", 0),
         peak_bytes=own.get("VmHWM", 0),
-        cgroup=group_state.cgroup,
-        used_bytes=group_state.used_bytes,
-        used_peak_bytes=group_state.used_peak_bytes,
-        limit_bytes=group_state.limit_bytes,
-        kills=group_state.kills,
+        cgroup=str(folder or ""),
+        kills=_numbers(folder / version.events).get("oom_kill", 0) if folder is not None else 0,
         machine_kills=_numbers(proc / "vmstat").get("oom_kill", 0),
     )
 
 
 def kills(cgroup: str) -> int:
     """Return the number of processes of a control group that the kernel has killed because memory ran out."""
-    return max(_numbers(Path(cgroup, name)).get("oom_kill", 0) for name in (_V2[3], _V1[3])) if cgroup else 0
+    return max(_numbers(Path(cgroup, version.events)).get("oom_kill", 0) for version in (_V2, _V1)) if cgroup else 0
 
 
 def peak_of(cgroup: str) -> int:
     """Return the peak of a control group's memory in bytes; 0 if the kernel does not record it."""
-    return max(_number(Path(cgroup, name)) for name in (_V2[2], _V1[2])) if cgroup else 0
+    return max(_number(Path(cgroup, version.peak)) for version in (_V2, _V1)) if cgroup else 0
 
 
 def peak() -> int:
@@ -94,35 +107,31 @@ def peak() -> int:
     return _numbers(_PROC / "self" / "status", 1024).get("VmHWM", 0)
 
 
-# Files in a group's folder: limit, current use, peak, number of kills. For cgroup versions 2 and 1.
-_V2 = ("memory.max", "memory.current", "memory.peak", "memory.events")
-_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.max_usage_in_bytes", "memory.oom_control")
-
-
-def _groups(proc: Path, cgroups: Path) -> Iterator[tuple[Path, tuple[str, str, str, str]]]:
-    """Yield the folders of this process's groups of both versions. A container may see only the root folder."""
+def _group(proc: Path, cgroups: Path) -> tuple[Path | None, _Version]:
+    """Return the folder of this process's control group, or None. A container may see only the root folder."""
     paths = {"": "", "memory": ""}
     for line in _text(proc / "self" / "cgroup").splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if controllers == "" or "memory" in controllers.split(","):
             paths["memory" if controllers else ""] = path.strip("/")
-    for root, path, names in ((cgroups, paths[""], _V2), (cgroups / "memory", paths["memory"], _V1)):
-        for folder in dict.fromkeys((root / path, root)):
-            if files.exists(folder / names[3]):
-                yield folder, names
+    for root, path, version in ((cgroups, paths[""], _V2), (cgroups / "memory", paths["memory"], _V1)):
+        for folder in (root / path, root):
+            if files.exists(folder / version.events):
+                return folder, version
+    return None, _V2
 
 
-def _limit(folder: Path, name: str, root: Path) -> tuple[int, Path]:
-    """Return the lowest limit of a group and its parents, and the group with that limit; 0 without a limit file."""
-    lowest, lowest_group = 0, folder
+def _limits(folder: Path, version: _Version, root: Path) -> Iterator[MemoryState]:
+    """Yield the limit and the used memory of a group and of its parents, if they have a limit."""
     for group in (folder, *folder.parents):
-        limit = _number(group / name)
-        if 0 < limit < _NO_LIMIT and (not lowest or limit < lowest):
-            lowest, lowest_group = limit, group
+        limit = _number(group / version.limit)
+        if 0 < limit < _NO_LIMIT:
+            inactive = _numbers(group / "memory.stat").get(version.inactive, 0)
+            used = max(0, _number(group / version.used) - inactive)
+            yield MemoryState(limit_bytes=limit, used_bytes=used, used_peak_bytes=_number(group / version.peak))
         if group == root:
-            break
-    return lowest or (_NO_LIMIT if files.exists(folder / name) else 0), lowest_group
+            return
 
 
 def _number(path: Path) -> int:

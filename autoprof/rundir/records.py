@@ -317,11 +317,10 @@ class MemoryState(Struct, frozen=True, kw_only=True, omit_defaults=True):
     resident_bytes: Size = 0  # The process's resident memory.
     peak_bytes: Size = 0  # Its peak.
     cgroup: str = ""  # The folder of its control group, which counts `kills`.
-    # The used memory of the control group with the lowest limit, without pages that can be dropped; without a limit, of
-    # the machine.
+    # Used memory of the control group or machine with the least free memory, without file pages that can be dropped.
     used_bytes: Size = 0
-    used_peak_bytes: Size = 0  # The peak of that, if the kernel records it.
-    limit_bytes: Size = 0  # The limit.
+    used_peak_bytes: Size = 0  # Its peak with these file pages, if the kernel records it.
+    limit_bytes: Size = 0  # Its limit.
     kills: Size = 0  # The number of processes of the group that the kernel has killed because memory ran out.
     machine_kills: Size = 0  # The same number for the whole machine.
 
@@ -564,9 +563,9 @@ class ProcessStacks(Struct, frozen=True, kw_only=True, omit_defaults=True):
     spans: list[OpenSpan] = []  # The open spans, oldest first.
     threads: list[Thread] = []  # The threads, the main thread first.
     tasks: list[Task] = []  # The tasks of asyncio.
-    # Sizes in bytes by name: `resident`, `peak_resident`, `host_used`, `host_total`, `cgroup_used`, `cgroup_limit`,
-    # `device_used`, `device_total`. The device sizes sum up the devices that the process uses: `device_used` is the
-    # memory that torch has reserved there.
+    # Sizes in bytes by name: `resident`, `peak_resident`, `used`, `limit`, `device_used`, `device_total`. `used` and
+    # `limit` are those of `MemoryState`. The device sizes sum up the devices that the process uses: `device_used` is
+    # the memory that torch has reserved there.
     memory: dict[str, Size] = {}
     # The state of an engine by name: `running`, `waiting`, `free_blocks`, `total_blocks`, `longest_s`, `longest`.
     engine: dict[str, Count | str] = {}

@@ -19,52 +19,19 @@ from autoprof.behaviours.sglang import scheduler as sglang
 from autoprof.behaviours.vllm import worker as vllm
 from autoprof.hooks.behaviour import CALL, Outcome
 from autoprof.run import process_state
-from autoprof.rundir.records import MAX_STACKS_BYTES, ProcessStacks
+from autoprof.rundir import memory_state
+from autoprof.rundir.records import MAX_STACKS_BYTES, MemoryState, ProcessStacks
 
 TAKEN = ProcessStacks(host="h", pid=1, unix_ns=1, left_out=["native stacks"])
 
 
-def tree(folder: Path, **files: str) -> Path:
-    for name, content in files.items():
-        path = folder / name.replace("__", "/").replace("DOT", ".")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(content)
-    return folder
-
-
 def test_the_memory_of_this_process_is_known() -> None:
-    found = process_state.read_memory()
-    assert 0 < found["resident"] <= found["peak_resident"]
-    assert 0 < found["host_used"] < found["host_total"]
+    sizes = process_state.read_memory()
+    assert 0 < sizes["resident"] <= sizes["peak_resident"]
+    assert 0 < sizes["used"] < sizes["limit"]
 
 
-@pytest.mark.parametrize("own", ["/", "/a/b", "/../../elsewhere"])
-def test_the_limit_is_that_of_the_nearest_cgroup_that_has_one(own: str, tmp_path: Path) -> None:
-    proc = tree(tmp_path / "proc", self__cgroup=f"12:cpu:/x\n0::{own}\n")
-    root = tree(tmp_path / "cgroup", memoryDOTmax="1000\n", memoryDOTcurrent="700\n")
-    tree(root, memoryDOTstat="anon 1\ninactive_file 50\n", a__memoryDOTmax="max\n", a__memoryDOTcurrent="1\n")
-    assert process_state.read_memory(proc, root) == {"cgroup_used": 650, "cgroup_limit": 1000}
-    tree(root, a__b__memoryDOTmax="400", a__b__memoryDOTcurrent="300", a__b__memoryDOTstat="inactive_file 0\n")
-    nearest = {"cgroup_used": 300, "cgroup_limit": 400}
-    assert process_state.read_memory(proc, root) == (
-        nearest if own == "/a/b" else {"cgroup_used": 650, "cgroup_limit": 1000}
-    )
-
-
-def test_cgroups_of_the_first_version_are_known(tmp_path: Path) -> None:
-    proc = tree(tmp_path / "proc", self__cgroup="3:cpu,cpuacct:/x\n2:memory:/job\n1:name=systemd:/\n")
-    root = tree(
-        tmp_path / "cgroup",
-        memory__job__memoryDOTlimit_in_bytes="500",
-        memory__job__memoryDOTusage_in_bytes="200",
-        memory__job__memoryDOTstat="total_inactive_file 20\n",
-    )
-    assert process_state.read_memory(proc, root) == {"cgroup_used": 180, "cgroup_limit": 500}
-    (root / "memory" / "job" / "memory.limit_in_bytes").write_text(str((1 << 63) - 4096))
-    assert process_state.read_memory(proc, root) == {}
-
-
-def test_devices_are_asked_for_where_they_are_in_use_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_devices_are_asked_for_where_they_are_in_use_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     def backend(initialised: bool) -> Any:
         held = {0: 0, 1: 300, 2: 200}
         return SimpleNamespace(
@@ -74,12 +41,13 @@ def test_devices_are_asked_for_where_they_are_in_use_alone(monkeypatch: pytest.M
             get_device_properties=lambda number: SimpleNamespace(total_memory=1000),
         )
 
+    monkeypatch.setattr(memory_state, "state", MemoryState)
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=backend(False), npu=backend(True)))  # type: ignore[arg-type]
-    assert process_state.read_memory(tmp_path, tmp_path) == {"device_used": 500, "device_total": 2000}
+    assert process_state.read_memory() == {"device_used": 500, "device_total": 2000}
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=backend(False)))  # type: ignore[arg-type]
-    assert process_state.read_memory(tmp_path, tmp_path) == {}
+    assert process_state.read_memory() == {}
     monkeypatch.delitem(sys.modules, "torch")
-    assert process_state.read_memory(tmp_path, tmp_path) == {}
+    assert process_state.read_memory() == {}
 
 
 class Distributed:

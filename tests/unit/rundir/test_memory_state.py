@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from autoprof.rundir import memory_state
 
 GB = 1 << 30
@@ -25,7 +27,45 @@ def kernel(folder: Path, group: str, files: dict[str, str]) -> tuple[Path, Path]
     return proc, cgroups
 
 
-def test_version_2_with_a_limit_above_the_own_group_and_pages_that_can_be_dropped(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("group", "sizes", "used_and_limit"),
+    [
+        ("0::/", {"": (5, 8, 0)}, (5, 8)),
+        ("0::/a/b", {"a": (5, 8, 1), "a/b": (3, 0, 1)}, (4, 8)),
+        ("0::/a/b", {"": (61, 62, 0), "a": (47, 60, 0), "a/b": (48, 50, 0)}, (61, 62)),
+        ("0::/a/b", {"": (60, 63, 0), "a": (47, 60, 0), "a/b": (48, 50, 0)}, (48, 50)),
+        ("0::/a/b", {"a": (50, 50, 20), "a/b": (33, 40, 0)}, (33, 40)),
+        ("0::/a", {"a": (50, 61, 0)}, (54, 64)),
+        ("0::/a", {"a": (50, 99, 0)}, (54, 64)),
+        ("0::/elsewhere", {"": (5, 8, 9)}, (0, 8)),
+        ("4:memory:/a", {"memory": (60, 0, 0), "memory/a": (30, 32, 1)}, (29, 32)),
+        ("4:memory:/a", {"memory": (60, 0, 0), "memory/a": (30, 0, 0)}, (54, 64)),
+    ],
+)
+def test_the_limit_with_the_least_free_memory_counts(
+    tmp_path: Path, group: str, sizes: dict[str, tuple[int, int, int]], used_and_limit: tuple[int, int]
+) -> None:
+    """The sizes of each group are: used, limit (0 for none), inactive file pages. The machine has used 54 of 64."""
+    contents = {}
+    for folder, (used, limit, inactive) in sizes.items():
+        names = ("memory.max", "memory.current", "memory.events", "inactive_file")
+        no_limit = "max"
+        if folder.startswith("memory"):
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.oom_control", "total_inactive_file")
+            no_limit = str(NO_LIMIT)
+        contents |= {
+            f"{folder}/{names[0]}": str(limit * GB) if limit else no_limit,
+            f"{folder}/{names[1]}": str(used * GB),
+            f"{folder}/{names[2]}": "oom_kill 0",
+            f"{folder}/memory.stat": f"anon 1\n{names[3]} {inactive * GB}\n",
+        }
+    proc, cgroups = kernel(tmp_path, group, {path.lstrip("/"): text for path, text in contents.items()})
+    (proc / "meminfo").write_text(f"MemTotal: {64 << 20} kB\nMemFree: 5 kB\nMemAvailable: {10 << 20} kB\n")
+    state = memory_state.state(proc, cgroups)
+    assert (state.used_bytes / GB, state.limit_bytes / GB) == used_and_limit
+
+
+def test_version_2_with_a_limit_above_the_own_group(tmp_path: Path) -> None:
     proc, cgroups = kernel(
         tmp_path,
         "0::/pod/train\n",
