@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import AsyncGeneratorType, CodeType, CoroutineType, FrameType, GeneratorType
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 from msgspec.structs import replace
@@ -29,105 +30,61 @@ from autoprof.run.timeline import Span, Timeline
 from autoprof.rundir.layout import RunDir
 from autoprof.rundir.records import MAX_STACKS_BYTES, Frame, OpenSpan, ProcessStacks, Task, Thread
 
-_Stack = TypeVar("_Stack", Thread, Task)
-_Reduction = Callable[[ProcessStacks], ProcessStacks]
 _encoder = msgspec.json.Encoder()
+# Limits of a snapshot that is larger than a file may be: functions of each stack, bytes of all spans.
+_MAX_CUT_FRAMES, _MAX_SPANS_BYTES = 15, MAX_STACKS_BYTES // 4
+# Space for the entries of `left_out` about these limits.
+_LEFT_OUT_BYTES = 1 << 10
 
 
-def encoded(snapshot: ProcessStacks, max_bytes: int = MAX_STACKS_BYTES - 1) -> bytes:
-    """Return the JSON of a snapshot, reduced until it has at most `max_bytes`. `left_out` lists the missing parts."""
+def encoded(snapshot: ProcessStacks) -> bytes:
+    """Return the JSON of a snapshot in less than `MAX_STACKS_BYTES`. `left_out` lists the missing parts."""
     content = _encoder.encode(snapshot)
-    for reduce in _REDUCTIONS:
-        if len(content) <= max_bytes:
-            break
-        snapshot = reduce(snapshot)
-        content = _encoder.encode(snapshot)
-    return content
+    return content if len(content) < MAX_STACKS_BYTES else _encoder.encode(_cut(snapshot))
 
 
-def _limit_equal(tasks: int, threads: int, spans: bool) -> _Reduction:
-    """Keep at most `tasks` tasks and `threads` threads with equal stacks. Without `spans`, keep all that have spans."""
+def _cut(snapshot: ProcessStacks) -> ProcessStacks:
+    """Return the oldest spans and the most important stacks of a snapshot that fit into a file.
 
-    def reduce(snapshot: ProcessStacks) -> ProcessStacks:
-        kept_tasks = _without_repeats(snapshot.tasks, tasks, spans)
-        kept_threads = _without_repeats(snapshot.threads, threads, spans)
-        omissions = [
-            f"{len(stacks) - len(kept)} {kind} with the stack of another one"
-            for stacks, kept, kind in (
-                (snapshot.tasks, kept_tasks, "tasks"),
-                (snapshot.threads, kept_threads, "threads"),
-            )
-            if len(stacks) > len(kept)
-        ]
-        return replace(snapshot, tasks=kept_tasks, threads=kept_threads, left_out=[*snapshot.left_out, *omissions])
-
-    return reduce
-
-
-def _without_repeats(stacks: Sequence[_Stack], max_equal: int, spans: bool) -> list[_Stack]:
-    seen: Counter[tuple[Frame, ...]] = Counter()
-    kept = []
-    for stack in stacks:
-        if stack.spans and not spans:
-            kept.append(stack)
-            continue
-        frames = tuple(stack.frames)
-        seen[frames] += 1
-        if seen[frames] <= max_equal:
-            kept.append(stack)
-    return kept
-
-
-def _limit_depth(functions: int) -> _Reduction:
-    """Keep the `functions` innermost functions of each stack."""
-
-    def reduce(snapshot: ProcessStacks) -> ProcessStacks:
-        tasks = [replace(task, frames=task.frames[-functions:]) for task in snapshot.tasks]
-        threads = [replace(thread, frames=thread.frames[-functions:]) for thread in snapshot.threads]
-        omission = f"all but the {functions} innermost functions of each stack"
-        return replace(snapshot, tasks=tasks, threads=threads, left_out=[*snapshot.left_out, omission])
-
-    return reduce
-
-
-def _limit_counts(spans: int, tasks: int, threads: int) -> _Reduction:
-    """Keep the first spans (the oldest), tasks and threads."""
-
-    def reduce(snapshot: ProcessStacks) -> ProcessStacks:
-        omissions = [
-            f"{count - limit} more {kind}"
-            for count, limit, kind in (
-                (len(snapshot.spans), spans, "spans"),
-                (len(snapshot.tasks), tasks, "tasks"),
-                (len(snapshot.threads), threads, "threads"),
-            )
-            if count > limit
-        ]
-        return replace(
-            snapshot,
-            spans=snapshot.spans[:spans],
-            tasks=[_with_first_spans(task, spans) for task in snapshot.tasks[:tasks]],
-            threads=[_with_first_spans(thread, spans) for thread in snapshot.threads[:threads]],
-            left_out=[*snapshot.left_out, *omissions],
+    First comes the main thread, then one stack of each group of equal stacks. Stacks with spans precede others.
+    """
+    spans = snapshot.spans[: _fitting(snapshot.spans, _MAX_SPANS_BYTES)]
+    whole: list[Thread | Task] = [*snapshot.threads, *snapshot.tasks]
+    stacks = [
+        replace(
+            stack, frames=stack.frames[-_MAX_CUT_FRAMES:], spans=[index for index in stack.spans if index < len(spans)]
         )
+        for stack in whole
+    ]
+    equal: Counter[tuple[Frame, ...]] = Counter()
+    order = []
+    for index, stack in enumerate(stacks):
+        frames = tuple(stack.frames)
+        order.append((index > 0, equal[frames] > 0, not stack.spans, equal[frames], index))
+        equal[frames] += 1
+    indexes = [key[-1] for key in sorted(order)]
+    rest = replace(snapshot, spans=spans, threads=[], tasks=[])
+    room = MAX_STACKS_BYTES - len(_encoder.encode(rest)) - _LEFT_OUT_BYTES
+    kept = [stacks[index] for index in sorted(indexes[: _fitting([stacks[index] for index in indexes], room)])]
+    threads = [stack for stack in kept if isinstance(stack, Thread)]
+    tasks = [stack for stack in kept if isinstance(stack, Task)]
+    omissions = [
+        f"{len(all_items) - len(items)} of {len(all_items)} {kind}"
+        for kind, items, all_items in (
+            ("spans", spans, snapshot.spans),
+            ("threads", threads, snapshot.threads),
+            ("tasks", tasks, snapshot.tasks),
+        )
+        if len(items) < len(all_items)
+    ]
+    omissions.append(f"all but the {_MAX_CUT_FRAMES} innermost functions of each stack")
+    return replace(rest, threads=threads, tasks=tasks, left_out=[*snapshot.left_out, *omissions])
 
-    return reduce
 
-
-def _with_first_spans(stack: _Stack, spans: int) -> _Stack:
-    return replace(stack, spans=[index for index in stack.spans if index < spans])
-
-
-_REDUCTIONS: tuple[_Reduction, ...] = (
-    _limit_equal(tasks=3, threads=3, spans=False),
-    _limit_depth(50),
-    _limit_equal(tasks=30, threads=10, spans=True),
-    _limit_counts(spans=1_000, tasks=500, threads=128),
-    _limit_depth(15),
-    _limit_counts(spans=100, tasks=50, threads=50),
-    _limit_counts(spans=20, tasks=0, threads=10),
-    _limit_depth(3),
-)
+def _fitting(items: Sequence[Any], max_bytes: int) -> int:
+    """Return the number of first items whose JSON fits into `max_bytes`, with a comma after each."""
+    sizes = itertools.accumulate(len(_encoder.encode(item)) + 1 for item in items)
+    return sum(1 for _ in itertools.takewhile(lambda size: size <= max_bytes, sizes))
 
 
 # Number of functions that are kept of a stack: the outermost and the innermost ones.

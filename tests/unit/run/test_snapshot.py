@@ -420,14 +420,16 @@ def test_200_threads_and_5000_tasks_fit_into_a_file(run: Runtime, tmp_path: Path
     (path,) = (run.rundir.path / "stacks" / "now").iterdir()
     assert path.stat().st_size <= MAX_STACKS_BYTES
     written = msgspec.json.decode(path.read_bytes(), type=ProcessStacks)
-    assert "4997 tasks with the stack of another one" in written.left_out
+    assert f"{5_001 - len(written.tasks)} of 5001 tasks" in written.left_out
+    # A stack that differs from all others is kept.
+    assert {len(task.frames) for task in written.tasks} == {len(task.frames) for task in told.tasks} == {1, 2}
     assert any(task.waits_on == "Future" for task in written.tasks)
 
 
-@pytest.mark.parametrize("most", [MAX_STACKS_BYTES, 100_000, 20_000])
-def test_whatever_there_is_fits(most: int) -> None:
+@pytest.mark.parametrize("letter", ["x", "\u4e2d", '"'], ids=["ascii", "wide", "escaped"])
+def test_whatever_there_is_fits(letter: str) -> None:
     def frames(count: int, n: int) -> list[Frame]:
-        return [Frame(f"function_{n}_{place}", "/a/rather/long/path/" * 5, place) for place in range(count)]
+        return [Frame(f"function_{n}_{place}", letter * 300, place) for place in range(count)]
 
     told = ProcessStacks(
         host="h",
@@ -437,11 +439,12 @@ def test_whatever_there_is_fits(most: int) -> None:
         threads=[Thread(name=f"t{n}", frames=frames(140, n), spans=[n]) for n in range(256)],
         tasks=[Task(name=f"t{n}", frames=frames(20, n), spans=[n]) for n in range(9_000)],
     )
-    content = stacks.encoded(told, most)
-    assert len(content) <= most
+    content = stacks.encoded(told)
+    assert MAX_STACKS_BYTES // 2 < len(content) < MAX_STACKS_BYTES
     kept = msgspec.json.decode(content, type=ProcessStacks)
-    assert kept.threads
-    assert kept.left_out
+    assert kept.threads[0] == msgspec.structs.replace(told.threads[0], frames=told.threads[0].frames[-15:])
+    assert [line.partition(" of ")[2] for line in kept.left_out[:3]] == ["9000 spans", "256 threads", "9000 tasks"]
+    assert "all but the 15 innermost functions of each stack" in kept.left_out
     assert all(place < len(kept.spans) for each in [*kept.threads, *kept.tasks] for place in each.spans)
 
 
