@@ -16,7 +16,7 @@ from autoprof.base.redact import is_url, url
 from autoprof.config.values import MERGE
 from autoprof.run import cluster, raised, seat
 from autoprof.run.runtime import Runtime
-from autoprof.rundir.file_names import PART, SNAPSHOT, TRACE
+from autoprof.rundir.file_names import META, PART, SNAPSHOT, TAKEN, TRACE
 
 _MARK = ".on_finish"
 _AFTER = "autoprof.cli.after_run"
@@ -28,6 +28,8 @@ _STALE_S = 10.0
 # The same for a recording of a dead process. The process that finishes it needs less than 0.1 s to start.
 _ORPHAN_S = 2.0
 _GZ = ".gz"
+# Captures that a message names.
+_MAX_NAMED = 3
 _RECORDINGS = (TRACE.removesuffix(_GZ), SNAPSHOT)
 _MADE_BY = re.compile(rf"\.{re.escape(identity.HOST)}\.pid(\d{{1,7}})\.")
 
@@ -58,6 +60,7 @@ def end_run(run: Runtime) -> None:
         run.complete()
         if not run.stopped:
             raised.keep_status(run.rundir.exit_status)
+        _report_cut_off(run)
         if run.rundir.steps() or is_url(run.settings.collect):
             _after(run)
     except OSError as error:
@@ -128,6 +131,32 @@ def wait_for_files(run: Runtime, folders: bool = True) -> None:
         if not fresh:
             return
         time.sleep(_PAUSE_S)
+
+
+def _report_cut_off(run: Runtime) -> None:
+    """Warn of captures that have no meta file and that no process is writing any more."""
+    written = [str(part) for part in run.rundir.parts() if _is_fresh(part)]
+    captures = []
+    for _, folder in run.rundir.steps():
+        names: set[str] = set()
+        with interrupts.suppress(OSError):
+            names.update(os.listdir(folder))
+        for name in sorted(name.removesuffix(TAKEN) for name in names if name.endswith(TAKEN)):
+            if f"{name}{META}" not in names and not any(part.startswith(f"{folder}/{name}.") for part in written):
+                captures.append(f"{folder.name}/{name}")
+    if captures:
+        more = f" and {len(captures) - _MAX_NAMED} more" if len(captures) > _MAX_NAMED else ""
+        listed = f"{', '.join(captures[:_MAX_NAMED])}{more}"
+        log.warning(f"captures were cut off: {listed}; see autoprof doctor {run.info.id}")
+
+
+def _is_fresh(part: Path) -> bool:
+    """Return True if a part may still be growing: a process can outlive its run."""
+    try:
+        return abs(time.time() - _changed(part)) < _STALE_S
+    except FileNotFoundError as error:  # the file was renamed meanwhile
+        interrupts.pass_on(error)
+        return True
 
 
 def _is_orphan(part: Path) -> bool:

@@ -25,7 +25,7 @@ from autoprof.config.values import GROUP, SettingsError
 from autoprof.run import cluster, raised, seat, watcher
 from autoprof.run.hook_log import HookLog
 from autoprof.run.timeline import Timeline
-from autoprof.rundir import deaths, decoder, layout, previous_run, processes, runs
+from autoprof.rundir import deaths, decoder, layout, processes, runs
 from autoprof.rundir.layout import RunDir
 from autoprof.rundir.ranks import Seat
 from autoprof.rundir.records import Attempt, RunFile, RunNode, RunSettings
@@ -209,7 +209,7 @@ class Runtime:
             if self.started_here:
                 self._resume()
             return
-        warning = previous_run.cut_off(self.rundir.path.with_name("latest"))
+        warning = runs.killed(self.rundir.path.with_name("latest"))
         self.rundir.make(self.rundir.path)
         layout.write_json(self.rundir.run_json, self.describe())
         self.rundir.point_latest()
@@ -221,10 +221,12 @@ class Runtime:
         """Write in `run.json` that this process resumes the run, if an earlier attempt with the same id is over."""
         info = decoder.read(self.rundir.run_json, RunFile)
         own = (self.info.host, self.info.pid, self.info.ticks)
-        if (info.host, info.pid, info.ticks) == own or runs.state(info, self.rundir.path) == "running":
+        state = runs.state(info, self.rundir.path)
+        if (info.host, info.pid, info.ticks) == own or state == "running":
             return
-        warning = previous_run.cut_off(self.rundir.path)
-        self._earlier = previous_run.attempts(info, self.rundir.path)
+        warning = runs.killed(self.rundir.path)
+        last = Attempt(host=info.host, pid=info.pid, started=info.started, ended=info.ended, state=state)
+        self._earlier = [*info.earlier, last]
         files.remove(str(self.rundir.exit_status))
         layout.write_json(self.rundir.run_json, self.describe())
         self.rundir.point_latest()
@@ -278,10 +280,8 @@ class Runtime:
         known |= {"error": error} if error else {}
         known |= self._deaths() if not self.stopped else {}
         known |= {"no_hooks": hidden(no_hooks)} if no_hooks else {}
-        described = (
-            self.describe() | processes.summary(self.rundir, self.hooks.versions) | previous_run.note(self.rundir)
-        )
-        layout.write_json(self.rundir.run_json, described | known)
+        summary = processes.summary(self.rundir, self.hooks.versions)
+        layout.write_json(self.rundir.run_json, self.describe() | summary | known)
         self._completed = True
 
     def _deaths(self) -> dict[str, Any]:

@@ -151,7 +151,6 @@ class RunFile(Struct, frozen=True, kw_only=True, omit_defaults=True):
     state: str
     earlier: list[Attempt] = []  # The attempts before the run was resumed, oldest first.
     nodes: list[RunNode] = []  # The Ray nodes that the run worked on.
-    cut_off: str = ""  # The first three incomplete captures: those without a meta file that no process writes any more.
     ended: Seconds | None = None  # The end, in seconds since the epoch.
     error: str = ""  # The type of the exception that ended the process, or `SIGINT`.
     exception: Raised | None = None  # That exception.

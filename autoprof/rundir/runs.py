@@ -273,6 +273,19 @@ def state(info: RunFile, path: Path) -> str:
     return info.state or UNFINISHED
 
 
+def killed(path: Path) -> str:
+    """Return a warning if the process that started a run was killed, or an empty text.
+
+    Only `run.json` is read, so that the next run starts as fast after a large run as after a small one.
+    """
+    run = Run(path)
+    if not run.fields or run.state != UNFINISHED:
+        return ""
+    info, name = run.info, run.info.id or path.resolve().name
+    how = f"its process {info.pid} on {info.host} was killed, crashed, or ended by os._exit or os.exec"
+    return f"the previous run, {name}: {how}; see autoprof doctor {name}"
+
+
 def exit_status(path: Path) -> int | None:
     """Return the exit status of the process that started the run in the folder `path`, or None if unknown."""
     with interrupts.suppress(OSError):

@@ -15,7 +15,6 @@ from autoprof.base.identity import HOST
 from autoprof.cli import main
 from autoprof.rundir import decoder, runs
 from autoprof.rundir.layout import RunDir, write_json
-from autoprof.rundir.previous_run import cut_off, note
 from autoprof.rundir.records import RunFile
 from tests.support.small_trainer import Go, Python, metas, prepare, warnings
 
@@ -64,29 +63,41 @@ def test_only_the_next_run_reports_that_a_run_was_killed(go: Go, tmp_path: Path)
     assert warnings(go("Trainer().fit(steps=1)")) == []
 
 
-@pytest.mark.fault("a rank of the previous run was killed", "reports it in one line", "nothing")
-def test_the_next_run_reports_unfinished_captures(go: Go, tmp_path: Path) -> None:
-    go("""
+@pytest.mark.fault("a rank is killed in a window", "reports the capture in one line at its end", "the capture")
+def test_a_run_reports_unfinished_captures_at_its_end(go: Go, tmp_path: Path) -> None:
+    (warning,) = warnings(
+        go("""
 if os.fork() == 0:
     Trainer().fit(lambda: os._exit(3))
 os.wait()
 """)
+    )
     run = the_run(tmp_path)
     assert run.state == "ended"
-    (warning,) = warnings(go("Trainer().fit(steps=1)"))
     lost = f"captures were cut off: global_step_000002/{run.captures[0].name}"
-    assert f", {run.id}: {lost}; see autoprof doctor" in warning
+    assert warning == f"autoprof: {lost}; see autoprof doctor {run.id}"
     assert warnings(go("Trainer().fit(steps=1)")) == []
 
 
-def test_the_first_three_unfinished_captures_are_named_and_the_others_counted(tmp_path: Path) -> None:
-    run = RunDir(tmp_path / "one")
-    folder = run.make(run.step(1))
-    for name in ("whole", *"abcde"):
-        (folder / f"{name}.meta.json.part").touch()
-    (folder / "whole.meta.json").touch()
-    (folder / "e.pt.trace.json.part").touch()
-    assert note(run) == {"cut_off": "global_step_000001/a, global_step_000001/b, global_step_000001/c and 1 more"}
+def test_the_first_three_unfinished_captures_are_named_and_the_others_counted(go: Go, tmp_path: Path) -> None:
+    (warning,) = warnings(
+        go("""
+from pathlib import Path
+from autoprof.run import end, runtime
+def made(*names):
+    for name in names:
+        Path(runtime.current().rundir.step(2), name).touch()
+def wait(run, wait_for_files=end.wait_for_files):
+    wait_for_files(run)
+    made(*(f"{name}.meta.json.part" for name in ("whole", *"abcde")), "whole.meta.json", "e.pt.trace.json.part")
+end.wait_for_files = wait
+Trainer().fit()
+""")
+    )
+    assert (
+        "captures were cut off: global_step_000002/a, global_step_000002/b, global_step_000002/c and 1 more; "
+        in warning
+    )
 
 
 @pytest.mark.fault("SIGKILL while a trace is written", "ends as without autoprof", "the trace; a `.part` remains")
@@ -175,10 +186,10 @@ def test_a_run_whose_pid_was_reused_is_unfinished(tmp_path: Path) -> None:
     info = {"id": "one", "state": "running", "host": HOST, "pid": os.getpid(), "ticks": 1}
     write_json(run.run_json, info)
     assert runs.read(run.path).state == "unfinished"
-    assert "its process" in cut_off(run.path)
+    assert "its process" in runs.killed(run.path)
     write_json(run.run_json, info | {"host": "another"})
     assert runs.read(run.path).state == "running"
-    assert cut_off(run.path) == ""
+    assert runs.killed(run.path) == ""
 
 
 def test_a_run_whose_process_is_a_zombie_is_unfinished(tmp_path: Path) -> None:

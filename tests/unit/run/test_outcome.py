@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from autoprof.rundir import runs
-from autoprof.rundir.previous_run import cut_off
 
 Python = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -65,4 +64,4 @@ def test_a_resumed_run_forgets_the_status_of_the_attempt_before(ended: Callable[
 
 
 def test_the_next_run_is_not_told_of_one_that_failed(ended: Callable[..., runs.Run]) -> None:
-    assert cut_off(Path(ended("sys.exit(3)", 3).path)) == ""
+    assert runs.killed(Path(ended("sys.exit(3)", 3).path)) == ""

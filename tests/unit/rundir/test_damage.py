@@ -8,7 +8,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,7 +18,7 @@ from autoprof.hooks import recipe
 from autoprof.report.page import html
 from autoprof.report.page.server import Server
 from autoprof.run import cluster
-from autoprof.rundir import decoder, previous_run, processes, runs
+from autoprof.rundir import decoder, processes, runs
 from autoprof.rundir.layout import RunDir
 from autoprof.rundir.records import CaptureMeta, CollectedFile, MergedMeta, OutOfMemoryMeta, RunFile
 from autoprof.windows import requests
@@ -38,7 +37,7 @@ FILES: dict[str, Any] = {
     "run.json": {
         **{"id": "run", "command": "x", "state": "running", "host": "n1", "pid": 1, "ticks": 1, "started": 1.0},
         **{"hosts": ["n1"], "recipes": ["verl"], "versions": {"verl": "0.9.1"}},
-        **{"earlier": [{"host": "n1", "pid": 5, "state": "ended"}], "cut_off": "a capture"},
+        **{"earlier": [{"host": "n1", "pid": 5, "state": "ended"}]},
         "settings": {"steps": "1", "recipes": [], "tool": ["torch"]},
         "nodes": [{"id": "a", "host": "n2", "directory": "/x"}],
     },
@@ -124,8 +123,7 @@ def ask_all(run: Path, capsys: pytest.CaptureFixture[str], what: str) -> None:
 def ask_the_run(run: Path) -> None:
     """Read the files that a running run reads, and the files that the next run reads."""
     directory = RunDir(run)
-    previous_run.cut_off(run)
-    json.dumps(msgspec.to_builtins(previous_run.attempts(decoder.read(directory.run_json, RunFile), run)))
+    runs.killed(run)
     processes.summary(directory)
     requests.taken(directory, requests.names(directory), set())
     requests.states(directory)
