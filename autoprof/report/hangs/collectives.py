@@ -97,11 +97,8 @@ class _Entry(msgspec.Struct, frozen=True):
 
     def call(self, with_sizes: bool) -> str:
         """Return the words for the call, with its sizes and types if asked."""
-        return (
-            f"{self.title} of {_sizes(self.input_sizes)} {'/'.join(self.input_dtypes)}".strip()
-            if with_sizes
-            else self.title
-        )
+        sizes = ", ".join(map(str, self.input_sizes[:4]))
+        return f"{self.title} of {sizes} {'/'.join(self.input_dtypes)}".strip() if with_sizes else self.title
 
 
 class _Process(msgspec.Struct, frozen=True):
@@ -170,7 +167,11 @@ def _read(record: Record) -> _Process:
     content = _Unpickler(io.BytesIO(files.read(record.path, MAX_STACKS_BYTES))).load()
     if not isinstance(content, dict):
         raise ValueError("not a flight record")
-    entries = [entry for entry in _list(content.get("entries")) if _is_entry(entry)]
+    entries = [
+        entry
+        for entry in _list(content.get("entries"))
+        if isinstance(entry, dict) and len(_list(entry.get("process_group"))) == 2
+    ]
     last: dict[str, int] = {}
     for entry in entries:
         if not entry.get("is_p2p"):
@@ -184,17 +185,13 @@ def _read(record: Record) -> _Process:
     return _Process(record.rank, record.world, _groups(content, names), last, [*map(_entry, kept)])
 
 
-def _is_entry(entry: Any) -> bool:
-    return isinstance(entry, dict) and len(_list(entry.get("process_group"))) == 2
-
-
 def _is_retired(entry: dict[str, Any]) -> bool:
     # Older records lack `retired`; use `state`.
     return entry["retired"] is True if "retired" in entry else entry.get("state") == "completed"
 
 
 def _groups(content: dict[str, Any], names: set[str]) -> dict[str, list[int]]:
-    """Return the ranks of those of the named groups that the record describes."""
+    """Return the ranks of the named groups, if the record describes them."""
     known = {}
     configured = content.get("pg_config")
     for name, group in [*configured.items()][:_MAX_GROUPS] if isinstance(configured, dict) else ():
@@ -322,7 +319,3 @@ def _one(
         called=usual if count < len(words) else "",
         frames=first.frames[::-1],
     )
-
-
-def _sizes(sizes: Sequence[Sequence[int]]) -> str:
-    return ", ".join("[" + ", ".join(map(str, each)) + "]" for each in sizes[:4])
