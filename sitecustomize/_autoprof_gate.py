@@ -1,8 +1,8 @@
 """Test of the environment before any module of autoprof is imported.
 
-`autoprof.pth`, `autoprof.start` (PEP 829) and the entry points of verl and vLLM all name this module. So a process
-without `AUTOPROF=1` imports only these few lines. verl loads its entry point and does not call it (verl 0.9.1,
-`verl/__init__.py`), hence the call at the end.
+`autoprof.start` (PEP 829) and the entry points of verl and vLLM name this module. So a process without `AUTOPROF=1`
+imports only these few lines. `autoprof.pth` has the same test in one line. verl loads its entry point and does not call
+it (verl 0.9.1, `verl/__init__.py`), hence the call at the end.
 """
 
 import os

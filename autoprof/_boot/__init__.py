@@ -21,7 +21,7 @@ from autoprof._boot.finder import Finder, watch_runpy
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable
     from types import ModuleType
 
 
@@ -43,7 +43,6 @@ _RANKS = ("OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "WORLD_SIZE")
 _MAX_REASON_CHARS = 1000
 
 _activated = False
-_own_recipes = ""
 
 
 def enabled() -> bool:
@@ -79,46 +78,38 @@ def new_run_id() -> str:
 
 def own_recipes() -> str:
     """Return the folder of autoprof's own recipes: inside the package in a wheel, beside it in a checkout."""
-    global _own_recipes
-    if not _own_recipes:
-        package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-        inside = os.path.join(package, "recipes")
-        _own_recipes = inside if os.path.isdir(inside) else os.path.join(os.path.dirname(package), "recipes")
-    return _own_recipes
+    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    inside = os.path.join(package, "recipes")
+    return inside if os.path.isdir(inside) else os.path.join(os.path.dirname(package), "recipes")
 
 
-def recipe_files() -> "dict[str, list[str]]":
+def recipe_files(own: bool = True) -> "dict[str, list[str]]":
     """Return the paths of all recipe files by the import name of their target.
 
     autoprof's own recipes come first, then those of distributions, then those that `AUTOPROF_RECIPES` names.
+
+    Args:
+        own: False to leave out autoprof's own recipes. Only the targets of the others may be names of scripts.
     """
     files: dict[str, list[str]] = {}
-    for path in _recipe_paths():
-        for target in path.rpartition("/")[2].partition(".")[0].split("+"):
-            files.setdefault(target, []).append(path)
-    return files
-
-
-def _recipe_paths() -> "Iterator[str]":
     # The list may come from another node, so a folder may be missing or unreadable on this one.
     declared = [path for path in declared_folders() or () if os.access(path, os.R_OK | os.X_OK)]
-    for path in [own_recipes(), *declared, *_extra_paths()]:
+    for path in [*([own_recipes()] if own else ()), *declared, *_extra_paths()]:
         if os.path.isdir(path):
-            yield from (os.path.join(path, name) for name in sorted(os.listdir(path)) if name.endswith(".toml"))
-        elif os.path.isfile(path):  # config/settings.py reports a path that does not exist
-            yield path
+            folder = os.path.join(path, "")
+            paths = [folder + name for name in sorted(os.listdir(path)) if name.endswith(".toml")]
+        else:  # config/settings.py reports a path that does not exist
+            paths = [path] if os.path.isfile(path) else []
+        for file in paths:
+            for target in file.rpartition("/")[2].partition(".")[0].split("+"):
+                files.setdefault(target, []).append(file)
+    return files
 
 
 def _extra_paths() -> "list[str]":
     """Return the files and folders that `AUTOPROF_RECIPES` names."""
     extra = os.environ.get(RECIPES, "").replace(",", os.pathsep)
     return [os.path.expanduser(part.strip()) for part in extra.split(os.pathsep) if part.strip()]
-
-
-def _user_targets(files: "Mapping[str, Sequence[str]]") -> "set[str]":
-    """Return the targets with recipes that are not autoprof's own: only these may be names of scripts."""
-    own = own_recipes()
-    return {target for target, paths in files.items() if any(path.rpartition("/")[0] != own for path in paths)}
 
 
 def activate() -> None:
@@ -217,10 +208,12 @@ def install() -> None:
     """Put the finder in front of all others, and load the recipes of targets that are already imported."""
     global _activated
     _activated = True
-    files = recipe_files()
-    sys.meta_path.insert(0, finder := _new_finder(files))
+    finder = _new_finder(recipe_files())
+    # In a new list: CPython keeps the first list to the very end (3.11), and with it all modules of the finder. This
+    # makes the end of the interpreter slower by 1 % of a start.
+    sys.meta_path = [finder, *sys.meta_path]
     # Launchers run scripts by `runpy`.
-    if _user_targets(files):
+    if recipe_files(own=False):
         finder.when_imported("runpy", lambda runpy: watch_runpy(runpy, run_script))
     # An entry point runs while its target is being imported. The finder can't see this import any more.
     if late := [name for name in finder.targets if name in sys.modules]:
@@ -252,7 +245,7 @@ def run_script(script: str) -> None:
     try:
         name = os.path.basename(script).removesuffix(".py")
         finder = _finder()
-        if finder is not None and name in finder.targets and name in _user_targets(recipe_files()):
+        if finder is not None and name in finder.targets and name in recipe_files(own=False):
             finder.load(name)
     except BaseException as error:
         if not _is_own_error(error):

@@ -4,10 +4,10 @@ It knows neither recipes nor the environment. Its creator passes functions that 
 """
 
 import _imp
+import os
 import sys
 from _thread import get_ident
-
-from autoprof._boot.pauses import Pauses
+from time import monotonic
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
     from types import FrameType, ModuleType
     from typing import Any
+
+    from autoprof._boot.pauses import Pause
 
     # Loads the recipes for a target. Returns True if autoprof is still on.
     Load = Callable[[str], bool]
@@ -56,7 +58,8 @@ class Finder:
         self._executing: set[str] = set()
         # Specs of modules that another thread imported while this thread waited to create them.
         self._imported: dict[str, ModuleSpec | None] = {}
-        self._pauses = Pauses()
+        # Pauses of imports, by thread. Only a thread that has to wait imports `pauses.py`.
+        self._pauses: dict[int, Pause] = {}
 
     def find_spec(
         self, fullname: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
@@ -64,7 +67,7 @@ class Finder:
         top = fullname.partition(".")[0]
         looks = fullname == top and self._look is not None and self._due(fullname)
         watched = top in self.targets or fullname in self._hooks or top in self._loading
-        if not (watched or looks or self._pauses.concern(fullname)):
+        if not (watched or looks or self._may_wait(fullname)):
             return None
         # Another finder, such as wrapt's, may restart the search at the first finder.
         search = (get_ident(), fullname)
@@ -80,7 +83,7 @@ class Finder:
             if looks:
                 self._looks.add(fullname)
             loader.exec_module = execution = _Execution(self, loader)
-            if self._pauses.concern(fullname):
+            if self._may_wait(fullname):
                 loader.create_module = execution.create
             return spec
         if looks:
@@ -104,7 +107,11 @@ class Finder:
 
     def create(self, spec: "ModuleSpec", loader: "Any") -> "ModuleType | None":
         """Create a module by its own loader, or return the module that another thread imported meanwhile."""
-        module: ModuleType | None = self._pauses.wait(spec.name)
+        module = None
+        if self._may_wait(spec.name):
+            from autoprof._boot import pauses
+
+            module = pauses.wait(spec.name, self._pauses)
         if not isinstance(module, type(sys)):
             return loader.create_module(spec)  # type: ignore[no-any-return]
         self._imported[spec.name] = getattr(module, "__spec__", None)
@@ -120,16 +127,16 @@ class Finder:
         try:
             if name in self._looks:
                 self._looks.discard(name)
-                self._pauses.during(self.look)
+                self._pause(self.look)
                 self.targets.update({name} & self._declared)
             top = name.partition(".")[0]
             if top in self.targets:
-                self._pauses.during(self.load, top)
+                self._pause(self.load, top)
             loader.exec_module(module)
         finally:
             self._executing.discard(name)
         for hook in list(self._hooks.get(name, ())):
-            self._pauses.during(hook, sys.modules.get(name, module))
+            self._pause(hook, sys.modules.get(name, module))
 
     def when_imported(self, name: str, hook: "Callable[[ModuleType], None]") -> None:
         """Call `hook` with the module `name` now if it is imported, and each time that it is executed later."""
@@ -158,6 +165,27 @@ class Finder:
         finally:
             self._loaders.discard(thread)
             self._loading.discard(name)
+
+    def _pause(self, work: "Callable[..., None]", *arguments: "Any") -> None:
+        """Call `work`, a function of autoprof's, in the middle of an import."""
+        thread = get_ident()
+        if thread in self._pauses:
+            work(*arguments)
+            return
+        self._pauses[thread] = (thread, os.getpid(), monotonic())
+        try:
+            work(*arguments)
+        finally:
+            del self._pauses[thread]
+
+    def _may_wait(self, name: str) -> bool:
+        """Return True if the import of a module by this thread may have to wait for a pause.
+
+        Imports of autoprof's own modules never wait: `create` may import one.
+        """
+        if not self._pauses or "." not in name or name.startswith("autoprof."):
+            return False
+        return get_ident() not in self._pauses
 
     def _due(self, name: str) -> bool:
         """Return True if the import of this top-level module is a reason to search for recipes of distributions."""

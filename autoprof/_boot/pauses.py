@@ -6,7 +6,7 @@ CPython ends this deadlock with an error in one of the threads (up to 3.14,
 https://github.com/python/cpython/issues/83065). Without autoprof, both imports must happen within a few milliseconds
 of each other. A pause can last half a second. So the second thread waits until the package's code has run for as long
 as it would have without the pause. Meanwhile it releases the module's lock, since the first thread may import the
-module, too.
+module, too. Only a thread that has to wait imports this module.
 """
 
 import os
@@ -16,83 +16,53 @@ from time import monotonic, sleep
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from typing import Any
+
+    # The thread, the process and the start time on the monotonic clock.
+    Pause = tuple[int, int, float]
+    Pauses = Mapping[int, Pause]
 
 _POLL_S = 0.002
 # Maximum wait. CPython does not detect deadlocks with other kinds of locks, which the waiting thread may hold.
 _MAX_WAIT_S = 30.0
 
 
-class _Pause:
-    """One pause of a thread."""
+def wait(name: str, pauses: "Pauses") -> "Any":
+    """Wait before a module is created, if the import of one of its packages pauses.
 
-    __slots__ = ("began", "ended", "process", "thread")
-
-    def __init__(self) -> None:
-        self.process = os.getpid()
-        self.thread = get_ident()
-        self.began = monotonic()
-        self.ended: float | None = None
-
-    def sit_out(self, package: "Any") -> None:
-        """Wait for the end of the pause, and then for the time between its beginning and this call.
-
-        The wait ends early if the import is complete, or if it waits for this thread.
-
-        Args:
-            package: The lock of the package whose import pauses.
-        """
-        arrived = monotonic()
-        late = arrived - self.began
-        while (
-            package.owner == self.thread
-            and (self.ended is None or monotonic() < self.ended + late)
-            and monotonic() < arrived + _MAX_WAIT_S
-            and not package.has_deadlock()
-        ):
-            sleep(_POLL_S)
+    Returns:
+        The module if another thread imported it meanwhile, else None.
+    """
+    package = name
+    while "." in package:
+        package = package.rpartition(".")[0]
+        lock: Any = _lock_of(package)
+        pause = pauses.get(getattr(lock, "owner", None))  # type: ignore[arg-type]
+        if pause is not None and pause[1] == os.getpid():
+            return _without_lock(name, pause, pauses, lock)
+    return None
 
 
-class Pauses:
-    """The pauses of all threads."""
+def _sit_out(pause: "Pause", pauses: "Pauses", package: "Any") -> None:
+    """Wait for the end of a pause, and then for the time between its beginning and this call.
 
-    def __init__(self) -> None:
-        self._going: dict[int, _Pause] = {}
+    The wait ends early if the import is complete, or if it waits for this thread.
 
-    def during(self, work: "Callable[..., None]", *arguments: "Any") -> None:
-        """Call `work`, a function of autoprof's, in the middle of an import."""
-        if get_ident() in self._going:
-            work(*arguments)
-            return
-        pause = self._going[get_ident()] = _Pause()
-        try:
-            work(*arguments)
-        finally:
-            del self._going[pause.thread]
-            pause.ended = monotonic()
-
-    def concern(self, name: str) -> bool:
-        """Return True if the import of a module by this thread may have to wait."""
-        return bool(self._going) and "." in name and get_ident() not in self._going
-
-    def wait(self, name: str) -> "Any":
-        """Wait before a module is created, if the import of one of its packages pauses.
-
-        Returns:
-            The module if another thread imported it meanwhile, else None.
-        """
-        package = name
-        while self.concern(package):
-            package = package.rpartition(".")[0]
-            lock: Any = _lock_of(package)
-            pause = self._going.get(getattr(lock, "owner", None))  # type: ignore[arg-type]
-            if pause is not None and pause.process == os.getpid():
-                return _without_lock(name, pause, lock)
-        return None
+    Args:
+        pause: The pause.
+        pauses: All pauses. A pause ends when it is removed.
+        package: The lock of the package whose import pauses.
+    """
+    arrived, (thread, _, began) = monotonic(), pause
+    pausing, end = True, arrived + _MAX_WAIT_S
+    while package.owner == thread and monotonic() < end and not package.has_deadlock():
+        if pausing and pauses.get(thread) is not pause:
+            pausing, end = False, min(end, monotonic() + arrived - began)
+        sleep(_POLL_S)
 
 
-def _without_lock(name: str, pause: _Pause, package: "Any") -> "Any":
+def _without_lock(name: str, pause: "Pause", pauses: "Pauses", package: "Any") -> "Any":
     """Sit out a pause without the lock of the module that this thread imports.
 
     The thread is registered as waiting for the lock. So CPython finds a deadlock if the thread that takes the lock
@@ -103,12 +73,12 @@ def _without_lock(name: str, pause: _Pause, package: "Any") -> "Any":
     """
     lock, thread = _lock_of(name), get_ident()
     if lock.owner != thread:  # the module is only searched for, not imported
-        pause.sit_out(package)
+        _sit_out(pause, pauses, package)
         return None
     with _Entry(thread, lock):
         lock.release()
         try:
-            pause.sit_out(package)
+            _sit_out(pause, pauses, package)
         finally:
             _take(lock)
     return sys.modules.get(name)

@@ -23,7 +23,6 @@ BOOT = [
     "autoprof._boot",
     "autoprof._boot.command",
     "autoprof._boot.finder",
-    "autoprof._boot.pauses",
 ]
 SHOW = "import sys; print(sorted(name for name in sys.modules if name.split('.')[0] == 'autoprof'))"
 

@@ -134,8 +134,8 @@ finder = next(each for each in sys.meta_path if type(each).__name__ == "Finder")
 load, began, errors = finder._load, threading.Event(), []
 def slowly(target):
     # The second comes so long after it that the first gets to the module before.
-    for pause in finder._pauses._going.values():
-        pause.began -= 1000
+    for thread, (_, process, start) in finder._pauses.items():
+        finder._pauses[thread] = (thread, process, start - 1000)
     began.set()
     while not at(second) & {("autoprof._boot.pauses", "wait"), ("importlib._bootstrap", "acquire")}:
         time.sleep(0.01)
