@@ -12,6 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 import autoprof
 from autoprof.base import files, interpreter, interrupts, log, process, threads
 from autoprof.base.originals import subprocess, threading, time
@@ -19,6 +21,8 @@ from autoprof.capture.finisher import job as finisher_job
 
 # Folder that contains the package, for `-m`.
 _PACKAGES = Path(autoprof.__file__).parent.parent
+# Folder that contains autoprof's dependencies, and zlib-ng if it is installed.
+_DEPENDENCIES = str(Path(msgspec.__file__).parent.parent)
 # Maximum wait for the start of the finisher. It takes about 10 ms, and more on a busy machine.
 _START_TIMEOUT_S = 60.0
 
@@ -51,7 +55,7 @@ def spawn(job: dict[str, Any]) -> None:
     """Compress and name a trace in another process, which outlives this one and for which no thread waits."""
     try:
         python = interpreter.find()
-        described = job | {"python": job.get("python") and python}
+        described = job | {"python": job.get("python") and python, "packages": _DEPENDENCIES}
         with interpreter.job_file(described) as file, _spawn_state.starting, files.low_numbers_taken():
             started = subprocess.Popen(
                 [python, "-E", "-s", "-S", "-m", "autoprof.capture.finisher"],

@@ -8,21 +8,17 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 
 from autoprof.base import files
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from gzip import GzipFile
     from typing import Any, BinaryIO
 
 _PIECE = 1 << 20
-# The line of an event's name. Most pieces of a trace need no repair, so they are first searched for a quote within a
-# name, for characters that JSON does not allow, and for line 0 of a Python file, which stands for a module.
-_NAME = re.compile(rb'(?<=  )"name": "(.*)"(?=,?\n)')
-_QUOTE_WITHIN = re.compile(rb'"name": "[^"]*"(?!,?\n)')
-_PLAIN = bytes(range(0x20, 0x7F)).replace(b"\\", b"\n")
+# An event's name that may have to be repaired: with a quote, a backslash or a character outside of ASCII, or of line 0
+# of a Python file, which stands for a module.
+_NAME = re.compile(rb'"name": "(?:(?![ !#-\[\]-~]*",?\n)|(?=.*\.py\(0\): ))(?<=  "name": ")(.*)"(?=,?\n)')
 _OF_MODULE = re.compile(rb"(?<=\.py\(0\): ).*")
 _DEVICE_EVENTS = (b'"cat": "kernel"', b'"cat": "gpu_memcpy"', b'"cat": "gpu_memset"')
 
@@ -39,33 +35,16 @@ def device_events(path: str) -> bool:
     return False
 
 
-class RightNames:
-    """Wrapper of the output file that repairs the names of events.
+def copy(source: BinaryIO, target: Any, end: int) -> None:
+    """Copy the lines of a Chrome trace from the current position to an offset, and repair the names of events.
 
     Kineto writes names without escapes (torch 2.13). One quote, as in `record_function('say "hi"')`, makes the trace
     invalid JSON. Also, the code object of a module is freed after its import, and torch keeps only a pointer to its
     name. So it may write the bytes that are in that memory later.
     """
-
-    def __init__(self, file: BinaryIO | GzipFile) -> None:
-        self._file = file
-        self._incomplete = b""
-
-    def write(self, piece: bytes) -> None:
-        """Write the complete lines, and keep the last, incomplete one."""
-        lines, newline, incomplete = piece.rpartition(b"\n")
-        if not newline:
-            self._incomplete += incomplete
-            return
-        lines = self._incomplete + lines + newline
-        self._incomplete = incomplete
-        if b".py(0): " in lines or lines.translate(None, _PLAIN) or _QUOTE_WITHIN.search(lines):
-            lines = _NAME.sub(_right, lines)
-        self._file.write(lines)
-
-    def end(self) -> None:
-        """Write the last line."""
-        self._file.write(self._incomplete)
+    while lines := source.read(min(end - source.tell(), _PIECE)):
+        lines += source.readline(end - source.tell())
+        target.write(_NAME.sub(_right, lines))
 
 
 def _right(found: re.Match[bytes]) -> bytes:
@@ -89,10 +68,9 @@ def copy_cut(source: BinaryIO, target: Any, limit: int) -> None:
     footer_at, _ = _last(source, b"\n  ]", length)
     _, cut = _last(source, b"\n  }", limit)
     source.seek(0)
-    while left := cut - source.tell():
-        target.write(source.read(min(left, _PIECE)))
+    copy(source, target, cut)
     source.seek(footer_at)
-    shutil.copyfileobj(source, target, _PIECE)
+    copy(source, target, length)
 
 
 def _last(source: BinaryIO, text: bytes, before: int) -> tuple[int, int]:

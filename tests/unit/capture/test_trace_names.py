@@ -10,6 +10,7 @@ import re
 import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -17,16 +18,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from autoprof.capture import lifecycle
-from autoprof.capture.finisher.chrome_trace import RightNames
+from autoprof.capture.finisher import chrome_trace
 from tests.support.captures import SUBJECT, finished, work
 
 
 def written(content: bytes, piece: int = 1 << 20) -> bytes:
     file = io.BytesIO()
-    names = RightNames(file)
-    for start in range(0, len(content), piece):
-        names.write(content[start : start + piece])
-    names.end()
+    with mock.patch.object(chrome_trace, "_PIECE", piece):
+        chrome_trace.copy(io.BytesIO(content), file, len(content))
     return file.getvalue()
 
 

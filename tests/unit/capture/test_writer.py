@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gzip
 import os
 import subprocess
 import sys
@@ -145,6 +146,23 @@ def test_what_another_process_finishes_is_left_to_it(made: Any, tmp_path: Path) 
     before = trace.stat()
     finisher_job.finish(job)
     assert trace.stat() == before
+
+
+@pytest.mark.needs("zlib_ng")
+@pytest.mark.parametrize("installed", [True, False])
+def test_zlib_ng_compresses_if_it_is_installed(
+    installed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mocker: Any
+) -> None:
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if "site-packages" not in path])
+    for name in ("zlib_ng", "zlib_ng.gzip_ng"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    raw, trace, content = tmp_path / "x.json.part", tmp_path / "x.json.gz", b'{\n  "name": "a"\n}' * 1000
+    raw.write_bytes(content)
+    job = {"raw": str(raw), "trace": str(trace), "meta": {}, "meta_path": str(tmp_path / "m"), "max_bytes": 10**6}
+    copy = mocker.spy(finisher_job.chrome_trace, "copy")
+    finisher_job.finish(job | {"packages": writer._DEPENDENCIES if installed else str(tmp_path)})
+    assert type(copy.call_args.args[1]).__module__ == ("zlib_ng.gzip_ng" if installed else "gzip")
+    assert gzip.decompress(trace.read_bytes()) == content
 
 
 def test_the_end_of_ray_waits_for_what_workers_are_writing(joined: Any, mocker: Any) -> None:
