@@ -435,8 +435,12 @@ def status(path: str | os.PathLike[str], *, follow: bool = True) -> os.stat_resu
 
 
 def exists(path: str | os.PathLike[str], *, follow: bool = True) -> bool:
-    """Return True if the file or folder exists. See `status`."""
-    return status(path, follow=follow) is not None
+    """Return True if the file or folder exists. See `status`. For a missing one, no exception is raised and caught."""
+    try:
+        return os.access(path, os.F_OK, follow_symlinks=follow)
+    except ValueError as error:
+        interrupts.pass_on(error)
+        return False
 
 
 def is_folder(path: str | os.PathLike[str], *, follow: bool = True) -> bool:
