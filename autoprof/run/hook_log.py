@@ -174,6 +174,8 @@ class HookLog:
 
     def lines(self, whole: bool) -> list[HookLine | ErrorLine]:
         """Return the lines for the beginning of a part: of all hooks, or if not `whole`, of the hooks that failed."""
+        if whole:
+            self._unwritten = {}
         hooks = [line for line in list(self.hooks.values()) if whole or line.state == "failed"]
         return [*hooks, *list(self.errors.values())]
 
@@ -185,10 +187,8 @@ class HookLog:
             # Join without the lock: it may import modules of Ray, and a thread in such an import may need the lock.
             self._join()
             if not self._timeline.has_file:
-                # The first part has the lines of all hooks.
-                self._unwritten.clear()
                 self._timeline.begin_part()
-            elif self._unwritten:
+            if self._unwritten:
                 self._write_new()
         # Catch everything: this also runs while an error of autoprof is being reported.
         except Exception as error:

@@ -55,5 +55,5 @@ print(json.dumps({kind.__name__: described(kind) for kind in kinds}))
 # Without that, 2 of 100 runs crashed in which several threads read the same struct first.
 def test_structs_that_hold_others_are_described_before_threads_read_them(python: Python) -> None:
     found: dict[str, bool] = json.loads(python(DESCRIBED).stdout)
-    assert {"RunFile", "ProcessLine", "Settings", "Trigger"} <= found.keys()
+    assert {"RunFile", "ProcessLine", "Settings", "Became"} <= found.keys()
     assert {name for name, described in found.items() if not described} == NEVER_READ
