@@ -134,15 +134,19 @@ def wait_for_files(run: Runtime, folders: bool = True) -> None:
 
 
 def _report_cut_off(run: Runtime) -> None:
-    """Warn of captures that have no meta file and that no process is writing any more."""
-    written = [str(part) for part in run.rundir.parts() if _is_fresh(part)]
+    """Warn of captures of this attempt that have no meta file and that no process is writing any more."""
+    written = [str(part) for part in run.rundir.parts() if _age_s(part) < _STALE_S]
+    attempt_s = time.time() - run.info.started
     captures = []
     for _, folder in run.rundir.steps():
         names: set[str] = set()
         with interrupts.suppress(OSError):
             names.update(os.listdir(folder))
         for name in sorted(name.removesuffix(TAKEN) for name in names if name.endswith(TAKEN)):
-            if f"{name}{META}" not in names and not any(part.startswith(f"{folder}/{name}.") for part in written):
+            written_or_complete = f"{name}{META}" in names or any(
+                part.startswith(f"{folder}/{name}.") for part in written
+            )
+            if not written_or_complete and 0 < _age_s(folder / f"{name}{TAKEN}") <= attempt_s:
                 captures.append(f"{folder.name}/{name}")
     if captures:
         more = f" and {len(captures) - _MAX_NAMED} more" if len(captures) > _MAX_NAMED else ""
@@ -150,13 +154,13 @@ def _report_cut_off(run: Runtime) -> None:
         log.warning(f"captures were cut off: {listed}; see autoprof doctor {run.info.id}")
 
 
-def _is_fresh(part: Path) -> bool:
-    """Return True if a part may still be growing: a process can outlive its run."""
+def _age_s(part: Path) -> float:
+    """Return the seconds since the last write to a part; 0 if it was renamed meanwhile."""
     try:
-        return abs(time.time() - _changed(part)) < _STALE_S
-    except FileNotFoundError as error:  # the file was renamed meanwhile
+        return abs(time.time() - _changed(part))
+    except FileNotFoundError as error:
         interrupts.pass_on(error)
-        return True
+        return 0
 
 
 def _is_orphan(part: Path) -> bool:
