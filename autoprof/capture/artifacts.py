@@ -152,7 +152,8 @@ class Artifacts:
         if ranged:
             self._end_range = tool.mark(f"{self.facts.subject.role}.{self.facts.subject.stage}")
         for other in profilers.beside(self._settings, tool):
-            artifacts = Artifacts(self._run, self.facts.subject, _without_contents(self._settings), other, other.name)
+            settings = msgspec.structs.replace(self._settings, contents=())  # these are for the profiler only
+            artifacts = Artifacts(self._run, self.facts.subject, settings, other, other.name)
             self._beside.append(artifacts)
             try:
                 artifacts.start(ranged)
@@ -318,11 +319,6 @@ def why_not(error: Exception) -> str:
     if isinstance(error, OverBudget):
         return str(error)
     return f"the profiler did not start: {type(error).__name__}: {error}"
-
-
-def _without_contents(settings: Settings) -> Settings:
-    """Return the settings of a tool beside a profiler. The contents are for the profiler only."""
-    return msgspec.structs.replace(settings, contents=())
 
 
 def _nothing(*_: object) -> None:
