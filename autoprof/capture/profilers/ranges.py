@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import gc
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable
 from types import FunctionType
 from typing import Any
@@ -27,7 +28,7 @@ class _RangesState(process.State):
     """
 
     def begin(self) -> None:
-        self.entered: dict[int, weakref.ref[Any]] = {}
+        self.entered: OrderedDict[int, weakref.ref[Any]] = OrderedDict()
         self.enter: tuple[Callable[[Any], Any], Callable[[Any], Any]] | None = None
 
 
@@ -47,8 +48,9 @@ def begin() -> None:
 def note(handle: Any) -> None:
     """Note a range that has begun. `handle` is what torch returned for it."""
     key = id(handle)
-    _state.entered.pop(key, None)  # an entry that is only replaced would keep its old place in the dict
+    # First noted, then moved, so that an interrupt between the two loses no range.
     _state.entered[key] = weakref.ref(handle)
+    _state.entered.move_to_end(key)
 
 
 def end() -> None:
