@@ -82,7 +82,7 @@ def _locked(name: str) -> int | None:
 
 
 COMPRESSED = ".gz"
-# Level of gzip; that of zlib-ng makes smaller files. torch's own export uses level 9, in the training thread;
+# Level of gzip; zlib-ng makes smaller files with it. torch's own export uses level 9, in the training thread;
 # bench/stop.py compares the two.
 LEVEL = 4
 _PIECE = 1 << 20
