@@ -92,7 +92,7 @@ class Hook(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """One function or class of a target, and the behaviour put around it.
 
     Attributes:
-        name: Name, unique among the hooks of the target. `hooks/*.json` and `AUTOPROF_DISABLE` use it.
+        name: Name, unique among the hooks of the target. The timeline and `AUTOPROF_DISABLE` use it.
         attribute: Function, `Class.method` or class, depending on the behaviour.
         behaviour: Name of the behaviour, a key of `autoprof.hooks.behaviour.BEHAVIOURS`.
         module: Module that defines the attribute (default: the target itself), or the file of a script: `train.py`.
@@ -151,7 +151,7 @@ class BoundHook(msgspec.Struct, frozen=True, kw_only=True):
     """A hook with its recipe, its file, and its behaviour created from the options.
 
     Attributes:
-        key: Name as `target/hook`, in `hooks/*.json`, messages and `AUTOPROF_DISABLE`. If two hooks have the same key,
+        key: Name as `target/hook`, in timelines, messages and `AUTOPROF_DISABLE`. If two hooks have the same key,
             the later one replaces the earlier one.
         file: Name of the recipe file, without its suffix.
     """
@@ -168,7 +168,7 @@ class BoundHook(msgspec.Struct, frozen=True, kw_only=True):
         return self.recipe.passive
 
     def described(self) -> dict[str, Any]:
-        """Return the hook's description in `hooks/*.json`."""
+        """Return the hook's description for the timeline."""
         return {"module": self.hook.module, "attribute": self.hook.attribute, "behaviour": self.hook.behaviour}
 
 

@@ -78,8 +78,8 @@ class HookLog:
         self.hooks: dict[str, HookLine] = {}
         self.versions: dict[str, str] = {}
         self.errors: dict[str, ErrorLine] = {}
-        # Names of hooks and places of errors whose last line is not written.
-        self._unwritten: dict[str, None] = {}
+        # Lines that are not written yet, by kind and by name or place.
+        self._unwritten: dict[tuple[str, str], HookLine | ErrorLine] = {}
         self._active_target = False
         self._worth_writing = False
         # The facts at the beginning of the last part.
@@ -94,7 +94,7 @@ class HookLog:
 
     def _put(self, line: HookLine) -> None:
         self.hooks[line.hook] = line
-        self._unwritten[line.hook] = None
+        self._unwritten["hook", line.hook] = line
 
     def applied(self, hook: LoggedHook, reason: str = "") -> None:
         self._set(hook, "applied", reason)
@@ -147,7 +147,7 @@ class HookLog:
             self.errors[where] = line
         # Write at counts 1, 2, 4, 8, ...: a hook may fail in each of a million calls.
         if line.count.bit_count() == 1:
-            self._unwritten[where] = None
+            self._unwritten["error", where] = line
             self.write()
 
     def switched_off(self, key: str, reason: str) -> None:
@@ -197,8 +197,7 @@ class HookLog:
             log.warning_once(self._directory.unwritable(error))
 
     def _write_new(self) -> None:
-        before, self._unwritten = self._unwritten, {}
-        lines = [line for key in before if (line := self.hooks.get(key) or self.errors.get(key)) is not None]
+        lines, self._unwritten = list(self._unwritten.values()), {}
         facts = {"process": process_title(), "node": self.node, "ray": self.ray, "versions": self.versions}
         if facts != self._facts:
             self._timeline.begin_part()

@@ -318,7 +318,7 @@ class _RuntimeState(process.State):
         self.off = False
 
     def in_child(self) -> None:
-        # The child needs its own file in `hooks/`, and new locks: threads of its parent may have held the old ones.
+        # The child needs its own states of hooks, and new locks: threads of its parent may have held the old ones.
         self.lock = threading.RLock()
         if self.run is not None:
             self.run.hooks.begin_anew()

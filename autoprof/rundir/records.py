@@ -143,7 +143,7 @@ class RunFile(Struct, frozen=True, kw_only=True, omit_defaults=True):
     python: str  # The version of Python.
     autoprof: str  # The version of autoprof.
     settings: RunSettings  # The run's settings.
-    hosts: list[str]  # The hosts of the processes that have a file in `hooks/`.
+    hosts: list[str]  # The hosts of the processes that have a timeline.
     versions: dict[str, str]  # The versions of the targets, by package.
     recipes: list[str]  # The recipes with an applied hook.
     # `running`, `ended`, or `failed` by an exception. Commands show `running` as `unfinished` if the process no longer

@@ -170,7 +170,7 @@ def test_a_handlers_exception_is_no_missing_file(
 ) -> None:
     alarm(Handlers())
     (tmp_path / "folder").mkdir()
-    for name in ("stat", "scandir"):
+    for name in ("access", "stat", "scandir"):
         monkeypatch.setattr(originals.os, name, lambda *_, **__: signal.raise_signal(signal.SIGUSR1))
     with pytest.raises(TimeoutError):
         work(str(tmp_path))

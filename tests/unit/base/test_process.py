@@ -15,8 +15,8 @@ from autoprof.run import step_announcement
 from autoprof.run.step_announcement import StepAnnouncement
 
 PACKAGE = Path(autoprof.__file__).parent
-# The code of an interpreter start imports nothing, and processes that merge traces are not part of a run.
-ALONE = ("_boot/__init__.py", "traces/merge.py")
+# The code of an interpreter start imports nothing. Processes that merge traces or measure a command are in no run.
+ALONE = ("_boot/__init__.py", "traces/merge.py", "cli/recipes/measure.py")
 
 PARTS = """
 import atexit
