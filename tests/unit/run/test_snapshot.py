@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -503,18 +504,22 @@ def test_where_a_fork_counts_threads_last_the_watcher_waits_for_the_next_span(
 ) -> None:
     monkeypatch.setattr(watcher, "_COUNTS_LAST", True)
 
-    def threads() -> int:
-        return len(os.listdir("/proc/self/task"))
+    def threads(expected: int) -> int:
+        """Return the number of threads; wait until it is as expected, because a thread ends a moment after its work."""
+        deadline = time.monotonic() + 60
+        while (count := len(os.listdir("/proc/self/task"))) != expected and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return count
 
-    before = threads()
+    before = len(os.listdir("/proc/self/task"))
     watcher.start(run)
-    assert threads() == before + 1
+    assert threads(before + 1) == before + 1
     if (pid := os.fork()) == 0:
         os._exit(0)
     os.waitpid(pid, 0)
-    assert threads() == before
+    assert threads(before) == before
     Span(run.timeline, "stage", "x", step=1, role="actor", rank=0).end()
-    assert threads() == before + 1
+    assert threads(before + 1) == before + 1
     assert run.timeline.wake is None
 
 
