@@ -15,7 +15,7 @@ from autoprof.cli import arguments, console
 from autoprof.cli.console import complain
 from autoprof.cli.documents import Opened
 from autoprof.report import build
-from autoprof.report.build import Request
+from autoprof.report.build import ReportRequest
 from autoprof.report.page import html
 from autoprof.report.page.server import PERFETTO, PERFETTO_PORT, Content, PortTaken, Server
 from autoprof.rundir.file_names import MERGED, META, REPORT, RUN, STEP, tidy
@@ -119,7 +119,7 @@ def _perfetto_text(server: Server, name: str) -> str:
 
 def _report(run: Run) -> Path | None:
     """Return the run's report; write it first if it is missing or older than the run's files."""
-    request = Request(run=run)
+    request = ReportRequest(run=run)
     folder = Path(run.path)
     sources = [folder / RUN, *RunDir(folder).lines("timeline"), *folder.glob(f"{STEP}*/*{META}")]
     if _is_outdated(request.page, [path for path in sources if not path.name.startswith(MERGED)]):

@@ -15,7 +15,7 @@ from autoprof.base.units import number, seconds, share
 from autoprof.cli import arguments, console
 from autoprof.cli.console import complain
 from autoprof.report import build, markdown
-from autoprof.report.build import Request
+from autoprof.report.build import ReportRequest
 from autoprof.report.comparison import NOTHING_COMMON
 from autoprof.report.figures.overview import without_own
 from autoprof.report.figures.words import OTHER, OWN, several
@@ -60,7 +60,7 @@ def run(parsed: argparse.Namespace) -> int:
         return complain(f"report: {f'{error.filename}: {error.strerror}' if error.filename else error}", 1)
 
 
-def _request(parsed: argparse.Namespace) -> Request:
+def _request(parsed: argparse.Namespace) -> ReportRequest:
     """Return the report that the arguments ask for.
 
     Raises:
@@ -71,13 +71,13 @@ def _request(parsed: argparse.Namespace) -> Request:
         raise ValueError("--json and --md can't both go to standard output")
     run = arguments.find_run(parsed)
     against, against_step = _against(parsed, run)
-    request = Request(run=run, step=parsed.step, against=against, against_step=against_step)
+    request = ReportRequest(run=run, step=parsed.step, against=against, against_step=against_step)
     if against_step is not None and request.step is None:
         raise ValueError(f"--against {parsed.against} is a step; name with --step the step to compare with it")
     for option, path in (("-o", parsed.output), ("--md", parsed.md)):
         if not path:
             continue
-        whole = path is parsed.output and same_place(path, request.page) and request.page == Request(run=run).page
+        whole = path is parsed.output and same_place(path, request.page) and request.page == ReportRequest(run=run).page
         if is_whole_run(Path(path)) and not whole:
             raise ValueError(
                 f"{option} {path}: this name is reserved for the report of the whole run; give another one"

@@ -26,7 +26,7 @@ from autoprof.report.figures.overview import (
     typical_steps,
     without_own,
 )
-from autoprof.report.figures.timeline import StepSpan, Timeline, journals_of
+from autoprof.report.figures.timeline import RunTimeline, StepSpan, journals_of
 from autoprof.report.findings import findings
 from autoprof.report.findings.registry import LEAST_S
 from autoprof.report.hangs import read, sentences
@@ -70,7 +70,7 @@ def figures(
     shifts = {file.host: file.shift_ns for file in files}
     opened = read.read_open_spans(run, time.time_ns(), shifts)
     recorded = Recorded(run.steps, shifts)
-    timeline = Timeline(files, path)
+    timeline = RunTimeline(files, path)
     overview = Overview(timeline, folders, recorded)
     rows = overview.cut_off | {row.number: row for row in overview.rows}
     numbers = list(dict.fromkeys(chosen or choose(overview.rows, overview.cut_off.values())))
@@ -208,7 +208,7 @@ def _rate(rows: Sequence[StepRow]) -> float | None:
     return sum(tokens for tokens, _ in known) / whole if whole else None
 
 
-def _notes(overview: Overview, timeline: Timeline) -> list[str]:
+def _notes(overview: Overview, timeline: RunTimeline) -> list[str]:
     notes = []
     if timeline.attempts.count > 1:
         times = timeline.attempts.count
@@ -247,7 +247,7 @@ def _no_step(run: runs.Run, number: int, rows: Sequence[StepRow]) -> str:
     return f"{run.id} has no step {number}; steps in its timeline: {in_timeline}; captured steps: {captured}"
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True):
+class ReportRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A run or one of its steps, and the run or step to compare it with.
 
     Attributes:
@@ -273,7 +273,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         return Path(self.run.path, ".".join([stem, *words, ending]))
 
 
-def report_figures(request: Request, progress: Progress = unseen) -> RunFigures:
+def report_figures(request: ReportRequest, progress: Progress = unseen) -> RunFigures:
     """Make the figures that a report shows.
 
     Raises:

@@ -14,7 +14,7 @@ from typing import Any
 from autoprof.base import exception_text, exceptions, files, interrupts, log
 from autoprof.base.originals import os
 from autoprof.base.redact import hidden, writable
-from autoprof.rundir.records import Frame, Named, Raised
+from autoprof.rundir.records import Frame, NamedProcess, Raised
 
 # Number of innermost functions that are kept of a stack.
 _MAX_FRAMES = 30
@@ -190,7 +190,7 @@ def _without_type(message: str, kind: str) -> str:
     return rest if named.rpartition(".")[2] == kind and " " not in named else message
 
 
-def _named(error: BaseException, text: str) -> list[Named]:
+def _named(error: BaseException, text: str) -> list[NamedProcess]:
     """Return the dead processes that an exception of Ray or torchrun names, with a pid or the cause of the death."""
     failures = exceptions.attribute(error, "failures")
     if isinstance(failures, dict):
@@ -204,7 +204,7 @@ def _named(error: BaseException, text: str) -> list[Named]:
     # Search from the first such message on: a pid before it belongs to the process that received the exception.
     pids = _PID.findall(text[start.start() :] if (start := _CONTAINED.search(text)) else text)
     pid = int(pids[0]) if pids else 0
-    return [Named(pid=pid, cause=cause, used_bytes=used, limit_bytes=limit)] if pid or cause else []
+    return [NamedProcess(pid=pid, cause=cause, used_bytes=used, limit_bytes=limit)] if pid or cause else []
 
 
 def _ray_death(error: Any) -> str:
@@ -223,7 +223,7 @@ def _ray_death(error: Any) -> str:
     return ""
 
 
-def _of_torchrun(failures: dict[object, object]) -> list[Named]:
+def _of_torchrun(failures: dict[object, object]) -> list[NamedProcess]:
     """Return the ranks that torchrun's ChildFailedError names, in the order of their failures."""
     ranks = []
     for rank, failure in failures.items():
@@ -232,7 +232,9 @@ def _of_torchrun(failures: dict[object, object]) -> list[Named]:
         if not isinstance(status, int) or not isinstance(pid, int):
             continue
         name = _signal_name(-status) if status < 0 else ""
-        named = Named(pid=pid, rank=rank if isinstance(rank, int) else None, signal=name, status=max(status, 0) or None)
+        named = NamedProcess(
+            pid=pid, rank=rank if isinstance(rank, int) else None, signal=name, status=max(status, 0) or None
+        )
         ranks.append((when if isinstance(when, int) else 0, named))
     return [named for _, named in sorted(ranks, key=lambda entry: entry[0])[:_MAX_NAMED]]
 

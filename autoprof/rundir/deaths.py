@@ -19,7 +19,7 @@ from autoprof.base.redact import hidden
 from autoprof.rundir import file_names, memory_state, processes
 from autoprof.rundir.layout import CRASHES, RunDir
 from autoprof.rundir.processes import GONE, ProcessState
-from autoprof.rundir.records import Death, Frame, Named, OpenSpan, Raised, RunFile
+from autoprof.rundir.records import Death, Frame, NamedProcess, OpenSpan, Raised, RunFile
 from autoprof.rundir.runs import ENDED, FAILED, UNFINISHED, Run, exit_status
 
 EXCEPTION, EXIT, CRASH, KILLED, GONE_DEAD = "exception", "exit", "crash", "killed", "gone"
@@ -278,7 +278,7 @@ def _add_named(
             dead[host, named.pid] = _with_details(death, named)
 
 
-def _with_details(death: Death, named: Named) -> Death:
+def _with_details(death: Death, named: NamedProcess) -> Death:
     if death.killer:
         return death
     if named.cause:

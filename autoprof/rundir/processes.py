@@ -440,7 +440,7 @@ def _state(host: str, pid: int, process: ProcessLine, exited: bool) -> str:
     """Return the state of a process. In another container, its pid may belong to a different process."""
     if exited:
         return EXITED
-    # Without a process line, the disk was full, or an interrupt came while the file was made: the process may be running.
+    # Without a process line, the disk was full, or the file was just made: the process may be running.
     if not process.pid or host != identity.HOST or process.namespace not in (0, identity.pid_namespace()):
         return ELSEWHERE
     began = identity.start_ticks(pid)

@@ -46,7 +46,7 @@ class Frame(Struct, frozen=True, omit_defaults=True):
     line: Number = 0  # The current line number.
 
 
-class Named(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class NamedProcess(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A dead process that an exception of Ray or torchrun names."""
 
     pid: Number = 0  # The process id; 0 if the exception does not name it.
@@ -69,7 +69,7 @@ class Raised(Struct, frozen=True, kw_only=True, omit_defaults=True):
     frames: list[Frame] = []
     cause: str = ""  # The exception that caused it, in one line.
     pid: Number = 0  # The process that raised it, if Ray brought it from another one.
-    named: list[Named] = []  # The dead processes that it names.
+    named: list[NamedProcess] = []  # The dead processes that it names.
 
 
 class Death(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -51,7 +51,7 @@ class EngineSums(Struct, frozen=True, kw_only=True):
     other: PassSums
 
 
-class Pass(Struct, frozen=True):
+class PassAnnotation(Struct, frozen=True):
     """Annotation of one forward pass. `kind` is a field of `EngineSums`."""
 
     engine: str
@@ -60,7 +60,7 @@ class Pass(Struct, frozen=True):
     tokens: int
 
 
-def parsed(name: str) -> Pass | None:
+def parsed(name: str) -> PassAnnotation | None:
     """Return the pass that an annotation with this name describes, or None."""
     if name.startswith("execute_"):
         if match := _VLLM.match(name):
@@ -72,11 +72,11 @@ def parsed(name: str) -> Pass | None:
         else:
             return None
         kind = {(1, 0): "prefill", (0, 1): "decode", (1, 1): "mixed"}.get((context > 0, generation > 0), "other")
-        return Pass("vllm", kind, context + generation, tokens)
+        return PassAnnotation("vllm", kind, context + generation, tokens)
     if name.startswith("step[") and (match := _SGLANG.match(name)):
         mode, requests = match[1], int(match[2])
         kind = "mixed" if mode == "MIXED" else _SGLANG_KINDS.get(mode, "other")
-        return Pass("sglang", kind, requests, int(match[3] or 0) or (requests if kind == "decode" else 0))
+        return PassAnnotation("sglang", kind, requests, int(match[3] or 0) or (requests if kind == "decode" else 0))
     return None
 
 
@@ -87,7 +87,7 @@ class Passes:
         self._engine = ""
         self._sums: dict[str, list[float]] = {}
 
-    def add(self, annotation: Pass, calls: int, total_us: float, on_device: bool) -> None:
+    def add(self, annotation: PassAnnotation, calls: int, total_us: float, on_device: bool) -> None:
         """Add all passes with one annotation."""
         self._engine = annotation.engine
         sums = self._sums.setdefault(annotation.kind, [0, 0.0, 0.0, 0, 0])

@@ -17,7 +17,7 @@ from autoprof.rundir.runs import CaptureFile
 from autoprof.traces import clocks
 from autoprof.traces.merge import Input
 from autoprof.traces.reader import Reader, TraceError
-from autoprof.traces.timeline import ROLES, Timeline
+from autoprof.traces.timeline import ROLES, StepTimeline
 
 # Chrome trace that torch_npu's analysis writes into its folder. It is a bare list of events.
 NPU_TRACE = Path(NPU_ANALYSED, NPU_TIMELINE)
@@ -95,7 +95,9 @@ def not_merged(folder: Path) -> Iterable[str]:
             )
 
 
-def placed(inputs: Sequence[Input], timeline: Timeline, run: Path, how: str) -> tuple[list[Input], Timeline, str]:
+def placed(
+    inputs: Sequence[Input], timeline: StepTimeline, run: Path, how: str
+) -> tuple[list[Input], StepTimeline, str]:
     """Return traces and timeline on the clock of the driver's host, and a message about the clocks.
 
     Args:
@@ -127,15 +129,15 @@ def placed(inputs: Sequence[Input], timeline: Timeline, run: Path, how: str) -> 
     shifts = {host: shift(host, unix_ns) for host, unix_ns in times.items()}
     return (
         moved,
-        Timeline(timeline.processes, shifts),
+        StepTimeline(timeline.processes, shifts),
         f"clocks of {len(names)} hosts are corrected by measured offsets",
     )
 
 
-def timeline_of(spans: dict[Journal, list[Line]], takes: Any) -> Timeline:
+def timeline_of(spans: dict[Journal, list[Line]], takes: Any) -> StepTimeline:
     """Return the timeline of the roles for which `takes` is true."""
     kept = {process: [span for span in lines if takes(span.role)] for process, lines in spans.items()}
-    return Timeline({process: lines for process, lines in kept.items() if lines})
+    return StepTimeline({process: lines for process, lines in kept.items() if lines})
 
 
 def role(capture: CaptureFile) -> str:

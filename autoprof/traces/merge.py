@@ -27,7 +27,7 @@ from autoprof.rundir.records import CaptureMeta
 from autoprof.traces.clocks import base_ns, corrections_ns, first_us
 from autoprof.traces.reader import TraceError
 from autoprof.traces.rewrite import Source, Tally, rewrite
-from autoprof.traces.timeline import Timeline, draw
+from autoprof.traces.timeline import StepTimeline, draw
 
 T = TypeVar("T")
 
@@ -163,7 +163,7 @@ def merge(
     inputs: Sequence[Input],
     output: Path,
     jobs: int | None = None,
-    timeline: Timeline | None = None,
+    timeline: StepTimeline | None = None,
     progress: Callable[[int], object] = lambda read: None,
 ) -> Summary:
     """Merge traces. `output` appears only once it is complete.
@@ -223,7 +223,7 @@ def _part_of(output: Path) -> Iterator[Path]:
         raise
 
 
-def _align(inputs: Sequence[Input], timeline: Timeline | None) -> _Aligned:
+def _align(inputs: Sequence[Input], timeline: StepTimeline | None) -> _Aligned:
     """Return traces on one clock."""
     bases: list[int | None] = []
     left_out: dict[str, str] = {}
@@ -244,7 +244,7 @@ def _align(inputs: Sequence[Input], timeline: Timeline | None) -> _Aligned:
     return _Aligned(base, sources, left_out)
 
 
-def _nearer(aligned: _Aligned, timeline: Timeline | None) -> _Aligned:
+def _nearer(aligned: _Aligned, timeline: StepTimeline | None) -> _Aligned:
     """Return the traces with a base some hours before their first time.
 
     Kineto's base is up to three months earlier, and a float can't hold such times to the nanosecond. Perfetto reads
@@ -268,7 +268,7 @@ def _nearer(aligned: _Aligned, timeline: Timeline | None) -> _Aligned:
 
 
 def _write(
-    file: BinaryIO, aligned: _Aligned, timeline: Timeline | None, jobs: int, progress: Callable[[int], object]
+    file: BinaryIO, aligned: _Aligned, timeline: StepTimeline | None, jobs: int, progress: Callable[[int], object]
 ) -> tuple[Tally, list[Tally]]:
     sources = aligned.sources
     head = {"schemaVersion": 1, "displayTimeUnit": "ms", "baseTimeNanoseconds": aligned.base_ns}

@@ -20,7 +20,7 @@ from autoprof.traces import clocks, inputs
 from autoprof.traces import timeline as timeline_reader
 from autoprof.traces.merge import Input, Summary, merge
 from autoprof.traces.reader import TraceError
-from autoprof.traces.timeline import Timeline
+from autoprof.traces.timeline import StepTimeline
 
 ROLLOUT = "rollout"
 
@@ -59,7 +59,7 @@ class Work(Struct, frozen=True):
     """
 
     inputs: list[Input]
-    timeline: Timeline
+    timeline: StepTimeline
     output: Path
     messages: list[str]
     meta: Path | None = None
@@ -114,7 +114,7 @@ def of_step(run: Run, step: Step, options: MergeOptions) -> Work:
     return Work(taken, timeline, made, lines, meta, step.number)
 
 
-def _roles(captures: Sequence[CaptureFile], timeline: Timeline) -> set[str]:
+def _roles(captures: Sequence[CaptureFile], timeline: StepTimeline) -> set[str]:
     drawn = {span.role for spans in timeline.processes.values() for span in spans} - {""}
     return {role for capture in captures for role in inputs.roles(capture)} | drawn
 
@@ -157,7 +157,7 @@ def of_files(paths: Sequence[Path], options: MergeOptions) -> Work:
     part = "" if [folder] == list(paths) and not in_step else "+".join(each.label for each in taken)
     made = _checked(options.output, None) or folder / f"{_name(part)}{TRACE}"
     meta = folder / f"{_name(part)}{META}" if in_step and options.output is None else None
-    taken, timeline, message = inputs.placed(taken, Timeline({}), paths[0].parent, options.clocks)
+    taken, timeline, message = inputs.placed(taken, StepTimeline({}), paths[0].parent, options.clocks)
     return Work(taken, timeline, made, [*filter(None, [message])], meta)
 
 
@@ -237,7 +237,7 @@ def merge_replicas(path: Path) -> None:
 def _merge_replica(run: Path, step: int, taken: list[Input], made: Path) -> MergedMeta:
     """Merge the traces of a replica. If the clocks are unknown, keep them as they are, with a line in the meta file."""
     try:
-        taken, _, message = inputs.placed(taken, Timeline({}), run, clocks.MEASURED)
+        taken, _, message = inputs.placed(taken, StepTimeline({}), run, clocks.MEASURED)
     except TraceError as error:
         message = f"clocks of the hosts are not corrected; their own settings are used: {error}"
     return _meta(step, taken, merge(taken, made, jobs=1), messages=[*filter(None, [message])])

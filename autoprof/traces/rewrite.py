@@ -23,7 +23,7 @@ _OF_SAMPLES = frozenset(("sample", "turn", "tool", "reward"))
 _ALONE = frozenset(("request",))
 
 
-class Lane(Struct, eq=False):
+class SpanLane(Struct, eq=False):
     """One track of the timeline.
 
     Attributes:
@@ -39,7 +39,7 @@ class Lane(Struct, eq=False):
     group: tuple[str, ...] = ()
 
 
-def lay_out(spans: Iterable[Line]) -> list[Lane]:
+def lay_out(spans: Iterable[Line]) -> list[SpanLane]:
     """Return the tracks of one process: first the stages and timers, then samples, then requests."""
     kinds = {"": _Kind(""), "samples": _Kind("samples"), "requests": _Kind("requests")}
     for number, span in enumerate(sorted(spans, key=lambda each: (each.start_ns, -each.end_ns))):
@@ -54,14 +54,14 @@ class _Kind:
     """Tracks of spans of one kind. There may be thousands, so no operation searches through all of them."""
 
     def __init__(self, name: str) -> None:
-        self.lanes: list[Lane] = []
+        self.lanes: list[SpanLane] = []
         self._name = name
         # Heaps: numbers of tracks without open spans, and (end of the outermost span, number) of the others.
         self._free: list[int] = []
         self._busy: list[tuple[int, int]] = []
-        self._of_group: dict[tuple[str, ...], list[Lane]] = {}
+        self._of_group: dict[tuple[str, ...], list[SpanLane]] = {}
 
-    def lane_for(self, span: Line, group: tuple[str, ...]) -> Lane:
+    def lane_for(self, span: Line, group: tuple[str, ...]) -> SpanLane:
         """Return the track of the same group in which the span nests, else the first free track, else a new one."""
         while self._busy and self._busy[0][0] <= span.start_ns:
             self._release(heapq.heappop(self._busy)[1])
@@ -79,7 +79,7 @@ class _Kind:
 
     def _add(self) -> int:
         count = len(self.lanes) + 1
-        self.lanes.append(Lane(f"{self._name or 'stages'} {count}" if self._name or self.lanes else "stages", []))
+        self.lanes.append(SpanLane(f"{self._name or 'stages'} {count}" if self._name or self.lanes else "stages", []))
         return count - 1
 
     def _release(self, number: int) -> None:
@@ -109,7 +109,7 @@ _SHARED_IDS = frozenset("stfbneSTpF")
 _PROCESS = frozenset((b'"process_name"', b'"process_labels"', b'"process_sort_index"'))
 
 
-class Event(msgspec.Struct, gc=False, omit_defaults=True):
+class RewrittenEvent(msgspec.Struct, gc=False, omit_defaults=True):
     """Fields of the trace event format, in Kineto's order. Viewers know no other fields."""
 
     ph: str
@@ -137,11 +137,11 @@ class Event(msgspec.Struct, gc=False, omit_defaults=True):
     estack: Field = UNSET
 
 
-class _NearEvent(Event, gc=False, omit_defaults=True):
+class _NearEvent(RewrittenEvent, gc=False, omit_defaults=True):
     ts: float | str | UnsetType = UNSET  # type: ignore[assignment]
 
 
-_decoder = msgspec.json.Decoder(list[Event])
+_decoder = msgspec.json.Decoder(list[RewrittenEvent])
 _near_decoder = msgspec.json.Decoder(list[_NearEvent])
 _encoder = msgspec.json.Encoder()
 
@@ -207,7 +207,7 @@ def rewrite(
     # Add whole microseconds first, which needs no rounding. The sum is a small number, so the rest stays exact.
     whole_us, rest_ns = float(shift_ns // 1000), float(shift_ns % 1000)
 
-    def put(events: list[Event]) -> None:
+    def put(events: list[RewrittenEvent]) -> None:
         if events:
             text = (b",\n" if tally.events else b"") + _encoder.encode(events)[1:-1]
             tally.events += len(events)
@@ -216,7 +216,7 @@ def rewrite(
 
     with Reader(source.path, partial=True) as reader:
         read = 0
-        decode: Callable[[bytes], list[Event]] = _near_decoder.decode if near else _decoder.decode  # type: ignore[assignment]
+        decode: Callable[[bytes], list[RewrittenEvent]] = _near_decoder.decode if near else _decoder.decode  # type: ignore[assignment]
         for events in reader.chunks(decode):
             described = False
             progress(reader.place - read)
@@ -267,14 +267,14 @@ class _Processes:
             new = self.new[old] = next(self._ids)
         return new
 
-    def describe(self, event: Event) -> None:
+    def describe(self, event: RewrittenEvent) -> None:
         """Keep the description of a process from an event."""
         arguments = msgspec.json.decode(event.args) if event.args is not UNSET else {}
         if isinstance(arguments, dict):
             own = self._described.setdefault(event.pid, {}) if len(self._described) < _MAX_PROCESSES else {}
             own.update({name: arguments[name] for name in ("name", "labels", "sort_index") if name in arguments})
 
-    def descriptions(self) -> list[Event]:
+    def descriptions(self) -> list[RewrittenEvent]:
         """Return the descriptions of the processes, in their old order, after the processes of earlier traces.
 
         Kineto's own tracks come last. Processes without events are left out, because Kineto describes every device of a
@@ -285,7 +285,7 @@ class _Processes:
             place = self._described.get(old, {}).get("sort_index", 0)
             return isinstance(old, str), place if isinstance(place, (int, float)) else 0
 
-        events: list[Event] = []
+        events: list[RewrittenEvent] = []
         for place, old in enumerate(sorted(self.new, key=order)):
             own = self._described.get(old, {})
             labels, name = str(own.get("labels", "")), str(own.get("name", ""))
@@ -303,10 +303,10 @@ class _Processes:
         return events
 
 
-def description(pid: int, name: str, labels: str, place: int) -> list[Event]:
+def description(pid: int, name: str, labels: str, place: int) -> list[RewrittenEvent]:
     """Return the events that give a process its name, labels and place in viewers."""
     return [
-        Event(ph="M", name=Raw(what), pid=pid, tid=Raw(b"0"), args=Raw(_encoder.encode(arguments)))
+        RewrittenEvent(ph="M", name=Raw(what), pid=pid, tid=Raw(b"0"), args=Raw(_encoder.encode(arguments)))
         for what, arguments in (
             (b'"process_name"', {"name": name}),
             (b'"process_labels"', {"labels": labels}),
@@ -315,7 +315,7 @@ def description(pid: int, name: str, labels: str, place: int) -> list[Event]:
     ]
 
 
-def _describes_process(event: Event) -> bool:
+def _describes_process(event: RewrittenEvent) -> bool:
     return event.ph == "M" and event.name is not UNSET and bytes(event.name) in _PROCESS
 
 

@@ -15,7 +15,7 @@ from autoprof.rundir import journal, processes, runs
 from autoprof.rundir.journal import Journal
 from autoprof.rundir.records import Line
 from autoprof.traces.clocks import Attempts, is_of
-from autoprof.traces.rewrite import Event, Tally, description, lay_out, microseconds
+from autoprof.traces.rewrite import RewrittenEvent, Tally, description, lay_out, microseconds
 
 # More spans of a step than any viewer shows.
 MAX_SPANS = 500_000
@@ -99,7 +99,7 @@ ROLES = ("trainer", "actor", "ref", "critic", "reward", "agent_loop", "rollout")
 _encode = msgspec.json.Encoder().encode
 
 
-class Timeline(Struct, frozen=True):
+class StepTimeline(Struct, frozen=True):
     """Spans of a step by process.
 
     Attributes:
@@ -129,7 +129,7 @@ class _Group(Struct, frozen=True):
     process: Journal
 
 
-def draw(timeline: Timeline, base_ns: int, of: int, write: Callable[[bytes], object]) -> Tally:
+def draw(timeline: StepTimeline, base_ns: int, of: int, write: Callable[[bytes], object]) -> Tally:
     """Write the timeline's events, separated by commas, as the first of `of` traces.
 
     Args:
@@ -155,7 +155,7 @@ def draw(timeline: Timeline, base_ns: int, of: int, write: Callable[[bytes], obj
             number = Raw(b"%d" % tid)
             for what, arguments in (("thread_name", {"name": lane.name}), ("thread_sort_index", {"sort_index": tid})):
                 args = Raw(_encode(arguments))
-                events.append(Event(ph="M", name=Raw(_encode(what)), pid=pid, tid=number, args=args))
+                events.append(RewrittenEvent(ph="M", name=Raw(_encode(what)), pid=pid, tid=number, args=args))
             events += [_event(span, pid, number, shift) for span in lane.spans]
         text = (b",\n" if tally.events else b"") + _encode(events)[1:-1]
         tally.events += len(events)
@@ -164,10 +164,10 @@ def draw(timeline: Timeline, base_ns: int, of: int, write: Callable[[bytes], obj
     return tally
 
 
-def _event(span: Line, pid: int, tid: Raw, shift: int) -> Event:
+def _event(span: Line, pid: int, tid: Raw, shift: int) -> RewrittenEvent:
     fields = {"step": span.step, "error": span.error, **span.ids, **span.counts}
     arguments = {name: value for name, value in fields.items() if value not in (None, "")}
-    return Event(
+    return RewrittenEvent(
         ph="X",
         cat=Raw(_encode(span.kind)),
         name=Raw(_encode(span.name)),

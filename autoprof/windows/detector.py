@@ -120,7 +120,7 @@ class Measured(NamedTuple):
         return (self.end_ns - self.start_ns) / 1e9
 
 
-class Opened(NamedTuple):
+class OpenedWindow(NamedTuple):
     """Window that a condition opens.
 
     Attributes:
@@ -150,7 +150,7 @@ class Detector:
         """True if a condition may still open a window."""
         return any(ready.left for ready in self._ready)
 
-    def step(self, step: Measured, ordinal: int) -> Opened | None:
+    def step(self, step: Measured, ordinal: int) -> OpenedWindow | None:
         """Compare a step with the previous ones, by the times of the process that drives it.
 
         Captured steps, and steps that raised, must not be passed: they are neither judged nor compared with.
@@ -196,7 +196,7 @@ class Detector:
         known = f"{', '.join(names) or 'none'}{f', of kinds {listed}' if (listed := ', '.join(kinds)) else ''}"
         return f"AUTOPROF_WHEN: no step had a stage {', '.join(missing)} in the trainer's process; there are {known}"
 
-    def ranks(self, step: Measured, entries: Sequence[RankStats], ordinal: int) -> Opened | None:
+    def ranks(self, step: Measured, entries: Sequence[RankStats], ordinal: int) -> OpenedWindow | None:
         """Compare the ranks of a step with each other. Return the window that a condition opens, or None."""
         by_stage: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
         for entry in entries:
@@ -211,7 +211,7 @@ class Detector:
                 found.append((took, usual, text))
         return self._open(self._above(RANK, found), ordinal)
 
-    def replicas(self, step: Measured, entries: Sequence[ReplicaStats], ordinal: int) -> Opened | None:
+    def replicas(self, step: Measured, entries: Sequence[ReplicaStats], ordinal: int) -> OpenedWindow | None:
         """Compare the replicas of a step by their seconds per token, or per request.
 
         Return the window that a condition opens, or None.
@@ -223,7 +223,7 @@ class Detector:
         text = f"replica {replica} took {in_words(took)} a {unit} in step {step.number}"
         return self._open(self._above(REPLICA, [(took, usual, text)]), ordinal)
 
-    def states(self, number: int, entries: Iterable[RankStats], ordinal: int) -> Opened | None:
+    def states(self, number: int, entries: Iterable[RankStats], ordinal: int) -> OpenedWindow | None:
         """Check the memory of ranks, and whether one ran out of it. Return the window that a condition opens, or None.
 
         Args:
@@ -270,7 +270,7 @@ class Detector:
         same = [ready for ready in self._ready if ready.condition.what == what]
         return [(ready, text) for ready in same if took > ready.condition.above * usual]
 
-    def _open(self, met: Iterable[tuple[_Ready, str]], ordinal: int) -> Opened | None:
+    def _open(self, met: Iterable[tuple[_Ready, str]], ordinal: int) -> OpenedWindow | None:
         """Open one window for all conditions that are met, with the settings of the first condition that has some."""
         opening = {id(ready): (ready, text) for ready, text in met if ready.may(ordinal)}
         if not opening:
@@ -280,7 +280,7 @@ class Detector:
             ready.open(ordinal)
         reasons = [f"{text} ({ready.condition})" for ready, text in opening.values()]
         overrides = next((condition.overrides for condition in conditions if condition.overrides), {})
-        return Opened(max(condition.steps for condition in conditions), overrides, "; ".join(reasons))
+        return OpenedWindow(max(condition.steps for condition in conditions), overrides, "; ".join(reasons))
 
 
 class _Ready:

@@ -19,7 +19,7 @@ from autoprof.config.values import FOUND, REASON
 from autoprof.run import runtime
 from autoprof.run.runtime import Runtime
 from autoprof.windows import requests, stats
-from autoprof.windows.detector import FIRST, Detector, Measured, Opened, Slowest
+from autoprof.windows.detector import FIRST, Detector, Measured, OpenedWindow, Slowest
 from autoprof.windows.stats import RANK, REPLICA, RankStats, ReplicaStats, StatsReporter
 
 # Maximum wait of the thread for the statistics of a step, and the time between two looks.
@@ -51,8 +51,8 @@ class Monitor:
         self._slowest = Slowest()
         self._asks = stats.asked(run.settings)
         self._lock = threading.Lock()
-        self._due: Opened | None = None
-        self._resumed: Opened | None = None
+        self._due: OpenedWindow | None = None
+        self._resumed: OpenedWindow | None = None
         self._at = 0
         self._thread: threading.Thread | None = None
         self._before: dict[int, ReplicaStats] = {}
@@ -69,7 +69,7 @@ class Monitor:
             # A run that was not resumed begins with step 1, or 0.
             if condition.what == RESUME and step > 1 and self._resumed is None:
                 reason = f"the run was resumed at step {step} ({condition})"
-                self._resumed = Opened(condition.steps, condition.overrides, reason)
+                self._resumed = OpenedWindow(condition.steps, condition.overrides, reason)
 
     def due(self, ordinal: int) -> dict[str, Any] | None:
         """Return the settings of the step that begins now, if it is in a condition's window, else None.
@@ -188,7 +188,7 @@ class Monitor:
                 )
         return differences
 
-    def _open(self, opened: Opened | None) -> None:
+    def _open(self, opened: OpenedWindow | None) -> None:
         if opened is None:
             return
         log.info(f"{opened.reason}: {opened.steps} of the next steps are captured")
@@ -201,7 +201,7 @@ class Monitor:
         # A step that is slow because of its slowest rank meets two conditions.
         if self._due is not None:
             both = f"{self._due.reason}; {opened.reason}"
-            opened = Opened(max(self._due.steps, opened.steps), self._due.overrides or opened.overrides, both)
+            opened = OpenedWindow(max(self._due.steps, opened.steps), self._due.overrides or opened.overrides, both)
         self._due = opened
 
 

@@ -54,14 +54,14 @@ def main(folder: Path) -> None:
         run = Path(made) / "20261122-010203-abcdef"
         report_runs.write(run, steps=40, captured=5, **_PLANTED)
         file = Path(made) / "report.html"
-        html.write(build.report_figures(build.Request(run=runs.read(run))), file)
+        html.write(build.report_figures(build.ReportRequest(run=runs.read(run))), file)
         for name, (part, theme) in _SHOWN.items():
             page = browser.new_page(viewport={"width": 1280, "height": 1220 if part == "body" else 800})
             _shoot(page, file.as_uri(), part, theme, folder / f"{name}.png")
             page.close()
         for kind, height in _FINDINGS.items():
             step = _PLANTED[kind]
-            html.write(build.report_figures(build.Request(run=runs.read(run), step=step)), file)
+            html.write(build.report_figures(build.ReportRequest(run=runs.read(run), step=step)), file)
             page = browser.new_page(viewport={"width": 1280, "height": height})
             _shoot(page, file.as_uri(), f"#step-{step}", "light", folder / f"finding-{kind}.png", step)
             page.close()

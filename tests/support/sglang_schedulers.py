@@ -14,8 +14,8 @@ import pytest
 
 from autoprof.behaviours.rollout.engine import MARK, Request
 from autoprof.behaviours.sglang import scheduler as sglang_scheduler
-from autoprof.behaviours.sglang.scheduler import Pass
 from autoprof.behaviours.sglang.scheduler import Scheduler as Requests
+from autoprof.behaviours.sglang.scheduler import SchedulerPass
 from autoprof.capture import lifecycle
 from autoprof.hooks.behaviour import CALL, Call, Outcome, Reply
 from autoprof.run import end
@@ -102,7 +102,7 @@ def receive(holder: Any, request: Any) -> Any:
 def passes(scheduler: Scheduler, *stages: str) -> None:
     for stage in stages:
         call = Call("sglang/pass", Scheduler.run_batch, (scheduler, SimpleNamespace(forward_mode=Mode(stage))), {})
-        around = Pass().around(call)
+        around = SchedulerPass().around(call)
         assert next(around) is CALL
         scheduler.run_batch(None)
         with pytest.raises(StopIteration):

@@ -154,7 +154,7 @@ class _Pauses:
 _EPOCH_S = 1e9
 
 
-class _SchedulerState(process.State):
+class _RecordingState(process.State):
     """Capture in this process's scheduler, and True if the scheduler is registered for snapshots of its state."""
 
     def begin(self) -> None:
@@ -165,7 +165,7 @@ class _SchedulerState(process.State):
         self.registered = False
 
 
-_state = _SchedulerState()
+_state = _RecordingState()
 
 
 class Scheduler(Behaviour):
@@ -185,7 +185,7 @@ class Scheduler(Behaviour):
         return Reply(_answer(MARK + problem))
 
 
-class Pass(Behaviour):
+class SchedulerPass(Behaviour):
     """The scheduler's method that runs one forward pass."""
 
     def around(self, call: Call) -> Around:

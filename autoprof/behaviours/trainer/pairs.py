@@ -18,7 +18,7 @@ from autoprof.run.step_announcement import StepAnnouncement
 from autoprof.run.timeline import Span
 
 
-class Begin(Stage):
+class StageBegin(Stage):
     """The call opens a stage, which a `stage.end` hook closes.
 
     If no call closes the stage, it ends with its step, or when it begins again in a later step. Its capture is then
@@ -66,7 +66,7 @@ class Begin(Stage):
         return opened
 
 
-class SpanBegin(Begin):
+class SpanBegin(StageBegin):
     """The call opens a span of the timeline, which a `stage.end` hook closes. It is not captured."""
 
     def wanted(
@@ -75,7 +75,7 @@ class SpanBegin(Begin):
         return None
 
 
-class End(Behaviour):
+class StageEnd(Behaviour):
     """The return of the call closes a stage that a `stage.begin` hook opened: the latest one that matches.
 
     Attributes:
@@ -133,7 +133,7 @@ def _owner(path: str, call: Call) -> Any:
 _SPAN = "_autoprof_span"
 
 
-class Start(Behaviour):
+class TimerStart(Behaviour):
     """The call starts a timer, which a `timer.stop` hook stops. Timers may nest and overlap.
 
     A timer is a span of the step in which it starts. If it starts before a step and stops in it, it is a span of that
@@ -165,7 +165,7 @@ class Start(Behaviour):
         return None
 
 
-class Stop(Behaviour):
+class TimerStop(Behaviour):
     """The call stops a timer that a `timer.start` started.
 
     Attributes:

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from autoprof.base import interrupts
 from autoprof.behaviours.trainer.running import wholes
-from autoprof.behaviours.trainer.stages import Named, current_announcement, kind_of
+from autoprof.behaviours.trainer.stages import NamedCall, current_announcement, kind_of
 from autoprof.hooks.behaviour import CALL, Around, Call, CallPath, Path, follow
 from autoprof.run import runtime, step_announcement
 from autoprof.run.runtime import Runtime
@@ -34,7 +34,7 @@ class _SampleContext(NamedTuple):
 _sample_context: ContextVar[_SampleContext] = ContextVar("autoprof_inside", default=_SampleContext(None, {}))  # noqa: B039
 
 
-class Span(Named):
+class CallSpan(NamedCall):
     """One call is a span of the timeline, and is not captured.
 
     Attributes:

@@ -26,7 +26,7 @@ from autoprof.run.step_announcement import StepAnnouncement
 from autoprof.run.timeline import Span
 
 
-class Start(Behaviour):
+class NativeStart(Behaviour):
     """The call opens the target's own profiler, in some processes and steps only.
 
     Attributes:
@@ -45,7 +45,7 @@ class Start(Behaviour):
         return None
 
 
-class Stop(Behaviour):
+class NativeStop(Behaviour):
     """The call closes the target's own profiler."""
 
     def around(self, call: Call) -> Around:
@@ -74,7 +74,7 @@ class Read(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return next((name for pattern, name in self.names.items() if fnmatchcase(target_name, pattern)), "")
 
 
-class Named(Behaviour):
+class NamedCall(Behaviour):
     """Common part of stages and spans.
 
     Attributes:
@@ -107,7 +107,7 @@ class Named(Behaviour):
         return Span(run.timeline, "stage", key[1], step=step, role=key[0], rank=rank, stage_kind=kind)
 
 
-class Stage(Named):
+class Stage(NamedCall):
     """One call is a stage of the step. It is captured if the window is open for its role and rank.
 
     A call inside a stage of the same role is part of that stage: the forward pass of an update computes log-probs, too.
@@ -173,7 +173,7 @@ class Stage(Named):
         )
 
 
-class Pass(Behaviour):
+class StagePass(Behaviour):
     """The call is made once in each forward pass, or at the end of each mini-batch, of the stages that count them.
 
     Attributes:

@@ -106,7 +106,7 @@ class StepBehaviour(Behaviour):
         return state.owner == target
 
 
-class Begin(StepBehaviour):
+class StepBegin(StepBehaviour):
     """The call opens the step. A `step.end` hook, or the next step, closes it.
 
     If the step with this number is already open, the call does nothing. So several hooks may be the first of a step.
@@ -167,7 +167,7 @@ class Wrap(StepBehaviour):
         return None
 
 
-class End(Behaviour):
+class StepEnd(Behaviour):
     """The return of the call ends the step."""
 
     layer: ClassVar[int] = STEP

@@ -29,7 +29,7 @@ from autoprof.run import runtime, step_announcement
 _OFFLINE = "_autoprof_offline"
 
 
-class AddRequest(Behaviour):
+class OfflineRequest(Behaviour):
     """A request reaches the engine: if it was idle, a generation batch begins."""
 
     def around(self, call: Call) -> Around:

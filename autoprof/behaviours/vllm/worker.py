@@ -24,7 +24,7 @@ from autoprof.run import process_state, runtime
 from autoprof.run.process_state import EngineState, read_part
 
 
-class Passes:
+class WorkerPasses:
     """Wrapper that calls `before` ahead of each forward pass of a worker, until `close`.
 
     autoprof counts passes itself, so that a count means the same in all releases. vLLM counts since 0.12 only, and its
@@ -248,7 +248,7 @@ class _WorkerCapture(PassCapture, Recorder):
             OSError: The folder can't be created.
         """
         self.open()
-        self._passes = Passes(self._worker, self._before_pass)
+        self._passes = WorkerPasses(self._worker, self._before_pass)
 
     def switch_on(self) -> None:
         if not self._armed:
@@ -365,7 +365,7 @@ def _data_parallel_rank(worker: Any) -> int:
 _QUEUES = ("waiting", "skipped_waiting", "kv_holding_waiting")
 
 
-class Start(Behaviour):
+class ProcessStart(Behaviour):
     """`EngineCore.__init__` and `WorkerBase.__init__`. From then on, snapshots show the process's stacks.
 
     For an engine core, they also show the state of its scheduler. No other hook is called in these processes if workers

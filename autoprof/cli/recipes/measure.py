@@ -94,7 +94,7 @@ class Measurement:
 
     def _begin_thread(self, *event: Any) -> None:
         """Measure the current thread."""
-        sys.setprofile(_Thread(self).profile)
+        sys.setprofile(_MeasuredThread(self).profile)
 
     def function_of(self, frame: FrameType) -> _Function | None:
         """Return the function of a frame; None if it is not the user's, is anonymous, or is a generator."""
@@ -197,7 +197,7 @@ class Measurement:
             pass
 
 
-class _Thread:
+class _MeasuredThread:
     """The measured calls of one thread that are open."""
 
     def __init__(self, measurement: Measurement) -> None:

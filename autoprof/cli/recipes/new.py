@@ -122,7 +122,7 @@ def _run(command: list[str], folder: str, seconds: float) -> int | None:
     return None
 
 
-class _Function(msgspec.Struct, eq=False):
+class _MeasuredFunction(msgspec.Struct, eq=False):
     """A measured function, as `measure.py` writes it.
 
     Attributes:
@@ -141,7 +141,7 @@ class _Function(msgspec.Struct, eq=False):
     samples: list[dict[str, int]]
     has_rank: bool
     callers: list[tuple[int, int, float]]
-    called: list[tuple[_Function, int, float]] = []
+    called: list[tuple[_MeasuredFunction, int, float]] = []
 
     @property
     def kind(self) -> str:
@@ -158,7 +158,7 @@ class _Function(msgspec.Struct, eq=False):
         """Return whether the function is one step by its name."""
         return _STEP.fullmatch(self.name) is not None
 
-    def callees(self, above: tuple[_Function, ...] = ()) -> Iterator[tuple[_Function, int, float]]:
+    def callees(self, above: tuple[_MeasuredFunction, ...] = ()) -> Iterator[tuple[_MeasuredFunction, int, float]]:
         """Yield each function that it calls, with calls and seconds.
 
         A hook can't name a nested function, so its callees take its place.
@@ -170,11 +170,11 @@ class _Function(msgspec.Struct, eq=False):
                 yield from function.callees((*above, self))
 
 
-class _Process(msgspec.Struct):
+class _MeasuredProcess(msgspec.Struct):
     """The functions of one process, and the seconds for which it was measured."""
 
     seconds: float
-    functions: list[_Function]
+    functions: list[_MeasuredFunction]
 
 
 class _Step(msgspec.Struct):
@@ -187,16 +187,18 @@ class _Step(msgspec.Struct):
         seconds: Seconds of all steps.
     """
 
-    process: _Process
-    function: _Function
-    loop: _Function
+    process: _MeasuredProcess
+    function: _MeasuredFunction
+    loop: _MeasuredFunction
     is_whole: bool
     calls: int
     seconds: float
 
 
-def _read(folder: Path) -> list[_Process]:
-    processes = [msgspec.json.decode(path.read_bytes(), type=_Process) for path in sorted(folder.glob("*.json"))]
+def _read(folder: Path) -> list[_MeasuredProcess]:
+    processes = [
+        msgspec.json.decode(path.read_bytes(), type=_MeasuredProcess) for path in sorted(folder.glob("*.json"))
+    ]
     for process in processes:
         for function in process.functions:
             for caller, calls, seconds in function.callers:
@@ -204,7 +206,7 @@ def _read(folder: Path) -> list[_Process]:
     return processes
 
 
-def _step(process: _Process) -> _Step | None:
+def _step(process: _MeasuredProcess) -> _Step | None:
     """Return the step of a process: the repeated calls that take most of the time; None if nothing was repeated."""
     loops = []
     for caller in process.functions:
@@ -237,7 +239,7 @@ def _step(process: _Process) -> _Step | None:
     return _Step(process, first, caller, False, calls, seconds)
 
 
-def _nothing(processes: list[_Process], status: int | None, took: float) -> str:
+def _nothing(processes: list[_MeasuredProcess], status: int | None, took: float) -> str:
     """Return why there is no recipe, and what to do about it."""
     if not processes:
         return f"the command (status {status}) ran no Python that was measured; start python without -I, -E or -S"
@@ -257,9 +259,9 @@ def _nothing(processes: list[_Process], status: int | None, took: float) -> str:
 class _Draft:
     """The hooks of a recipe, by the measured step."""
 
-    def __init__(self, step: _Step, processes: list[_Process]) -> None:
+    def __init__(self, step: _Step, processes: list[_MeasuredProcess]) -> None:
         self._step = step
-        self._hooks: list[tuple[_Function, str, dict[str, Any]]] = []
+        self._hooks: list[tuple[_MeasuredFunction, str, dict[str, Any]]] = []
         self._known = {hook.key for hook in catalog.own_hooks()}
         self._add_step()
         for function, calls, seconds in self._stages(processes):
@@ -284,7 +286,7 @@ class _Draft:
         if not step.is_whole and step.loop.attribute:
             self._add("loop", step.loop, "step.loop", "It makes all steps, so the last step ends with it.")
 
-    def _stages(self, processes: list[_Process]) -> list[tuple[_Function, int, float]]:
+    def _stages(self, processes: list[_MeasuredProcess]) -> list[tuple[_MeasuredFunction, int, float]]:
         """Return the stages with calls and seconds, in the order of their first calls."""
         step = self._step
         top = step.function if step.is_whole else step.loop
@@ -299,7 +301,7 @@ class _Draft:
             if function.attribute and function.calls and function.kind
             if (process is not step.process or function.kind in outside) and function.seconds > _MIN_KIND * step.seconds
         ]
-        merged: dict[tuple[str, str], tuple[_Function, int, float]] = {}
+        merged: dict[tuple[str, str], tuple[_MeasuredFunction, int, float]] = {}
         for function, calls, seconds in stages:
             place = function.module, function.attribute
             if place not in merged or merged[place][2] < seconds:
@@ -307,7 +309,7 @@ class _Draft:
         longest = sorted(merged.values(), key=lambda item: -item[2])[:_MAX_STAGES]
         return sorted(longest, key=lambda item: item[0].first)
 
-    def _add_stage(self, function: _Function, calls: int, seconds: float) -> None:
+    def _add_stage(self, function: _MeasuredFunction, calls: int, seconds: float) -> None:
         share = f"{seconds / self._step.seconds:.0%} of the steps' time"
         comment = f"{units.count(calls, 'call')}, {seconds:.2f} s: {share}."
         options: dict[str, Any] = {"stage": function.name.strip("_"), "role": _ROLES.get(function.kind, "trainer")}
@@ -319,7 +321,7 @@ class _Draft:
         name = re.sub("[^A-Za-z0-9]+", "-", function.name).strip("-") or "stage"
         self._add(name, function, behaviour, comment, kind=function.kind, options=options)
 
-    def _add(self, name: str, function: _Function, behaviour: str, comment: str, **keys: Any) -> None:
+    def _add(self, name: str, function: _MeasuredFunction, behaviour: str, comment: str, **keys: Any) -> None:
         used = {table["name"] for other, _, table in self._hooks if other.target == function.target}
         while name in used or f"{function.target}/{name}" in self._known:
             name = f"my-{name}"
@@ -345,8 +347,8 @@ class _Draft:
 
 
 def _stages(
-    step: _Step, calls: Iterable[tuple[_Function, int, float]], seen: set[_Function]
-) -> list[tuple[_Function, int, float]]:
+    step: _Step, calls: Iterable[tuple[_MeasuredFunction, int, float]], seen: set[_MeasuredFunction]
+) -> list[tuple[_MeasuredFunction, int, float]]:
     """Return the stages among calls and the calls inside them: functions with a kind, and other long ones."""
     stages = []
     for function, count, seconds in calls:
@@ -363,7 +365,7 @@ def _stages(
     return stages
 
 
-def _number(function: _Function) -> tuple[dict[str, Any], str]:
+def _number(function: _MeasuredFunction) -> tuple[dict[str, Any], str]:
     """Return the options for the step's number, and a comment on it: the integer that grew by 1 with each call."""
     samples = function.samples
     counters = [

@@ -10,7 +10,7 @@ from autoprof.report.figures.lanes import Lanes, LaneSpans
 from autoprof.report.figures.overview import Recorded, typical_steps
 from autoprof.report.figures.samples import INSIDE, Samples
 from autoprof.report.figures.skews import skews
-from autoprof.report.figures.timeline import WHOLE, Distinct, StepSpan, Timeline, ranges
+from autoprof.report.figures.timeline import WHOLE, Distinct, RunTimeline, StepSpan, ranges
 from autoprof.report.model import CaptureFigures, StepFigures, StepRow
 from autoprof.rundir.journal import Journal, SpanReader
 from autoprof.rundir.records import Line
@@ -70,7 +70,7 @@ class _StepSpans:
 def details(
     spans: Sequence[StepSpan],
     rows: Mapping[int, StepRow],
-    timeline: Timeline,
+    timeline: RunTimeline,
     captures: Mapping[int, list[CaptureFigures]],
     recorded: Recorded,
 ) -> list[StepFigures]:

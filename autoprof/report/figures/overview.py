@@ -13,7 +13,7 @@ import msgspec
 
 from autoprof.base.intervals import Interval, Union, exclusive
 from autoprof.config import kinds
-from autoprof.report.figures.timeline import StepSpan, StepSums, Timeline
+from autoprof.report.figures.timeline import RunTimeline, StepSpan, StepSums
 from autoprof.report.figures.words import OTHER, OWN, several
 from autoprof.report.model import StageGap, StageShare, StepRow
 from autoprof.rundir.journal import Journal
@@ -337,7 +337,7 @@ class Overview:
         cut_off_spans: These steps. The file is the driver's if its timers show it, else `NO_FILE`.
     """
 
-    def __init__(self, timeline: Timeline, captured: Iterable[int] = (), recorded: Recorded | None = None) -> None:
+    def __init__(self, timeline: RunTimeline, captured: Iterable[int] = (), recorded: Recorded | None = None) -> None:
         self._timeline = timeline
         self._captured = frozenset(captured)
         self._recorded = recorded or Recorded()

@@ -227,7 +227,7 @@ def _is_large(stamp: _Stamp) -> bool:
     return sum(size for _, _, size, _, _ in stamp) > WORTH_BYTES
 
 
-class Timeline:
+class RunTimeline:
     """Sums of the steps of a run.
 
     Each journal is read once. Steps that ran again after the run was resumed are read a second time.

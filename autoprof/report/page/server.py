@@ -77,7 +77,7 @@ class Server(ThreadingHTTPServer):
         self._path = f"/{secrets.token_urlsafe(18)}/"
         self._once = ""
         try:
-            super().__init__(("127.0.0.1", port), _Handler)
+            super().__init__(("127.0.0.1", port), _PageHandler)
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 raise PortTaken(error.errno, f"port {port} is taken") from error
@@ -115,7 +115,7 @@ class Server(ThreadingHTTPServer):
         """Ignore errors of browsers that have disconnected or send malformed requests."""
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _PageHandler(BaseHTTPRequestHandler):
     server: Server
     # Seconds after which a silent connection is closed, so that it does not keep a thread.
     timeout = 30

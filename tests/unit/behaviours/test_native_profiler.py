@@ -15,7 +15,7 @@ from autoprof.hooks.behaviour import CALL, Around, Call, Outcome
 from autoprof.rundir import file_names
 
 SUBJECT = Subject(step=2, role="actor", stage="update_actor", rank=0)
-START = stages.Start(whose="the target's own profiler", active=["self.this_step", "self.impl.this_step"])
+START = stages.NativeStart(whose="the target's own profiler", active=["self.this_step", "self.impl.this_step"])
 
 
 def drive(around: Around) -> None:
@@ -31,7 +31,7 @@ def test_no_stage_is_captured_while_the_targets_own_profiler_is_on(joined: Any, 
     run = joined()
     drive(START.around(Call("k", lambda self: None, (profiler,), {})))
     assert lifecycle.begin(run, SUBJECT) is None
-    drive(stages.Stop().around(Call("k", lambda self: None, (profiler,), {})))
+    drive(stages.NativeStop().around(Call("k", lambda self: None, (profiler,), {})))
     recording = lifecycle.begin(run, SUBJECT)
     assert recording is not None
     lifecycle.end(recording)
@@ -56,4 +56,4 @@ def test_a_running_capture_ends(joined: Any) -> None:
     drive(START.around(Call("k", lambda self: None, (SimpleNamespace(this_step=True),), {})))
     assert not lifecycle.taken()
     lifecycle.end(recording)
-    drive(stages.Stop().around(Call("k", lambda self: None, (None,), {})))
+    drive(stages.NativeStop().around(Call("k", lambda self: None, (None,), {})))

@@ -103,7 +103,7 @@ def call(instance: Any = None, **arguments: Any) -> Call:
 
 
 def test_engines_start_with_the_step_and_stop_by_their_devices(run: Any, trainer: Any, log: Any) -> None:
-    drive(steps.Begin(number="self.global_steps", replicas=[SHARED, OWN]).around(call(trainer)))
+    drive(steps.StepBegin(number="self.global_steps", replicas=[SHARED, OWN]).around(call(trainer)))
     assert log == [("start", 0), ("start", 1), ("start", 2), ("start", 3)]
     log.clear()
     drive(EndOfSampling().around(call(trainer)))
@@ -111,12 +111,12 @@ def test_engines_start_with_the_step_and_stop_by_their_devices(run: Any, trainer
     drive(EndOfSampling().around(call(trainer)))
     assert len(log) == 2
     log.clear()
-    drive(steps.End().around(call(trainer)))
+    drive(steps.StepEnd().around(call(trainer)))
     assert log == [("stop", 2), ("stop", 3)]
 
 
 def test_engines_around_generation(run: Any, trainer: Any, log: Any) -> None:
-    drive(steps.Begin(number="self.global_steps", replicas=[SHARED], engines="around").around(call(trainer)))
+    drive(steps.StepBegin(number="self.global_steps", replicas=[SHARED], engines="around").around(call(trainer)))
     assert log == []
     drive(AroundGeneration().around(call(trainer)))
     assert log == [("start", 0), ("start", 1), ("stop", 0), ("stop", 1)]
@@ -134,7 +134,7 @@ def test_generation_outside_the_trainers_process_belongs_to_the_open_step(
 
 def test_in_continuous_mode_engines_record_from_the_begin_of_the_step(run: Any, trainer: Any, log: Any) -> None:
     run.settings = Settings(steps="7:9", ranks="all", mode="continuous")
-    begin = steps.Begin(number="self.global_steps", replicas=[SHARED, OWN], engines="around")
+    begin = steps.StepBegin(number="self.global_steps", replicas=[SHARED, OWN], engines="around")
     drive(begin.around(call(trainer)))
     assert log == [("start", number) for number in range(4)]
     log.clear()
@@ -155,7 +155,7 @@ def test_in_continuous_mode_engines_record_from_the_begin_of_the_step(run: Any, 
 
 
 def test_generation_leaves_engines_alone_that_record_for_the_whole_step(run: Any, trainer: Any, log: Any) -> None:
-    drive(steps.Begin(number="self.global_steps", replicas=[OWN]).around(call(trainer)))
+    drive(steps.StepBegin(number="self.global_steps", replicas=[OWN]).around(call(trainer)))
     log.clear()
     drive(AroundGeneration().around(call(trainer)))
     assert log == []
@@ -163,14 +163,14 @@ def test_generation_leaves_engines_alone_that_record_for_the_whole_step(run: Any
 
 def test_generation_that_outlasts_its_step_stops_no_engine_of_the_next(run: Any, trainer: Any, log: Any) -> None:
     run.settings = Settings(steps="7:9", ranks="0")
-    begin = steps.Begin(number="self.global_steps", replicas=[SHARED], engines="around")
+    begin = steps.StepBegin(number="self.global_steps", replicas=[SHARED], engines="around")
     drive(begin.around(call(trainer)))
     generation = AroundGeneration().around(call(trainer))
     wait = next(generation)
     while wait is not CALL:
         wait = generation.send(wait.block())
     trainer.global_steps = 8
-    drive(steps.Begin(number="self.global_steps", replicas=[SHARED]).around(call(trainer)))
+    drive(steps.StepBegin(number="self.global_steps", replicas=[SHARED]).around(call(trainer)))
     assert log == [("start", 0), ("stop", 0), ("start", 0)]
     with pytest.raises(StopIteration):
         generation.send(Outcome(None, None))
@@ -180,7 +180,7 @@ def test_generation_that_outlasts_its_step_stops_no_engine_of_the_next(run: Any,
 def test_counted_steps_continue_from_the_resumed_step(run: Any) -> None:
     numbers = []
     for _ in range(2):
-        drive(steps.Begin(resumed="self.resume_global_step").around(call(SimpleNamespace(resume_global_step=40))))
+        drive(steps.StepBegin(resumed="self.resume_global_step").around(call(SimpleNamespace(resume_global_step=40))))
         assert open_step.state.current is not None
         numbers.append(open_step.state.current.number)
     assert numbers == [41, 42]
@@ -192,15 +192,15 @@ def test_counted_steps_continue_from_the_resumed_step(run: Any) -> None:
 )
 def test_the_replica_that_owns_a_rank_is_captured(run: Any, trainer: Any, log: Any, ranks: str, started: Any) -> None:
     run.settings = Settings(steps="7", ranks=ranks)
-    drive(steps.Begin(number="self.global_steps", replicas=[SHARED, OWN]).around(call(trainer)))
+    drive(steps.StepBegin(number="self.global_steps", replicas=[SHARED, OWN]).around(call(trainer)))
     assert log == [("start", replica) for replica in started]
 
 
 def test_other_steps_and_other_roles_start_nothing(run: Any, trainer: Any, log: Any) -> None:
     run.settings = Settings(steps="8", ranks="all")
-    drive(steps.Begin(number="self.global_steps", replicas=[SHARED]).around(call(trainer)))
+    drive(steps.StepBegin(number="self.global_steps", replicas=[SHARED]).around(call(trainer)))
     run.settings = Settings(steps="7", ranks="all", roles=("*", "!rollout"))
-    drive(steps.Begin(number="self.global_steps", replicas=[SHARED]).around(call(trainer)))
+    drive(steps.StepBegin(number="self.global_steps", replicas=[SHARED]).around(call(trainer)))
     assert log == []
 
 
@@ -208,21 +208,21 @@ def test_an_engine_that_did_not_start_is_noted_and_not_stopped(run: Any, trainer
     first, second = (replica.servers[0] for replica in trainer.llm_server_manager.rollout_replicas)
     first.answer = RuntimeError("the actor died")
     second.answer = None  # the server's process runs without autoprof
-    drive(steps.Begin(number="self.global_steps", replicas=[SHARED, OWN]).around(call(trainer)))
+    drive(steps.StepBegin(number="self.global_steps", replicas=[SHARED, OWN]).around(call(trainer)))
     metas = [json.loads(path.read_text()) for path in sorted(run.rundir.step(7).iterdir())]
     assert [(meta["replica"], meta["state"], meta["reason"]) for meta in metas] == [
         (0, "failed", "the engine's start failed: RuntimeError: the actor died"),
         (1, "failed", "the engine's start failed: its process runs without autoprof"),
     ]
     log.clear()
-    drive(steps.End().around(call(trainer)))
+    drive(steps.StepEnd().around(call(trainer)))
     assert log == [("stop", 2), ("stop", 3)]
 
 
 def test_a_node_without_an_engine_is_no_problem(run: Any, trainer: Any, log: Any) -> None:
     first, _ = (replica.servers[0] for replica in trainer.llm_server_manager.rollout_replicas)
     first.answer = {}
-    drive(steps.Begin(number="self.global_steps", replicas=[SHARED]).around(call(trainer)))
+    drive(steps.StepBegin(number="self.global_steps", replicas=[SHARED]).around(call(trainer)))
     assert log == [("start", 0), ("start", 1)]
     assert not run.rundir.step(7).exists()
 
@@ -230,13 +230,13 @@ def test_a_node_without_an_engine_is_no_problem(run: Any, trainer: Any, log: Any
 def test_an_engine_that_answers_too_late_is_stopped(run: Any, trainer: Any, log: Any) -> None:
     first, _ = (replica.servers[0] for replica in trainer.llm_server_manager.rollout_replicas)
     first.answer = TimeoutError("no answer within 60 s")
-    drive(steps.Begin(number="self.global_steps", replicas=[SHARED]).around(call(trainer)))
-    drive(steps.End().around(call(trainer)))
+    drive(steps.StepBegin(number="self.global_steps", replicas=[SHARED]).around(call(trainer)))
+    drive(steps.StepEnd().around(call(trainer)))
     assert ("stop", 0) in log
 
 
 def test_a_step_that_never_ended_is_closed_by_the_next(run: Any, trainer: Any, log: Any) -> None:
-    begin = steps.Begin(number="self.global_steps", replicas=[OWN])
+    begin = steps.StepBegin(number="self.global_steps", replicas=[OWN])
     drive(begin.around(call(trainer)))
     log.clear()
     trainer.global_steps = 8
@@ -290,12 +290,12 @@ def test_a_trainer_may_keep_the_handles_of_servers_only(run: Any, log: Any) -> N
     trainer = SimpleNamespace(global_steps=7, manager=manager)
     handles = Replicas(path="self.manager.async_llm_servers", servers="replica", rank="", size="self.manager.tp_size")
     run.settings = Settings(steps="7", ranks="5")
-    drive(steps.Begin(number="self.global_steps", replicas=[handles]).around(call(trainer)))
+    drive(steps.StepBegin(number="self.global_steps", replicas=[handles]).around(call(trainer)))
     assert log == [("start", 1)]
 
 
 def test_a_step_that_is_open_is_not_begun_again(run: Any, trainer: Any, log: Any) -> None:
-    begin = steps.Begin(number="self.global_steps", replicas=[SHARED])
+    begin = steps.StepBegin(number="self.global_steps", replicas=[SHARED])
     drive(begin.around(call(trainer)))
     drive(begin.around(call(trainer)))
     assert log == [("start", 0), ("start", 1)]
@@ -304,12 +304,12 @@ def test_a_step_that_is_open_is_not_begun_again(run: Any, trainer: Any, log: Any
 
 def test_an_engine_whose_stop_hangs_is_waited_for_once(run: Any, trainer: Any, log: Any, tmp_path: Path) -> None:
     run.settings = Settings(steps="7:10", ranks="all")
-    begin = steps.Begin(number="self.global_steps", replicas=[SHARED])
+    begin = steps.StepBegin(number="self.global_steps", replicas=[SHARED])
     drive(begin.around(call(trainer)))
     hung = trainer.llm_server_manager.rollout_replicas[0].servers[0]
     hung.answer = TimeoutError("no answer within 60 s")
     drive(EndOfSampling().around(call(trainer)))
-    drive(steps.End().around(call(trainer)))
+    drive(steps.StepEnd().around(call(trainer)))
     assert log == [("start", 0), ("start", 1), ("stop", 0), ("stop", 1)]
     note = meta(tmp_path, 7)
     assert (note["state"], note["reason"]) == (
@@ -320,7 +320,7 @@ def test_an_engine_whose_stop_hangs_is_waited_for_once(run: Any, trainer: Any, l
     # The engine gets no request in the next steps until it has answered. Its own files have the other results.
     trainer.global_steps = 8
     drive(begin.around(call(trainer)))
-    drive(steps.End().around(call(trainer)))
+    drive(steps.StepEnd().around(call(trainer)))
     assert log == [("start", 1), ("stop", 1)]
     assert meta(tmp_path, 8)["reason"] == "the engine has not answered since step 7"
     log.clear()
@@ -335,17 +335,17 @@ def test_an_engine_whose_stop_hangs_is_waited_for_once(run: Any, trainer: Any, l
 def test_an_engine_that_starts_too_late_is_stopped_and_not_waited_for(run: Any, trainer: Any, log: Any) -> None:
     hung = trainer.llm_server_manager.rollout_replicas[0].servers[0]
     hung.answer = TimeoutError("no answer within 60 s")
-    drive(steps.Begin(number="self.global_steps", replicas=[SHARED]).around(call(trainer)))
+    drive(steps.StepBegin(number="self.global_steps", replicas=[SHARED]).around(call(trainer)))
     assert log == [("start", 0), ("start", 1), ("stop", 0)]
-    drive(steps.End().around(call(trainer)))
+    drive(steps.StepEnd().around(call(trainer)))
     assert log == [("start", 0), ("start", 1), ("stop", 0), ("stop", 1)]
 
 
 def test_late_answers_are_collected_at_the_end_of_the_run(run: Any, trainer: Any, log: Any, tmp_path: Path) -> None:
-    drive(steps.Begin(number="self.global_steps", replicas=[SHARED]).around(call(trainer)))
+    drive(steps.StepBegin(number="self.global_steps", replicas=[SHARED]).around(call(trainer)))
     hung = trainer.llm_server_manager.rollout_replicas[0].servers[0]
     hung.answer = TimeoutError("no answer within 60 s")
-    drive(steps.End().around(call(trainer)))
+    drive(steps.StepEnd().around(call(trainer)))
     replicas._state.late[0, 0] = replicas._state.late[0, 0]._replace(reference={"problem": "the disk is full"})
     drive(steps.Loop().around(call(trainer)))
     assert replicas._state.late == {}

@@ -344,4 +344,4 @@ def test_workers_are_not_told_in_discrete_mode(joined: Any, mocker: Any) -> None
 
 
 def test_options_are_for_behaviours_of_steps() -> None:
-    assert msgspec.convert({"workers": ["self.wg.workers"]}, steps.Begin).workers == ["self.wg.workers"]
+    assert msgspec.convert({"workers": ["self.wg.workers"]}, steps.StepBegin).workers == ["self.wg.workers"]

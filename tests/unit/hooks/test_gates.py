@@ -14,7 +14,7 @@ import torch
 from pytest_mock import MockerFixture
 
 from autoprof.behaviours.trainer import running
-from autoprof.behaviours.trainer.stages import Pass, Stage
+from autoprof.behaviours.trainer.stages import Stage, StagePass
 from autoprof.capture import lifecycle
 from autoprof.hooks import dispatch, gates, registry
 from autoprof.hooks.behaviour import CALL, Around, Behaviour, Call
@@ -159,7 +159,7 @@ def test_a_pass_hook_does_nothing_while_no_stage_counts(joined: Any, hooked: Any
 
 
 def test_only_behaviours_that_count_are_ever_idle() -> None:
-    assert (Pass().idle_unless(), Stage(role="a", stage="b").idle_unless()) == ("passes", "")
+    assert (StagePass().idle_unless(), Stage(role="a", stage="b").idle_unless()) == ("passes", "")
 
 
 def test_each_reason_of_a_closed_gate_is_removed_separately(joined: Any) -> None:

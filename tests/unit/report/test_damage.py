@@ -13,7 +13,7 @@ import pytest
 
 from autoprof.cli import report
 from autoprof.report import build, markdown
-from autoprof.report.build import Request
+from autoprof.report.build import ReportRequest
 from autoprof.report.model import RunFigures
 from autoprof.report.page import html
 from autoprof.rundir import runs
@@ -32,7 +32,7 @@ def run(tmp_path: Path) -> Path:
 
 def told(run: Path, capsys: pytest.CaptureFixture[str]) -> RunFigures:
     """The figures, after all forms of them were made."""
-    figures = build.report_figures(Request(run=runs.read(run)))
+    figures = build.report_figures(ReportRequest(run=runs.read(run)))
     assert msgspec.json.decode(msgspec.json.encode(figures), type=RunFigures) == figures
     html.page(figures).encode()
     markdown.text(figures).encode()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from autoprof.report.figures.lanes import MAX_LANES
-from autoprof.report.figures.timeline import Timeline
+from autoprof.report.figures.timeline import RunTimeline
 from autoprof.rundir.journal import journals
 from tests.support.report_runs import START_NS
 from tests.support.timelines import SECOND, figures, shown, span, step, timeline
@@ -193,7 +193,7 @@ def test_memory_does_not_grow_with_the_run(tmp_path: Path) -> None:
         for rank in range(1000)
     ]
     run = timeline(tmp_path / "run", n1=[step(100 * n + 10, n, 100 * n) for n in range(1, 4)], n2=spans)
-    steps = Timeline(journals(run)).steps
+    steps = RunTimeline(journals(run)).steps
     assert [len(sums.stages["update_actor"].pieces()) for sums in steps.values()] == [1, 1, 1]
 
 

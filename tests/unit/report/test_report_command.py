@@ -15,7 +15,7 @@ import pytest
 
 from autoprof.cli.report import show
 from autoprof.report import build, markdown
-from autoprof.report.build import Request
+from autoprof.report.build import ReportRequest
 from autoprof.report.model import Comparison, ComparisonRow, Finding, RunFigures
 from autoprof.rundir import runs as run_reader
 from autoprof.rundir.layout import RunDir
@@ -233,7 +233,9 @@ def test_two_steps_of_a_run(autoprof: Autoprof, runs: Path) -> None:
 
 
 def test_two_runs(runs: Path) -> None:
-    figures = build.report_figures(Request(run=run_reader.read(runs / SLOW), against=run_reader.read(runs / USUAL)))
+    figures = build.report_figures(
+        ReportRequest(run=run_reader.read(runs / SLOW), against=run_reader.read(runs / USUAL))
+    )
     assert figures.comparison is not None
     assert (figures.comparison.a, figures.comparison.b) == (USUAL, SLOW)
     # Two slow steps of twelve don't change the median.
@@ -252,7 +254,7 @@ def test_runs_of_two_trainers_are_paired_by_the_kinds_of_their_stages(tmp_path: 
     ]
     timeline(verl, node1=[*old, step(8)])
     timeline(other, node1=[*new, step(9)])
-    figures = build.report_figures(Request(run=run_reader.read(other), against=run_reader.read(verl)))
+    figures = build.report_figures(ReportRequest(run=run_reader.read(other), against=run_reader.read(verl)))
     assert figures.comparison is not None
     rows = {row.name: (row.a, row.b, row.where) for row in figures.comparison.rows if row.kind == "stage"}
     assert rows["generate"] == (4.0, 7.0, "gen | sampler")
@@ -270,7 +272,7 @@ def test_an_optimizers_step_of_its_own_is_part_of_the_update_where_the_other_tra
     trl, verl = tmp_path / USUAL, tmp_path / SLOW
     timeline(trl, node1=[span("stage", "update_actor", 0, 4), span("stage", "optimizer_step", 4, 6), step(8)])
     timeline(verl, node1=[span("timer", "update_actor", 0, 7), step(8)])
-    figures = build.report_figures(Request(run=run_reader.read(verl), against=run_reader.read(trl)))
+    figures = build.report_figures(ReportRequest(run=run_reader.read(verl), against=run_reader.read(trl)))
     assert figures.comparison is not None
     rows = {row.name: (row.a, row.b, row.where) for row in figures.comparison.rows if row.kind == "stage"}
     assert rows == {
@@ -283,7 +285,7 @@ def test_stages_of_one_trainer_keep_their_names(tmp_path: Path) -> None:
     timeline(tmp_path / USUAL, node1=[span("timer", "gen", 0, 4), step(8)])
     timeline(tmp_path / SLOW, node1=[span("timer", "gen", 0, 4), span("timer", "testing", 4, 7), step(8)])
     figures = build.report_figures(
-        Request(run=run_reader.read(tmp_path / SLOW), against=run_reader.read(tmp_path / USUAL))
+        ReportRequest(run=run_reader.read(tmp_path / SLOW), against=run_reader.read(tmp_path / USUAL))
     )
     assert figures.comparison is not None
     assert {row.name for row in figures.comparison.rows if row.kind == "stage"} >= {"gen", "testing"}
@@ -296,7 +298,7 @@ def test_captures_of_two_trainers_are_paired_by_kind(tmp_path: Path) -> None:
         who = {"role": "trainer", "stage": stage, "stage_kind": kind, "rank": 0}
         when = script.stages[4, "update_actor"]
         capture(tmp_path / run, 4, f"trainer.{stage}.rank0", who, ("n1", 200), when, training(when))
-        sides.append(Request(run=run_reader.read(tmp_path / run), step=4))
+        sides.append(ReportRequest(run=run_reader.read(tmp_path / run), step=4))
     both = msgspec.structs.replace(sides[1], against=sides[0].run, against_step=4)
     figures = build.report_figures(both)
     assert figures.comparison is not None
@@ -315,7 +317,7 @@ def against(tmp_path: Path, *sides: list[dict[str, Any]]) -> list[ComparisonRow]
             own |= {"ts": (START_NS - BASE_NS) / 1e3 + begin * 1e6, "dur": (end - begin) * 1e6}
             events = [own] if who.get("part") == "frontend" else [*training(when), own]
             capture(tmp_path / run, 4, f"{who['stage']}{number}", {"rank": 0, **who}, ("n1", 200), when, events)
-        made.append(Request(run=run_reader.read(tmp_path / run), step=4))
+        made.append(ReportRequest(run=run_reader.read(tmp_path / run), step=4))
     figures = build.report_figures(msgspec.structs.replace(made[1], against=made[0].run, against_step=4))
     assert figures.comparison is not None
     return [row for row in figures.comparison.rows if row.kind == "operator"]
@@ -366,7 +368,7 @@ def test_captures_without_a_timeline_are_compared_too(tmp_path: Path) -> None:
     for path in (tmp_path / "run").glob("global_step_*/*.meta.json"):
         path.write_text(json.dumps(json.loads(path.read_text()) | {"clock": {}}))
     run = run_reader.read(tmp_path / "run")
-    figures = build.report_figures(Request(run=run, step=4, against=run, against_step=3))
+    figures = build.report_figures(ReportRequest(run=run, step=4, against=run, against_step=3))
     assert figures.comparison is not None
     (finding,) = figures.comparison.findings
     assert finding.text.startswith("sm90_xmma_gemm")
@@ -383,7 +385,7 @@ def test_a_slower_operator_is_named(tmp_path: Path) -> None:
                 event["dur"] *= slower * 10
         capture(tmp_path / "run", number, "actor.update_actor.rank0", who, ("n1", 200), when, events)
     run = run_reader.read(tmp_path / "run")
-    figures = build.report_figures(Request(run=run, step=4, against=run, against_step=3))
+    figures = build.report_figures(ReportRequest(run=run, step=4, against=run, against_step=3))
     assert figures.comparison is not None
     (finding,) = figures.comparison.findings
     assert finding.kind == "slower_operator"

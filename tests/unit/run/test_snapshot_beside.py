@@ -206,7 +206,7 @@ def test_what_fails_leaves_the_rest(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 def test_the_scheduler_of_an_engine_core_is_known_once_it_is_made() -> None:
     core = SimpleNamespace()
-    calls = vllm.Start().around(SimpleNamespace(instance=core))  # type: ignore[arg-type]
+    calls = vllm.ProcessStart().around(SimpleNamespace(instance=core))  # type: ignore[arg-type]
     assert next(calls) is CALL
     core.scheduler = of_vllm()
     with pytest.raises(StopIteration):
@@ -215,7 +215,7 @@ def test_the_scheduler_of_an_engine_core_is_known_once_it_is_made() -> None:
 
 
 def test_an_engine_core_that_failed_to_start_is_not_known() -> None:
-    calls = vllm.Start().around(SimpleNamespace(instance=SimpleNamespace()))  # type: ignore[arg-type]
+    calls = vllm.ProcessStart().around(SimpleNamespace(instance=SimpleNamespace()))  # type: ignore[arg-type]
     next(calls)
     with pytest.raises(StopIteration):
         calls.send(Outcome(None, ValueError()))

@@ -12,7 +12,7 @@ import pytest
 from autoprof.rundir.journal import Journal
 from autoprof.rundir.records import Line
 from autoprof.traces.merge import Input, merge
-from autoprof.traces.timeline import Timeline
+from autoprof.traces.timeline import StepTimeline
 from tests.support.perfetto import (
     ERRORS,
     FLOWS,
@@ -39,7 +39,7 @@ def span(kind: str, name: str, start_us: int, end_us: int, role: str = "trainer"
     return Line(kind, name, 2, role, 0, LATER_NS + start_us * 1000, LATER_NS + end_us * 1000, None, ids)
 
 
-TIMELINE = Timeline(
+TIMELINE = StepTimeline(
     {
         Journal(path=Path("h-5.jsonl"), host="h", pid=5): [
             span("stage", "update_actor", 200, 300),

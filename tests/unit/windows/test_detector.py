@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoprof.config import conditions
-from autoprof.windows.detector import FEWEST, FIRST, Detector, Measured, Opened
+from autoprof.windows.detector import FEWEST, FIRST, Detector, Measured, OpenedWindow
 from autoprof.windows.stats import HOST, RankStats, ReplicaStats
 
 
@@ -23,7 +23,7 @@ def step(number: int, seconds: float, **stages: float) -> Measured:
     return Measured(number, 0, round(seconds * 1e9), parts)
 
 
-def judged(when: str, steps: Iterable[Measured]) -> dict[int, Opened]:
+def judged(when: str, steps: Iterable[Measured]) -> dict[int, OpenedWindow]:
     judge = Detector(conditions.parse(when))
     found = {each.number: judge.step(each, ordinal) for ordinal, each in enumerate(steps, 1)}
     return {number: opened for number, opened in found.items() if opened is not None}
@@ -31,7 +31,7 @@ def judged(when: str, steps: Iterable[Measured]) -> dict[int, Opened]:
 
 def test_a_step_is_slow_by_the_running_median_and_the_reason_has_the_figures() -> None:
     opened = judged("step>2x", [*(step(number, 44.0) for number in range(30, 41)), step(41, 92.1)])
-    assert opened == {41: Opened(1, {}, "step 41 took 92.1 s, 2.1 times the median of 44.0 s (step>2x)")}
+    assert opened == {41: OpenedWindow(1, {}, "step 41 took 92.1 s, 2.1 times the median of 44.0 s (step>2x)")}
 
 
 def test_what_is_a_factor_of_the_median_is_not_above_it() -> None:
@@ -70,7 +70,7 @@ def test_a_stage_has_a_median_of_its_own_by_all_its_calls() -> None:
     twice = Measured(41, 0, 20 * 10**9, [("update_actor", 0, 6 * 10**9), ("update_actor", 7 * 10**9, 13 * 10**9)])
     opened = judged("update_actor>1.5x, gen>1.5x", [*steps, twice])
     reason = "update_actor took 12.0 s in step 41, 1.6 times the median of 7.50 s (update_actor>1.5x)"
-    assert opened == {41: Opened(1, {}, reason)}
+    assert opened == {41: OpenedWindow(1, {}, reason)}
 
 
 def test_a_stage_that_is_nothing_beside_its_step_opens_no_window() -> None:
