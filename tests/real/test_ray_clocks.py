@@ -51,4 +51,4 @@ def test_a_removed_node_has_no_line(measured: dict[str, Any]) -> None:
 
 def test_the_end_of_ray_ends_the_measurement_without_an_error(measured: dict[str, Any]) -> None:
     assert measured["alive"] == []
-    assert measured["errors"] == {}
+    assert measured["errors"] == []
