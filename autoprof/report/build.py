@@ -11,7 +11,7 @@ import msgspec
 
 from autoprof import __version__
 from autoprof.base.redact import writable
-from autoprof.base.units import seconds
+from autoprof.base.units import ranges, seconds
 from autoprof.report import comparison
 from autoprof.report.figures import captures, words
 from autoprof.report.figures.details import choose, details, more_slow_steps
@@ -33,7 +33,7 @@ from autoprof.report.hangs import read, sentences
 from autoprof.report.model import CaptureFigures, RunFigures, StepRow
 from autoprof.rundir import runs
 from autoprof.rundir.file_names import REPORT, tidy
-from autoprof.rundir.records import CaptureMeta
+from autoprof.rundir.records import LOST_LINES, CaptureMeta
 from autoprof.rundir.runs import Run, Step
 
 # Callback before the timeline and each trace is read: its index, the number of traces, its name.
@@ -127,7 +127,7 @@ def figures(
         findings=[*died, *findings.abridged(everything)],
         details=shown,
         comparison=None,
-        notes=[*run.left_out, *_notes(overview, timeline), *clocks, *hang_notes, *timeline.notes()],
+        notes=[*run.left_out, *_notes(overview, timeline), *_lost(run), *clocks, *hang_notes, *timeline.notes()],
         verdict="" if everything or died else findings.verdict(overview.rows, bool(unread)),
         autoprof=__version__,
         open=rows_open,
@@ -235,6 +235,12 @@ def _notes(overview: Overview, timeline: RunTimeline) -> list[str]:
     return notes
 
 
+def _lost(run: Run) -> list[str]:
+    """Return a note for each process that could not write all of its lines."""
+    errors = [(state.file.name, state.errors.get(LOST_LINES)) for state in run.processes]
+    return [f"timeline/{name}: {error.last}" for name, error in errors if error is not None]
+
+
 def _parts(stages: Mapping[str, float]) -> str:
     longest = sorted(stages.items(), key=lambda each: -each[1])
     most = [f"{name} {seconds(took)}" for name, took in longest if took >= 0.1 * longest[0][1]]
@@ -242,7 +248,7 @@ def _parts(stages: Mapping[str, float]) -> str:
 
 
 def _no_step(run: runs.Run, number: int, rows: Sequence[StepRow]) -> str:
-    in_timeline = f"{rows[0].number} to {rows[-1].number}" if rows else "none"
+    in_timeline = ranges([row.number for row in rows]) if rows else "none"
     captured = ", ".join(str(step.number) for step in run.steps) or "none"
     return f"{run.id} has no step {number}; steps in its timeline: {in_timeline}; captured steps: {captured}"
 

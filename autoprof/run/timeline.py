@@ -26,6 +26,7 @@ from autoprof.run import raised
 from autoprof.rundir import memory_state
 from autoprof.rundir.layout import RunDir
 from autoprof.rundir.records import (
+    LOST_LINES,
     BegunLine,
     DroppedLine,
     ErrorLine,
@@ -218,7 +219,8 @@ class Exceptions:
 # The buffer is written when it has this number of lines, or when its first line is this old.
 _FLUSH_LINES = 256
 _FLUSH_AFTER_NS = 1_000_000_000
-# Maximum number of buffered lines, if the disk is too slow.
+# If a write takes longer than this, the disk is too slow, and at most _MAX_LINES lines are buffered.
+_SLOW_WRITE_NS = 2_000_000_000
 _MAX_LINES = 16 * _FLUSH_LINES
 # In an idle process the buffer is written immediately, unless writing would take more than 1/20 of the time.
 _MIN_IDLE_RATIO = 20
@@ -303,10 +305,14 @@ class Timeline:
         self._size, self._part_size = 0, PART_BYTES
         # The bytes since the limits of exceptions were reset.
         self._limited_size = 0
+        # The start of the running write by `time.monotonic_ns`; 0 if none is running.
+        self._write_began = 0
+        # The number of lines that could not be written, and the last reason.
+        self._lost, self._lost_reason = 0, ""
 
     def write(self, *lines: BegunLine | DroppedLine | HookLine | ErrorLine) -> None:
         """Write the start or the dropping of a span, or lines of hooks, unless the disk is too slow."""
-        if len(self._lines) < _MAX_LINES:
+        if self._has_room():
             self._lines.extend(lines)
             self.flush()
         # Read it once, because another thread may reset it.
@@ -334,21 +340,30 @@ class Timeline:
         lines = self._lines
         if not lines:
             self._oldest = now
-        elif len(lines) >= _MAX_LINES:
-            self.flush()
-            if len(lines) >= _MAX_LINES:
-                log.warning_once("the disk is too slow for the timeline; spans are left out")
-                return
+        elif not self._has_room():
+            return
         lines.append(line)
         idle = not self.running and now - self._written >= _MIN_IDLE_RATIO * self._write_ns
         # The watcher flushes each second, but it may not be running.
         if at_once or idle or len(lines) >= _FLUSH_LINES or now - self._oldest > _FLUSH_AFTER_NS:
             self.flush()
 
+    def _has_room(self) -> bool:
+        """Return False if the buffer is full because a write takes long. The line is then counted as lost."""
+        if len(self._lines) < _MAX_LINES:
+            return True
+        self.flush()
+        began = self._write_began
+        if not began or time.monotonic_ns() - began < _SLOW_WRITE_NS:
+            return True
+        self._lost, self._lost_reason = self._lost + 1, f"a write took over {_SLOW_WRITE_NS // 10**9} s"
+        log.warning_once("the disk is too slow for the timeline; spans are left out")
+        return False
+
     def _raised(self, line: Line, error: BaseException) -> bool:
         """Add the line of the exception that leaves a span. Return False if it gets none."""
         raised_line = self._exceptions.line(line, error)
-        if raised_line is None or len(self._lines) >= _MAX_LINES:
+        if raised_line is None or not self._has_room():
             return False
         self._lines.append(raised_line)
         return True
@@ -413,23 +428,35 @@ class Timeline:
         # `with` takes the lock without a gap in which a signal could leave it locked, unlike `acquire`.
         while self._lines and not self._writing.locked():
             with self._writing:
-                begun = time.monotonic_ns()
+                self._write_began = begun = time.monotonic_ns()
+                lines: list[AnyLine] = []
                 try:
                     lines = [self._lines.popleft() for _ in range(len(self._lines))]
-                    content = _encoded(lines)
-                    if self._size > self._part_size:
-                        content = self._part() + content
-                    self._append(content)
+                    self._write_lines(lines)
                 except OSError as problem:
                     interrupts.pass_on(problem)
+                    self._lost, self._lost_reason = self._lost + len(lines), problem.strerror or str(problem)
                     log.warning_once(self._run.unwritable(problem))
                 finally:
                     self._written = time.monotonic_ns()
-                    self._write_ns = self._written - begun
+                    self._write_ns, self._write_began = self._written - begun, 0
         if self._is_replaced:
             self._is_replaced = False
+            if files.exists(self._run.run_json):
+                log.warning_once(f"a file of {self._run.path} was moved or removed; autoprof writes a new one")
             if self._restore is not None:
                 self._restore()
+
+    def _write_lines(self, lines: Sequence[AnyLine]) -> None:
+        content = _encoded(lines)
+        if self._size > self._part_size:
+            content = self._part() + content
+        lost = self._lost
+        if lost:
+            last = f"{lost} lines of the timeline were lost: {self._lost_reason}"
+            content += _encoded([ErrorLine(where=LOST_LINES, count=lost, last=last)])
+        self._append(content)
+        self._lost -= lost
 
     def begin_part(self) -> None:
         """Make the file if it does not exist. Otherwise begin a new part with the next lines.

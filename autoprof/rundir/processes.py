@@ -231,6 +231,19 @@ def last_state(path: Path) -> ProcessState:
     return history.state(path, host, pid)
 
 
+def exit_line(run: Path, host: str, pid: int, ticks: int) -> ExitLine | None:
+    """Return the exit line of a process of the run, or None if it wrote none."""
+    for path in sorted((run / "timeline").glob(f"{host}-{pid}*{file_names.LINES}")):
+        with interrupts.suppress(OSError), io.open(files.opened(path), "rb") as file:
+            first = journal.decoded(file.readline(_HEAD_BYTES))
+            text = _tail(file, file.seek(0, os.SEEK_END), _HEAD_BYTES)
+            last = journal.decoded(text.rstrip(b"\n").rpartition(b"\n")[2])
+            is_same = isinstance(first, ProcessLine) and first.pid == pid and ticks in (0, first.ticks)
+            if is_same and isinstance(last, ExitLine):
+                return last
+    return None
+
+
 def _is_well(path: Path) -> bool:
     """Return True if a process is running, or has ended without an exception, or shows none on another host.
 

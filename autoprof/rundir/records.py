@@ -371,6 +371,10 @@ class ErrorLine(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field
     last: str = ""  # The last error.
 
 
+# The place of the error line that counts lines that could not be written.
+LOST_LINES = "timeline"
+
+
 class BegunLine(Struct, frozen=True, omit_defaults=True, gc=False, tag_field="kind", tag="begun"):
     """The start of a span. The span is open until another line ends it.
 

@@ -265,8 +265,11 @@ def state(info: RunFile, path: Path) -> str:
     A run that another host started counts as running, because its processes are not visible here.
     """
     if info.state == "running":
-        gone = info.host == identity.HOST and not _is_alive(info.pid, info.ticks) and not ranks.is_running(path)
-        return UNFINISHED if gone else info.state
+        if info.host != identity.HOST or _is_alive(info.pid, info.ticks) or ranks.is_running(path):
+            return info.state
+        # The process may have been unable to write `run.json` at its end.
+        ended = processes.exit_line(path, info.host, info.pid, info.ticks)
+        return UNFINISHED if ended is None else FAILED if ended.error else ENDED
     status = exit_status(path) if info.state in (ENDED, FAILED) else None
     if status is not None:
         return FAILED if status else ENDED

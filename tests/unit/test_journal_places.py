@@ -187,7 +187,8 @@ def test_a_run_is_recorded_again_once_the_disk_has_space(tmp_path: Path) -> None
     assert (steps[:2], steps[-2:]) == ([1, 2], [101, 102])
     assert judged_runs.names(disk.run, 102) == WHOLE_STEP
     assert judged_runs.opened(disk.run) == []
-    assert judged_runs.problems(disk.run) == []
+    (problem,) = judged_runs.problems(disk.run)
+    assert "lines of the timeline were lost: No space left on device" in problem
 
 
 HOSTS = ("-m", "-u")

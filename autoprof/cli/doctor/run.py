@@ -95,12 +95,14 @@ def _process_facts(processes: list[ProcessState]) -> dict[str, str]:
         if len(processes) <= _MAX_LISTED:
             title = f"{process.host or '?'} {process.pid or '?'} {title}"
         else:
-            title = _DIGITS.sub("", title)
+            title = _DIGITS.sub("*", title)
         groups.setdefault((title, f"{counts}; fired: {fired}"), []).append(process)
     if len(processes) <= _MAX_LISTED:
         return dict(groups.keys())
     facts = {}
-    for (title, hooks), members in sorted(groups.items(), key=lambda group: -len(group[1])):
+    for (pattern, hooks), members in sorted(groups.items(), key=lambda group: -len(group[1])):
+        titles = {process.process for process in members}
+        title = titles.pop() if len(titles) == 1 else pattern
         hosts = units.count(len({process.host for process in members}), "host")
         facts[f"{units.count(len(members), 'process', 'processes')} on {hosts}, {title}"] = hooks
     return facts
@@ -145,7 +147,7 @@ def _check_hangs(report: Report, run: runs.Run, opened: OpenSpans, executed_s: M
 
 def _check_steps(report: Report, run: runs.Run, opened: OpenSpans, executed_s: Mapping[int, float]) -> None:
     numbers = sorted(executed_s)
-    executed = f"{numbers[0]} to {numbers[-1]}" if numbers else "none"
+    executed = units.ranges(numbers) if numbers else "none"
     report.facts["steps executed"] = "; ".join([executed, *_open_steps(opened)])
     report.facts["steps captured"] = ", ".join(str(step.number) for step in run.steps) or "none"
     if run.info.no_hooks:

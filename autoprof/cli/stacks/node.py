@@ -68,12 +68,12 @@ def ask(directory: str, name: str, why: bytes, wait_s: float, native: bool, othe
         _wait(folder, waited, wait_s)
     problems = []
     for key, future in spied.items():
-        threads, problem = future.result()
+        threads, problem, unix_ns = future.result()
         if not native and os.path.exists(_file_of(folder, running[key])):
             continue
         if threads:
             try:
-                _add_threads(folder, running[key], threads)
+                _add_threads(folder, running[key], threads, unix_ns)
             except OSError as error:
                 answer["problem"] = str(error)
         elif problem:
@@ -188,8 +188,13 @@ def _start_ticks(pid: int) -> int | None:
     return int(fields[19]) if fields else None
 
 
-def _spy(program: str, pid: int, native: bool) -> tuple[list[dict[str, Any]], str]:
-    """Return the threads of a process as py-spy sees them, or the reason why it can't."""
+def _spy(program: str, pid: int, native: bool) -> tuple[list[dict[str, Any]], str, int]:
+    """Return the threads of a process as py-spy sees them, or the reason why it can't, and the time of the answer."""
+    threads, problem = _dumped(program, pid, native)
+    return threads, problem, time.time_ns()
+
+
+def _dumped(program: str, pid: int, native: bool) -> tuple[list[dict[str, Any]], str]:
     # With --native, py-spy stops the process for some milliseconds.
     options = ["--native", "--nonblocking"] if native else ["--nonblocking"]
     problem = ""
@@ -252,11 +257,11 @@ def _wait(folder: str, waited: list[Process], wait_s: float) -> None:
         time.sleep(0.1)
 
 
-def _add_threads(folder: str, process: Process, threads: list[dict[str, Any]]) -> None:
-    """Write the threads that py-spy read into the process's file; if it answered, into its own answer."""
+def _add_threads(folder: str, process: Process, threads: list[dict[str, Any]], unix_ns: int) -> None:
+    """Write the threads that py-spy read at `unix_ns` into the process's file; if it answered, into its own answer."""
     own = _parsed(_load(_file_of(folder, process), MAX_STACKS_BYTES))
     spans = {thread.get("ident"): thread.get("spans", []) for thread in own.get("threads", [])}
-    content = {key: process[key] for key in ("host", "pid", "process", "spans")} | {"unix_ns": time.time_ns()}
+    content = {key: process[key] for key in ("host", "pid", "process", "spans")} | {"unix_ns": unix_ns}
     content |= own | {"by": "itself, py-spy" if own else "py-spy"}
     for limit in (256, 64, 16, 4):
         content["threads"] = [

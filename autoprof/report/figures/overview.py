@@ -323,6 +323,8 @@ class Recorded:
         return self._by.get((process.host, process.pid) if replica is None else ("replica", replica), Union())
 
 
+# Share of a step in which a profiler of any process records, from which the step counts as captured.
+_MIN_RECORDED_SHARE = 0.01
 # Number of the driver's file if the step's driver is unknown.
 NO_FILE = -1
 
@@ -365,7 +367,9 @@ class Overview:
         length = (span.end_ns - span.start_ns) / 1e9
         parts = by_stage(span, sums.timers, sums.stages, sums.profiling)
         recorded = self._recorded.anywhere.within(span.start_ns, span.end_ns)
-        in_profiler = span.number in self._recorded.steps or bool(recorded) or OWN in parts
+        # A profiler that another rank started at the edge of the step does not make it slower.
+        recorded_s = sum(high - low for low, high in recorded) / 1e9
+        in_profiler = span.number in self._recorded.steps or OWN in parts or recorded_s > _MIN_RECORDED_SHARE * length
         return StepRow(
             number=span.number,
             start_ns=span.start_ns,

@@ -218,7 +218,7 @@ def test_doctor_groups_equal_processes_and_prints_the_first_problems(autoprof: A
         worker = {name: process[name] for name in ("versions", "hooks", "errors")} | {"process": f"ray::Worker{rank}"}
         (folder / "timeline" / f"{host}-{pid}.jsonl").write_text(process_lines(host, pid, **worker))
     shown = autoprof("doctor", folder.name).stdout
-    assert "60 processes on 8 hosts, ray::Worker: 1 applied, 1 failed; fired: verl/a" in " ".join(shown.split())
+    assert "60 processes on 8 hosts, ray::Worker*: 1 applied, 1 failed; fired: verl/a" in " ".join(shown.split())
     assert len(shown.splitlines()) < 100
     total = len(json.loads(autoprof("doctor", folder.name, "--json").stdout)["problems"])
     assert f"and {total - 40} more, which --all lists" in shown

@@ -178,5 +178,5 @@ def test_a_step_that_has_no_end_is_as_long_as_its_stages(tmp_path: Path) -> None
 
 def test_a_step_that_is_not_there_is_said_with_those_that_are(tmp_path: Path) -> None:
     write(tmp_path / "run", steps=3, captured=2)
-    with pytest.raises(runs.NotFound, match="has no step 9; steps in its timeline: 1 to 3; captured steps: 2"):
+    with pytest.raises(runs.NotFound, match="has no step 9; steps in its timeline: 1-3; captured steps: 2"):
         figures(tmp_path / "run", 9)

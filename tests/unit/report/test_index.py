@@ -81,7 +81,7 @@ def test_doctor_decodes_the_lines_of_steps_and_the_ends_of_files(
     run: Path, decoded: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["doctor", str(run)]) == 0
-    assert f"steps executed: 1 to {STEPS}\n" in capsys.readouterr().out
+    assert f"steps executed: 1-{STEPS}\n" in capsys.readouterr().out
     assert decoded.call_count == 0
 
 

@@ -400,7 +400,7 @@ def test_a_slower_operator_is_named(tmp_path: Path) -> None:
     ("arguments", "status", "said"),
     [
         (["report", "nothing"], 1, "no run matches 'nothing'"),
-        (["report", SLOW, "--step", "99"], 1, "has no step 99; steps in its timeline: 1 to 12; captured steps: 5"),
+        (["report", SLOW, "--step", "99"], 1, "has no step 99; steps in its timeline: 1-12; captured steps: 5"),
         (["report", SLOW, "--against", "5"], 2, "--against 5 is a step; name with --step the step"),
         (["report", SLOW, "--against", "99", "--step", "5"], 1, "has no step 99"),
         (["report", SLOW, "--against", f"{USUAL}:x"], 2, "'x' is not a step"),

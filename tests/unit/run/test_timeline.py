@@ -283,6 +283,7 @@ def test_no_more_are_kept_than_memory_is_for(
     run: Runtime, one_going_on: Span, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert run.timeline._writing.acquire(blocking=False)  # a write that hangs, in another thread
+    run.timeline._write_began = 1
     for _ in range(timeline._MAX_LINES + 10):
         begin(run).end()
     assert len(run.timeline._lines) == timeline._MAX_LINES
@@ -290,6 +291,8 @@ def test_no_more_are_kept_than_memory_is_for(
     run.timeline._writing.release()
     begin(run, "stage").end()
     assert len(names(run)) == timeline._MAX_LINES + 1
+    (error,) = [line for line in written(run) if line["kind"] == "error"]
+    assert (error["where"], error["count"]) == ("timeline", 10)
 
 
 def open_names(run: Runtime) -> list[str]:
