@@ -313,10 +313,11 @@ def _with_starter(deaths: list[Death], info: RunFile, states: Sequence[ProcessSt
     Its end also ends the other processes, so it comes before all deaths except likelier causes.
     """
     own = next((death for death in deaths if death.started), None)
-    if own is None and any(
-        state.pid == info.pid and state.host == info.host and state.state != GONE for state in states
-    ):
+    starter = next((state for state in states if (state.host, state.pid) == (info.host, info.pid)), None)
+    if own is None and starter is not None and starter.state != GONE:
         return deaths
+    if own is None and starter is not None and (starter.ended or starter.stepped):
+        own = _gone(starter, info)
     if own is None:
         # A Ray driver has no spans, so the step and stage come from the process with the latest step.
         trainer = max(
