@@ -107,7 +107,7 @@ class RunDir:
         problem = text(error)
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             problem = os.strerror(error.errno)  # a full disk concerns all files
-        return f"can't write to {self.path}: {problem}; autoprof records nothing there"
+        return f"can't write to {self.path}: {problem}; nothing is recorded there until it can be written"
 
     def step(self, number: int) -> Path:
         """Return the folder of a global step."""
