@@ -86,7 +86,7 @@ def own_recipes() -> str:
 def recipe_files(own: bool = True) -> "dict[str, list[str]]":
     """Return the paths of all recipe files by the import name of their target.
 
-    autoprof's own recipes come first, then those of distributions, then those that `AUTOPROF_RECIPES` names.
+    autoprof's own recipes come first, then the recipes of distributions, then the ones in `AUTOPROF_RECIPES`.
 
     Args:
         own: False to leave out autoprof's own recipes. Only the targets of the others may be names of scripts.

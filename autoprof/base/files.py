@@ -437,7 +437,7 @@ def status(path: str | os.PathLike[str], *, follow: bool = True) -> os.stat_resu
 def exists(path: str | os.PathLike[str], *, follow: bool = True) -> bool:
     """Return True if the file or folder exists. See `status`. For a missing one, no exception is raised and caught."""
     try:
-        return os.access(path, os.F_OK, follow_symlinks=follow)
+        return os.access(path, os.F_OK, effective_ids=True, follow_symlinks=follow)
     except ValueError as error:
         interrupts.pass_on(error)
         return False

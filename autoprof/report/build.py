@@ -83,7 +83,8 @@ def figures(
     spans = {number: timed.get(number) or _span_of_captures(rows, folders[number]) for number in (*numbers, *others)}
     captured = [folders[number] for number in numbers if number in folders]
     capture_figures = _captures(path, captured, spans, shifts, progress, operators)
-    steps = details(list(spans.values()), rows, timeline, capture_figures, recorded)
+    unread_captures = {number: len(folders[number].captures) - len(read) for number, read in capture_figures.items()}
+    steps = details(list(spans.values()), rows, timeline, capture_figures, unread_captures, recorded)
     stages = shares(overview.rows)
     typical = typical_steps(overview.rows)
     drivers = {number: files[span.file].name for number, span in overview.spans.items()}
@@ -103,7 +104,6 @@ def figures(
         msgspec.structs.replace(
             step,
             findings=[finding for finding in everything if finding.step == step.number],
-            captures_left_out=len(folders[step.number].captures) - len(step.captures) if step.captures else 0,
         )
         for step in steps
         if step.number in numbers

@@ -448,8 +448,8 @@ class StepFigures(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         stages: As in `StepRow`.
         kinds: As in `StepRow`.
-        lanes: The lanes: trainer, actors, ref, critic, reward, agent loops, rollout, each by rank or replica. Of many
-            lanes, the busiest and the idlest of each role.
+        lanes: The lanes: trainer, actors, ref, critic, reward, agent loops, rollout, each by rank or replica. If
+            there are many, the busiest and the idlest of each role.
         lanes_left_out: The number of other lanes.
         gaps: The 100 longest gaps, by start.
         gaps_left_out: The number of other gaps.
@@ -457,7 +457,7 @@ class StepFigures(msgspec.Struct, frozen=True, kw_only=True):
         weight_sync_s: Seconds in which weights were sent.
         path: The critical path.
         findings: The findings of this step, by seconds.
-        captures: The captures. Of the captures of a stage in many ranks, some.
+        captures: The captures; at most 16 of each stage.
         captures_left_out: The number of other captures.
         apart_s: The seconds of recording if only some replicas were recorded, else 0. Recorded replicas are slower.
         captured_for: The reasons for its captures other than `AUTOPROF_STEPS`: a condition, or a trigger.

@@ -307,12 +307,12 @@ class Timeline:
         self._limited_size = 0
         # The start of the running write by `time.monotonic_ns`; 0 if none is running.
         self._write_began = 0
-        # The number of lines that could not be written, and the last reason.
-        self._lost, self._lost_reason = 0, ""
+        # The number of lines that could not be written, the last reason, and the number that the file has.
+        self._lost, self._lost_reason, self._lost_written = 0, "", 0
 
     def write(self, *lines: BegunLine | DroppedLine | HookLine | ErrorLine) -> None:
         """Write the start or the dropping of a span, or lines of hooks, unless the disk is too slow."""
-        if self._has_room():
+        if self._has_room(len(lines)):
             self._lines.extend(lines)
             self.flush()
         # Read it once, because another thread may reset it.
@@ -348,15 +348,15 @@ class Timeline:
         if at_once or idle or len(lines) >= _FLUSH_LINES or now - self._oldest > _FLUSH_AFTER_NS:
             self.flush()
 
-    def _has_room(self) -> bool:
-        """Return False if the buffer is full because a write takes long. The line is then counted as lost."""
+    def _has_room(self, count: int = 1) -> bool:
+        """Return False if the buffer is full because a write takes long. `count` lines are then counted as lost."""
         if len(self._lines) < _MAX_LINES:
             return True
         self.flush()
         began = self._write_began
         if not began or time.monotonic_ns() - began < _SLOW_WRITE_NS:
             return True
-        self._lost, self._lost_reason = self._lost + 1, f"a write took over {_SLOW_WRITE_NS // 10**9} s"
+        self._lost, self._lost_reason = self._lost + count, f"a write took over {_SLOW_WRITE_NS // 10**9} s"
         log.warning_once("the disk is too slow for the timeline; spans are left out")
         return False
 
@@ -449,14 +449,16 @@ class Timeline:
 
     def _write_lines(self, lines: Sequence[AnyLine]) -> None:
         content = _encoded(lines)
+        if (lost := self._lost) != self._lost_written:
+            content = _encoded([self._lost_line()]) + content
         if self._size > self._part_size:
             content = self._part() + content
-        lost = self._lost
-        if lost:
-            last = f"{lost} lines of the timeline were lost: {self._lost_reason}"
-            content += _encoded([ErrorLine(where=LOST_LINES, count=lost, last=last)])
         self._append(content)
-        self._lost -= lost
+        self._lost_written = lost
+
+    def _lost_line(self) -> ErrorLine:
+        last = f"{self._lost} lines of the timeline were lost: {self._lost_reason}"
+        return ErrorLine(where=LOST_LINES, count=self._lost, last=last)
 
     def begin_part(self) -> None:
         """Make the file if it does not exist. Otherwise begin a new part with the next lines.
@@ -499,7 +501,8 @@ class Timeline:
             **self._facts(),
         )
         begun = [span.line for span in self.open() if span in self.announced]
-        content = _encoded([process_line, *begun, *self._hook_lines(whole)])
+        lost = [self._lost_line()] if self._lost_written else []
+        content = _encoded([process_line, *begun, *self._hook_lines(whole), *lost])
         # With many open spans, a part is longer.
         self._size, self._part_size = 0, max(PART_BYTES, _PARTS_RATIO * len(content))
         return content

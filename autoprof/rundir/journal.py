@@ -151,7 +151,7 @@ def is_foreign(text: bytes) -> bool:
 def _groups(file: BinaryIO, at: int, end: int) -> Iterator[tuple[int, list[bytes]]]:
     """Yield groups of lines between two offsets, each with the offset of its first line.
 
-    Of a line that is too long, only the beginning is yielded.
+    A line that is too long is cut.
     """
     file.seek(at)
     rest, skipping = b"", False

@@ -67,8 +67,8 @@ _V1 = _Version(
 def state(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> MemoryState:
     """Return the current memory; unreadable figures are 0. Never raises.
 
-    The limits are those of the process's control group, of the groups around it, and the machine's memory. The one with
-    the least free memory counts, because the kernel kills processes there first.
+    The process's control group, the groups around it and the machine's memory have limits. The limit with the least
+    free memory counts, because the kernel kills processes there first.
 
     File pages that the kernel can drop are not used memory: a group's inactive file pages, and the machine's
     `MemAvailable`. The peak includes them, because the kernel records it so.

@@ -6,6 +6,7 @@ The state of a process is read from the last lines of its journal.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -122,9 +123,9 @@ def read(
 
 
 def _without_replaced(states: Sequence[ProcessState]) -> list[ProcessState]:
-    """Return the processes; those that became another program by `os.exec` have exited.
+    """Return the processes. A process that became another program by `os.exec` has exited.
 
-    `exec` keeps the pid and the start time, and the new program writes a file of its own.
+    `exec` keeps the pid and the start time, and the new program writes a new file.
     """
 
     def key(state: ProcessState) -> tuple[str, int, int, int]:
@@ -232,15 +233,19 @@ def last_state(path: Path) -> ProcessState:
 
 
 def exit_line(run: Path, host: str, pid: int, ticks: int) -> ExitLine | None:
-    """Return the exit line of a process of the run, or None if it wrote none."""
-    for path in sorted((run / "timeline").glob(f"{host}-{pid}*{file_names.LINES}")):
-        with interrupts.suppress(OSError), io.open(files.opened(path), "rb") as file:
-            first = journal.decoded(file.readline(_HEAD_BYTES))
-            text = _tail(file, file.seek(0, os.SEEK_END), _HEAD_BYTES)
+    """Return the exit line of a process of the run, or None if it wrote none. The folder is not listed."""
+    stem = str(run / "timeline" / f"{host}-{pid}")
+    try:
+        for number in itertools.count(1):
+            path = f"{stem}.{number}{file_names.LINES}" if number > 1 else f"{stem}{file_names.LINES}"
+            with io.open(files.opened(path), "rb") as file:
+                first = journal.decoded(file.readline(_HEAD_BYTES))
+                text = _tail(file, file.seek(0, os.SEEK_END), _HEAD_BYTES)
             last = journal.decoded(text.rstrip(b"\n").rpartition(b"\n")[2])
-            is_same = isinstance(first, ProcessLine) and first.pid == pid and ticks in (0, first.ticks)
-            if is_same and isinstance(last, ExitLine):
+            if isinstance(first, ProcessLine) and ticks in (0, first.ticks) and isinstance(last, ExitLine):
                 return last
+    except OSError as error:  # there are no further files
+        interrupts.pass_on(error)
     return None
 
 

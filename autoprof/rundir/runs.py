@@ -279,7 +279,8 @@ def state(info: RunFile, path: Path) -> str:
 def killed(path: Path) -> str:
     """Return a warning if the process that started a run was killed, or an empty text.
 
-    Only `run.json` is read, so that the next run starts as fast after a large run as after a small one.
+    Only `run.json` and the journal of that process are read, so that the next run starts as fast after a large run as
+    after a small one.
     """
     run = Run(path)
     if not run.fields or run.state != UNFINISHED:

@@ -166,7 +166,7 @@ class ActorClass(Behaviour):
 def chosen_runtime_env(kwargs: Mapping[str, Any], environ: Mapping[str, str]) -> Any:
     """Return the runtime environment that `ray.init` would use with these arguments.
 
-    Without a `runtime_env` argument and without a submitted job, it is that of the `JobConfig` (Ray 2.60,
+    Without a `runtime_env` argument and without a submitted job, Ray uses the environment in the `JobConfig` (Ray 2.60,
     ray/_private/worker.py).
     """
     runtime_env = kwargs.get("runtime_env")

@@ -100,7 +100,7 @@ class OpenStep:
         self.off = chooser.off
         self.captured = overrides is not None
         self.overrides = {} if overrides is None else chooser.with_stragglers(overrides, first)
-        if was_off and self.off:  # the announcement of an earlier step says so
+        if was_off and self.off:  # an earlier announcement has told the workers
             return
         announcement = step_announcement.StepAnnouncement(
             step=self.number, captured=self.captured, overrides=self.overrides, off=self.off

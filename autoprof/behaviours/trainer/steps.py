@@ -23,7 +23,7 @@ from autoprof.hooks.dispatch import InThread, ask
 from autoprof.hooks.wrapper import wrap
 from autoprof.run import clocks, cluster, end, runtime, step_announcement
 
-# Layers: a step's hook goes around the hooks of its stages, and a loop's hook around that of its last step.
+# Layers: a step's hook goes around the hooks of its stages, and a loop's hook around the hook of its last step.
 STEP, LOOP = 1, 2
 
 
@@ -34,7 +34,7 @@ class StepBehaviour(Behaviour):
         number: Path from a parameter of the call to the step's number. Without it, steps are counted from 1, or from
             the last number that a `step.finished` hook reported.
         resumed: Path to the step from which the run was resumed, 0 for none. Counted steps continue from there.
-        offset: Number to add if the value at `number` is that of the finished step, for example 1.
+        offset: Number to add if the value at `number` belongs to the finished step, for example 1.
         replicas: Tables that say where the trainer keeps its rollout replicas.
         workers: Paths to lists of the Ray actors that work on the step. With `AUTOPROF_MODE=continuous`, their captures
             of whole steps end with the step. A missing list is empty.

@@ -1,6 +1,6 @@
 """Captures in vLLM's workers, and the state of vLLM's scheduler.
 
-A worker holds an object of autoprof instead of its own profiler. The engine starts and stops this object, which records
+autoprof puts an object in the place of a worker's profiler. The engine starts and stops this object, which records
 with the tool in the settings, counts forward passes, and writes into the step's folder. The workers of vllm-ascend are
 used in the same way.
 """

@@ -193,7 +193,7 @@ def _gzip(job: dict[str, Any]) -> Any:
     """
     if packages := job.get("packages"):
         sys.path.append(packages)
-        with contextlib.suppress(ImportError):
+        with contextlib.suppress(Exception):  # a broken installation must not cost the trace
             return importlib.import_module("zlib_ng.gzip_ng").GzipFile
     return gzip.GzipFile
 

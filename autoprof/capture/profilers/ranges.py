@@ -63,9 +63,9 @@ def end() -> None:
 
 
 def end_all() -> None:
-    """End all open ranges of the process, including those that began under a profiler of the program.
+    """End all open ranges of the process, also ranges that began under a profiler of the program.
 
-    autoprof has not noted these, so this looks at all objects of the process (0.1 s per million).
+    autoprof has not noted the latter, so this looks at all objects of the process (0.1 s per million).
     """
     record_function = _class()
     for candidate in gc.get_objects():

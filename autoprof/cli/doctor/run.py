@@ -79,7 +79,7 @@ def examine_run(run: runs.Run) -> Report:
     return report
 
 
-# Processes that are listed one by one. Of more processes, those with equal hooks share a line.
+# Processes that are listed one by one. If there are more, processes with equal hooks share a line.
 _MAX_LISTED = 16
 _DIGITS = re.compile(r"[0-9]+")
 

@@ -292,7 +292,7 @@ class _Draft:
         top = step.function if step.is_whole else step.loop
         inside = [item for item in top.callees() if item[0].last > step.function.first]
         stages = _stages(step, inside, {top})
-        # Functions with a kind that the step does not call: those of workers, and these of its own process.
+        # Functions with a kind that the step does not call: functions of workers, validation and checkpoints.
         outside = {"validate", "checkpoint"} - {function.kind for function, *_ in stages}
         stages += [
             (function, function.calls, function.seconds)
@@ -355,7 +355,7 @@ def _stages(
         if function in seen or seconds < _MIN_KIND * step.seconds:
             continue
         seen.add(function)
-        # A whole step has stages, even if its name stands for a kind, as that of a base class's `training_step`.
+        # A whole step has stages, even if its name stands for a kind, such as a base class's `training_step`.
         has_kind = function.kind and not function.is_step
         inner = [] if has_kind else _stages(step, function.callees(), seen)
         if any(stage.kind for stage, *_ in inner) or (seconds >= _WHOLE_STEP * step.seconds and len(inner) > 1):

@@ -33,7 +33,7 @@ _MAX_FAILED, _LONGEST, _SHORTEST = 4, 6, 2
 
 
 def chosen(captures: Sequence[CaptureFile]) -> list[CaptureFile]:
-    """Return the captures to read. Of a stage with over 16 captures, these are failed, long, short and other ones."""
+    """Return the captures to read. A stage with over 16 captures gets 16: failed, long, short and other ones."""
     stages: dict[tuple[str, str, str], list[CaptureFile]] = {}
     for capture in captures:
         meta = capture.meta

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
+import msgspec
+
 from autoprof.report.figures import words
 from autoprof.report.figures.captures import windows
 from autoprof.report.figures.lanes import Lanes, LaneSpans
@@ -72,6 +74,7 @@ def details(
     rows: Mapping[int, StepRow],
     timeline: RunTimeline,
     captures: Mapping[int, list[CaptureFigures]],
+    unread_captures: Mapping[int, int],
     recorded: Recorded,
 ) -> list[StepFigures]:
     """Make the figures of some steps.
@@ -80,7 +83,8 @@ def details(
         spans: The steps.
         rows: Their rows in the overview, by number.
         timeline: The timeline of the run.
-        captures: The captures of each step.
+        captures: The captures of each step that were read.
+        unread_captures: The number of other captures of each step.
         recorded: The times in which profilers recorded.
     """
     journals = timeline.journals
@@ -94,9 +98,12 @@ def details(
                 if (taken := distinct.span(span, journal.shift_ns)) is not None:
                     for step in steps:
                         step.add(number, taken)
-    return [
-        _figures(step, rows[step.span.number], journals, captures.get(step.span.number, []), recorded) for step in steps
-    ]
+    figures = []
+    for step in steps:
+        number = step.span.number
+        made = _figures(step, rows[number], journals, captures.get(number, []), recorded)
+        figures.append(msgspec.structs.replace(made, captures_left_out=unread_captures.get(number, 0)))
+    return figures
 
 
 def _recorded_apart_s(

@@ -161,7 +161,8 @@ def _waited_for(step: StepFigures, reported: set[str]) -> Iterator[Finding]:
                 f"{role} rank {each.rank}: {seconds(each.collectives_s or 0.0)} of {seconds(each.seconds or 0.0)} in "
                 f"collectives"
                 for each in (slow, *others[:3])
-            ],
+            ]
+            + ([f"{step.captures_left_out} captures of further ranks were not read"] if step.captures_left_out else []),
             seconds=waited,
             step=step.number,
             file=slow.file,

@@ -308,7 +308,7 @@ def _problem(piece: Piece, data: bytes, node_sum: str, problem: str) -> str:
 
 
 def _size(path: Path) -> int:
-    """Return the size of a file here, or -1 if there is none."""
+    """Return the size of a file here, or -1 if it does not exist."""
     try:
         return path.lstat().st_size
     except OSError:

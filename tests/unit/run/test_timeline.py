@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given
@@ -291,8 +292,28 @@ def test_no_more_are_kept_than_memory_is_for(
     run.timeline._writing.release()
     begin(run, "stage").end()
     assert len(names(run)) == timeline._MAX_LINES + 1
-    (error,) = [line for line in written(run) if line["kind"] == "error"]
-    assert (error["where"], error["count"]) == ("timeline", 10)
+    # The line is repeated in each part.
+    errors = [line for line in written(run) if line["kind"] == "error"]
+    assert {(line["where"], line["count"]) for line in errors} == {("timeline", 10)}
+
+
+def test_lost_lines_add_up_and_the_exit_line_stays_the_last(run: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    begin(run, "stage").end()
+    full = mock.Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
+    for _ in range(2):
+        with monkeypatch.context() as context:
+            context.setattr(files, "_add", full)
+            begin(run, "stage").end()
+        begin(run, "stage").end()
+    with monkeypatch.context() as context:
+        context.setattr(files, "_add", full)
+        begin(run, "stage").end()
+    run.timeline.leave()
+    lines = written(run)
+    assert [line["count"] for line in lines if line["kind"] == "error"] == [2, 4, 6]
+    assert lines[-1]["kind"] == "exit"
+    (process,) = processes.read(run.rundir.path)
+    assert (process.state, process.errors["timeline"].count) == ("exited", 6)
 
 
 def open_names(run: Runtime) -> list[str]:
