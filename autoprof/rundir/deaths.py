@@ -316,15 +316,12 @@ def _with_starter(deaths: list[Death], info: RunFile, states: Sequence[ProcessSt
     starter = next((state for state in states if (state.host, state.pid) == (info.host, info.pid)), None)
     if own is None and starter is not None and starter.state != GONE:
         return deaths
-    if own is None and starter is not None and (starter.ended or starter.stepped):
-        own = _gone(starter, info)
     if own is None:
-        # A Ray driver has no spans, so the step and stage come from the process with the latest step.
-        trainer = max(
-            (death for death in deaths if death.step is not None), key=lambda death: death.last_ns, default=None
-        )
         own = Death(how=GONE_DEAD, host=info.host, pid=info.pid, started=True)
-        if trainer is not None:
+        # A Ray driver has no spans, so the step and stage come from the process with the latest step.
+        has_spans = starter is not None and (starter.ended or starter.stepped)
+        steps = [death for death in deaths if death.step is not None and not has_spans]
+        if (trainer := max(steps, key=lambda death: death.last_ns, default=None)) is not None:
             own = msgspec.structs.replace(own, step=trainer.step, stage=trainer.stage, last_ns=trainer.last_ns)
     others = [death for death in deaths if not death.started]
     before = [death for death in others if _cause_rank(death, gone=True) < _GONE_RANK]

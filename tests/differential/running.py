@@ -206,7 +206,9 @@ def programs() -> list[Program]:
 
 
 def hooks_called(runs: Path) -> int:
-    """Return the number of hooks called in all processes of a run."""
+    """Return the number of hooks called in all processes of a run; 0 without a run."""
+    if not runs.is_dir():
+        return 0
     processes = [process for folder in runs.iterdir() if folder.is_dir() for process in processes_of(folder)]
     return sum(hook["called"] for process in processes for hook in process["hooks"].values())
 

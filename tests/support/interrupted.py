@@ -176,7 +176,7 @@ def main() -> None:
     arguments.add_argument("--libraries", action="store_true", help="interrupt in libraries that autoprof calls too")
     arguments.add_argument("--torch", action="store_true")
     arguments.add_argument("--show", action="store_true")
-    arguments.add_argument("--patience", type=float, default=110.0)
+    arguments.add_argument("--patience", type=float, default=300.0)
     parsed = arguments.parse_args()
     faulthandler.dump_traceback_later(parsed.patience, exit=True)
     if parsed.torch:

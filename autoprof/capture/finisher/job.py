@@ -1,8 +1,8 @@
 """Work of the process that finishes a capture: wait for a turn, compress the trace, write the meta file.
 
 Only a few finishers of a user work on a host at a time, each with a lock on a file in the temporary folder. Other users
-can't open these files. They are never removed, so all processes lock the same ones. Standard library only, and zlib-ng
-if it is installed: it compresses in half the time.
+can't open these files. A process removes its file when its turn ends. Standard library only, and zlib-ng if it is
+installed: it compresses in half the time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TOUCH_S = 2.0
 _PATIENCE_S = 600.0
 
 
-def wait_for_turn(raw: str) -> int | None:
+def wait_for_turn(raw: str) -> tuple[int, str] | None:
     """Wait, at most ten minutes, while the maximum number of this user's finishers works on this host.
 
     The run continues meanwhile and needs the host's cores. There is no wait if the locks can't be made.
@@ -40,7 +40,7 @@ def wait_for_turn(raw: str) -> int | None:
         raw: The recording. It is touched, since other processes take a file that does not change for abandoned.
 
     Returns:
-        The descriptor of the lock; the turn ends when it is closed or the process ends. None without a lock.
+        The arguments of `end_turn`; None without a lock.
     """
     turns = max(1, (os.cpu_count() or 1) // _CORES_PER_FINISHER)
     deadline = time.monotonic() + _PATIENCE_S
@@ -48,8 +48,9 @@ def wait_for_turn(raw: str) -> int | None:
     while (now := time.monotonic()) < deadline:
         try:
             for turn in range(turns):
-                if (lock := _locked(f"autoprof-{os.getuid()}-finish{turn}.lock")) is not None:
-                    return lock
+                path = os.path.join(tempfile.gettempdir(), f"autoprof-{os.getuid()}-finish{turn}.lock")
+                if (lock := _locked(path)) is not None:
+                    return lock, path
         except OSError:  # no temporary folder, a file of another user, or a file system without locks
             break
         if now - touched > _TOUCH_S:
@@ -60,25 +61,35 @@ def wait_for_turn(raw: str) -> int | None:
     return None
 
 
-def _locked(name: str) -> int | None:
-    """Return the descriptor of a file in the temporary folder that is now locked, or None if another process has it.
+def end_turn(lock: int, path: str) -> None:
+    """Remove the file of a lock, and release the lock."""
+    with contextlib.suppress(OSError):
+        os.unlink(path)
+    os.close(lock)
+
+
+def _locked(path: str) -> int | None:
+    """Return the descriptor of a file that is now locked, or None if another process has it or has just removed it.
 
     Raises:
         OSError: No folder, a file that other users can open, or a file system without locks.
     """
-    path = os.path.join(tempfile.gettempdir(), name)
     lock = files.descriptor(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         status = os.fstat(lock)
         if status.st_uid != os.getuid() or status.st_mode & 0o077:
             raise PermissionError(path)
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
+        # The process that had it may have removed it, and a third one may have made a new file.
+        if os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(lock)):
+            return lock
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    except OSError:
         os.close(lock)
-        if isinstance(error, BlockingIOError):
-            return None
         raise
-    return lock
+    os.close(lock)
+    return None
 
 
 COMPRESSED = ".gz"
@@ -105,9 +116,12 @@ def finish(job: dict[str, Any], in_turn: bool = False) -> None:
     with _claimed(job["raw"]) as claimed:
         if not claimed:
             return
-        if in_turn:  # the process ends after this job, and its turn with it
-            wait_for_turn(job["raw"])
-        _finish(job)
+        turn = wait_for_turn(job["raw"]) if in_turn else None
+        try:
+            _finish(job)
+        finally:
+            if turn is not None:
+                end_turn(*turn)
 
 
 @contextlib.contextmanager

@@ -1,5 +1,8 @@
-#: ignore: ^(Extension modules:.*|Thread 0x.*most recent call first.:)?$
-"""os.abort in a stage, with a traceback of faulthandler."""
+#: ignore: ^(Extension modules:.*|Thread 0x.*most recent call first.:|  <no Python frame>|.*/run/watcher.py", line .*)?$
+"""os.abort in a stage, with a traceback of faulthandler.
+
+autoprof's watcher is a further thread. It may be starting, without a Python frame, or not exist yet.
+"""
 
 import faulthandler
 import os

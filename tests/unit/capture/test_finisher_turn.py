@@ -66,15 +66,24 @@ def test_one_process_compresses_at_a_time(raw: Path, temporary: Path) -> None:
     assert not waiting.is_alive()
 
 
-def test_a_turn_lasts_until_its_lock_is_closed(raw: Path, temporary: Path) -> None:
-    lock = job.wait_for_turn(str(raw))
-    assert lock is not None
+def test_a_turn_lasts_until_its_end_and_leaves_no_file(raw: Path, temporary: Path) -> None:
+    turn = job.wait_for_turn(str(raw))
+    assert turn is not None
     assert [(path.name, path.stat().st_mode & 0o777) for path in temporary.iterdir()] == [(LOCK, 0o600)]
-    assert job._locked(LOCK) is None
-    os.close(lock)
-    again = job._locked(LOCK)
+    assert job._locked(turn[1]) is None
+    job.end_turn(*turn)
+    assert list(temporary.iterdir()) == []
+    again = job.wait_for_turn(str(raw))
     assert again is not None
-    os.close(again)
+    job.end_turn(*again)
+
+
+def test_a_lock_whose_file_was_removed_meanwhile_is_no_lock(temporary: Path, mocker: Any) -> None:
+    def lock(descriptor: int, operation: int) -> None:
+        (temporary / LOCK).unlink()
+
+    mocker.patch.object(job.fcntl, "flock", side_effect=lock)
+    assert job._locked(str(temporary / LOCK)) is None
 
 
 def test_a_lock_that_is_held_on_is_not_waited_for_without_end(raw: Path, temporary: Path, mocker: Any) -> None:

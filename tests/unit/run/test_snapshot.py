@@ -117,14 +117,19 @@ def test_the_program_does_not_notice(run: Runtime) -> None:
     def holds(theirs: Held) -> Any:
         yield
 
+    def known(threads: list[threading.Thread]) -> list[threading.Thread]:
+        """Return the threads without those of earlier tests, which `threading` forgets when an ident is used again."""
+        return [thread for thread in threads if not isinstance(thread, threading._DummyThread)]
+
     generator = holds(held)
     next(generator)
     before = threading.enumerate()
     with waiting(3):
         among = threading.enumerate()
         taken(run)
-        assert threading.enumerate() == among
-    assert threading.enumerate() == before
+        assert known(threading.enumerate()) == known(among)
+        assert set(threading.enumerate()) <= set(among)
+    assert known(threading.enumerate()) == known(before)
     # Nothing is kept alive.
     del held, generator
     assert freed() is None

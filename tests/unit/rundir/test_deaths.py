@@ -188,13 +188,13 @@ def test_a_driver_that_was_killed_comes_before_its_workers(made: Made) -> None:
     assert text(found).startswith("the process that started the run vanished in update_actor of step 143 (killed")
 
 
-def test_a_starter_with_own_stages_has_its_own_place(made: Made) -> None:
+def test_a_starter_with_own_stages_has_no_place_of_another_process(made: Made) -> None:
     """A process that multiprocessing forked ends without an exit line."""
     made.process(DRIVER, begun("log_prob", 1), span("log_prob", 1, 2) | {"role": "actor", "rank": 0})
     made.process(ACTOR, begun("update_actor", 3))
     found = deaths.of_run(made.info("running"))
     (starter,) = [death for death in found if death.pid == DRIVER]
-    assert (starter.started, starter.stage, starter.after) == (True, "", "log_prob")
+    assert (starter.started, starter.step, starter.stage) == (True, None, "")
 
 
 def test_a_worker_that_crashed_comes_before_the_driver(made: Made) -> None:
