@@ -7,12 +7,12 @@ import functools
 
 from autoprof import _boot
 from autoprof._boot import command
-from autoprof.base import files, interrupts, log, process
+from autoprof.base import files, log, process, seam
 from autoprof.base.originals import os, threading
 
 # msgspec 0.22 imports `typing_extensions` and `datetime`, and ignores all exceptions meanwhile, even of a signal
 # handler. If `datetime` is missing, msgspec crashes the process later. So both are imported first.
-with interrupts.suppress(ImportError):
+with seam.suppress(ImportError):
     import typing_extensions  # noqa: F401
 from autoprof.capture import cupti, lifecycle
 
@@ -32,9 +32,6 @@ class _AgentState(process.State):
         self.joined = False
         self.lock = threading.RLock()
 
-    def in_child(self) -> None:
-        self.lock = threading.RLock()
-
     def at_exit(self) -> None:
         if (run := runtime.current()) is None:
             return
@@ -42,7 +39,7 @@ class _AgentState(process.State):
             end.end_run(run)
         elif _boot.starter() not in (None, os.getpid()):
             # The process that started the run reports why no hook was applied. It needs the hooks of this process.
-            with interrupts.suppress(OSError):
+            with seam.suppress(OSError):
                 run.hooks.leave()
 
 

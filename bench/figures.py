@@ -13,6 +13,7 @@
   Modules called have a function that the command calls in its main thread.
 * Files of a process have its pid in their name, while it is in a stage of an uncaptured step.
 * Broad clauses are `except` clauses that name `Exception` or `BaseException`, alone or in a tuple, and bare ones.
+  `with seam.guard(...)` and `seam.suppress(Exception)` count, too.
 * Class names used twice are names that more than one `class` statement in `autoprof/` defines.
 
 `TARGETS` has the target of each figure.
@@ -90,9 +91,17 @@ def _docstring_lines(tree: ast.Module) -> Iterator[int]:
 
 
 def broad_clauses(tree: ast.Module) -> int:
-    """Return the number of `except` clauses that catch everything."""
-    caught = [node.type for node in ast.walk(tree) if isinstance(node, ast.ExceptHandler)]
-    return sum(_is_broad(each) for each in caught)
+    """Return the number of clauses and `with` blocks that catch everything."""
+    nodes = list(ast.walk(tree))
+    caught = [node.type for node in nodes if isinstance(node, ast.ExceptHandler)]
+    calls = [node.context_expr for node in nodes if isinstance(node, ast.withitem)]
+    blocks = [call for call in calls if isinstance(call, ast.Call) and _catches_everything(call)]
+    return sum(_is_broad(each) for each in caught) + len(blocks)
+
+
+def _catches_everything(call: ast.Call) -> bool:
+    function = ast.unparse(call.func)
+    return function == "seam.guard" or (function.endswith("suppress") and any(map(_is_broad, call.args)))
 
 
 def _is_broad(caught: ast.expr | None) -> bool:

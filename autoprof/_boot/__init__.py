@@ -302,9 +302,9 @@ def _look(folders: "list[str]") -> "Iterable[str]":
 
 def _is_own_error(error: BaseException) -> bool:
     """Return True for an error of autoprof's own, False for a signal or an exception of a signal handler."""
-    from autoprof.base import interrupts
+    from autoprof.base import seam
 
-    return interrupts.of_user(error) is None
+    return seam.of_user(error) is None
 
 
 def _say(text: str) -> None:

@@ -22,14 +22,14 @@ _OUR_FINDERS = ("autoprof", "wrapt")
 
 
 def _pass_on(error: BaseException) -> None:
-    """Raise the exception of a signal handler as `interrupts.pass_on` does, which is imported only if needed.
+    """Raise the exception of a signal handler as `seam.pass_on` does, which is imported only if needed.
 
     An error without a second frame, such as that of a missing file, can't come from a handler.
     """
     if error.__traceback__ is not None and error.__traceback__.tb_next is not None:
-        from autoprof.base import interrupts
+        from autoprof.base import seam
 
-        interrupts.pass_on(error)
+        seam.pass_on(error)
 
 
 class EntryPoint:

@@ -98,13 +98,13 @@ def _torch(environ: "Mapping[str, str]") -> "tuple[str, list[str], int, int] | N
 
 def _network() -> "list[str]":
     """Return the facts that identify a loopback device: the machine's boot id and the network namespace."""
-    from autoprof.base import interrupts
+    from autoprof.base import seam
 
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             return [file.read().strip(), str(os.stat("/proc/self/ns/net").st_ino)]
     except OSError as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         return [os.uname().nodename]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import FunctionType, MemberDescriptorType, MethodDescriptorType, WrapperDescriptorType
 
-from autoprof.base import interrupts
+from autoprof.base import seam
 from autoprof.base.exceptions import GROUP, args_of, members_of, mro_of, name_of, type_name
 from autoprof.base.originals import os
 
@@ -43,7 +43,7 @@ def text(error: BaseException) -> str:
     try:
         return _text(error, 0)
     except BaseException as problem:
-        interrupts.pass_on(problem)
+        seam.pass_on(problem)
         if issubclass(type(problem), KeyboardInterrupt):  # Python's own handler of Ctrl-C has no frame to be found by
             raise
         return ""

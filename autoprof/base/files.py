@@ -16,9 +16,9 @@ import resource
 import stat
 import sys
 
-from autoprof.base import interrupts, process
-from autoprof.base.interrupts import suppress
+from autoprof.base import process, seam
 from autoprof.base.originals import fcntl, io, os
+from autoprof.base.seam import suppress
 from autoprof.base.size_limits import check_size as check_size
 from autoprof.base.size_limits import no_size_signal as no_size_signal
 from autoprof.base.size_limits import size_limit as size_limit
@@ -167,7 +167,7 @@ def claim(path: str | os.PathLike[str]) -> bool:
     try:
         os.close(_create(path))
     except FileExistsError as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         return False
     return True
 
@@ -248,7 +248,7 @@ class HeldFile:
         try:
             return self._identity is not None and _identity(os.fstat(self._number))[:2] == self._identity[:2]
         except OSError as error:
-            interrupts.pass_on(error)
+            seam.pass_on(error)
             return False
 
     def close(self) -> None:
@@ -265,7 +265,7 @@ class HeldFile:
         try:
             self.close()
         except Exception as error:  # the interpreter is shutting down
-            interrupts.pass_on(error)
+            seam.pass_on(error)
 
 
 def _identity(status: os.stat_result) -> tuple[int, int, bool]:
@@ -298,7 +298,7 @@ class OwnFile(HeldFile):
             status = os.fstat(self._number)
             is_own = (status.st_dev, status.st_ino, status.st_nlink > 0) == self._identity
         except OSError as error:  # it was not opened yet, or the program has closed it
-            interrupts.pass_on(error)
+            seam.pass_on(error)
             is_own = False
         if not is_own:
             status = self._open()
@@ -336,7 +336,7 @@ class OwnFile(HeldFile):
         try:
             return _identity(os.lstat(self._path))[:2] != (self._identity or ())[:2]
         except OSError as error:  # a program that has become another user may not see it
-            interrupts.pass_on(error)
+            seam.pass_on(error)
             return error.errno == errno.ENOENT
 
     def sync(self) -> None:
@@ -430,7 +430,7 @@ def status(path: str | os.PathLike[str], *, follow: bool = True) -> os.stat_resu
     try:
         return os.stat(path, follow_symlinks=follow)
     except (OSError, ValueError) as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         return None
 
 
@@ -439,7 +439,7 @@ def exists(path: str | os.PathLike[str], *, follow: bool = True) -> bool:
     try:
         return os.access(path, os.F_OK, effective_ids=True, follow_symlinks=follow)
     except ValueError as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         return False
 
 
@@ -491,10 +491,10 @@ def _made(path: str, own: bool) -> bool:
     try:
         os.mkdir(path, 0o700 if own else 0o777)
     except FileNotFoundError as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         return False
     except FileExistsError as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         if not stat.S_ISDIR(os.lstat(path).st_mode):
             raise
     else:
@@ -524,7 +524,7 @@ def _regular(file: int, path: str | os.PathLike[str]) -> os.stat_result:
 
 def walk(path: str | os.PathLike[str]) -> Iterator[tuple[str, list[str], list[str]]]:
     """Walk through a folder as `os.walk` does, but raise the exceptions of signal handlers."""
-    return os.walk(path, onerror=interrupts.pass_on)
+    return os.walk(path, onerror=seam.pass_on)
 
 
 def _remove_folder(path: str) -> None:
@@ -535,9 +535,9 @@ def _remove_folder(path: str) -> None:
     from autoprof.base.originals import shutil  # few processes need it
 
     if sys.version_info >= (3, 12):
-        shutil.rmtree(path, onexc=lambda _, __, error: interrupts.pass_on(error))
+        shutil.rmtree(path, onexc=lambda _, __, error: seam.pass_on(error))
     else:
-        shutil.rmtree(path, onerror=lambda _, __, raised: interrupts.pass_on(raised[1]))
+        shutil.rmtree(path, onerror=lambda _, __, raised: seam.pass_on(raised[1]))
 
 
 def size(path: str) -> int:

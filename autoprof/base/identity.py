@@ -7,7 +7,7 @@ import re
 import stat
 import sys
 
-from autoprof.base import files, interrupts
+from autoprof.base import files, seam
 from autoprof.base.originals import io, os
 
 # Maximum length of a part of a file name. A file name contains the role, the stage and the host.
@@ -28,7 +28,7 @@ def machine() -> str:
         with io.open("/proc/sys/kernel/random/boot_id", encoding="utf-8", opener=files.descriptor) as file:
             return file.read().strip()
     except OSError as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         return os.uname().nodename
 
 
@@ -37,7 +37,7 @@ def user_name(uid: int) -> str:
     try:
         return pwd.getpwuid(uid).pw_name
     except (KeyError, OverflowError) as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         return str(uid)
 
 
@@ -49,7 +49,7 @@ def start_ticks(pid: int) -> int | None:
             fields = file.read().rpartition(b")")[2].split()
         return None if fields[0] in (b"Z", b"X") else int(fields[19])
     except (OSError, ValueError, IndexError) as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         return None
 
 
@@ -68,7 +68,7 @@ def own_stderr() -> str:
         path = os.readlink("/proc/self/fd/2")
         is_file = stat.S_ISREG(os.stat(path).st_mode)
     except OSError as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         return ""
     return path if re.search(rf"\b{os.getpid()}\b", os.path.basename(path)) and is_file else ""
 

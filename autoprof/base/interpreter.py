@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
-from autoprof.base import files, interrupts
+from autoprof.base import files, seam
 from autoprof.base.originals import io, json, os, subprocess, tempfile
 
 _NAME = re.compile(r"(python|pypy)[\d.]*[a-z]*")
@@ -65,7 +65,7 @@ def _runs_here(path: str) -> bool:
         own = os.path.realpath("/proc/self/exe")
         return os.path.samefile(path, own) and _named(own) and not getattr(sys, "frozen", False)
     except OSError as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         return False
 
 
@@ -89,7 +89,7 @@ def _is_python(path: str) -> bool:
             check=True,
         )
     except (OSError, subprocess.SubprocessError) as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         return False
     return result.stdout.strip() == _VERSION
 

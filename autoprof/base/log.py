@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 
-from autoprof.base import files, interrupts, process
+from autoprof.base import files, process, seam
 from autoprof.base.exception_text import described
 from autoprof.base.redact import hidden, plain
 
@@ -28,7 +28,7 @@ class _Handler(logging.StreamHandler):  # type: ignore[type-arg]
 
     def handleError(self, record: logging.LogRecord) -> None:
         if (error := sys.exc_info()[1]) is not None:
-            interrupts.pass_on(error)
+            seam.pass_on(error)
 
 
 class _LogState(process.State):
@@ -100,6 +100,6 @@ def _log(level: int, message: str) -> None:
 
 def _write(handler: _Handler, message: str) -> None:
     text = plain(hidden(message).replace("\n", " "))
-    with interrupts.suppress(Exception):  # the program may have closed it
+    with seam.suppress(Exception):  # the program may have closed it
         files.no_size_signal(handler.stream.write, f"autoprof: {text}\n")
         files.no_size_signal(handler.stream.flush)

@@ -5,7 +5,7 @@ Each module with state makes one object of a subclass of `State` when it is impo
 
 from __future__ import annotations
 
-from autoprof.base.originals import atexit, os
+from autoprof.base.originals import atexit, os, threading
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 # step, any other capture, files that threads are writing, Ray's workers, the run, the watcher, the timeline.
 LAST_STEP, STEP, CAPTURE, FILES, WORKERS, RUN, WATCH, TIMELINE = range(8)
 
+_LOCKS = (type(threading.Lock()), type(threading.RLock()))
 _states: list[State] = []
 # States that are registered to end, by their position in that order.
 _ending: dict[int, State] = {}
@@ -34,7 +35,7 @@ class State:
         self._registered: Callable[[], None] | None = None
         self.begin()
         _states.append(self)
-        # Each state registers its own functions. If one raises, Python still calls the next.
+        # Each state registers its own functions. If a signal interrupts one, Python still calls the next.
         os.register_at_fork(before=self.before_fork, after_in_parent=self.in_parent, after_in_child=self.in_child)
 
     def begin(self) -> None:
@@ -47,7 +48,13 @@ class State:
         """Continue after a fork, in the parent."""
 
     def in_child(self) -> None:
-        """Give up everything that belongs to the parent, in a forked child."""
+        """Give up everything that belongs to the parent, in a forked child.
+
+        By default it only frees the locks, since threads of the parent may have held them. `self.begin()` frees all.
+        """
+        for value in vars(self).values():
+            if type(value) in _LOCKS:
+                value._at_fork_reinit()
 
     def at_exit(self) -> None:
         """End the work of the module, at the end of the process."""

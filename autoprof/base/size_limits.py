@@ -5,7 +5,7 @@ The boot uses this, too: standard library only, and no copies of `base/originals
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]  # `signal` in C, as in base/interrupts.py
+import _signal  # type: ignore[import-not-found]  # `signal` in C, as in base/seam.py
 import errno
 import resource
 from posix import strerror

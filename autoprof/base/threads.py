@@ -7,7 +7,7 @@ import _thread
 import functools
 from itertools import chain, islice
 
-from autoprof.base import interrupts, process
+from autoprof.base import process, seam
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def stack_bytes() -> int | None:
         libc.pthread_attr_destroy(attributes)
         return size.value
     except (ImportError, OSError, AttributeError) as error:  # a libc without this function
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         return None
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from autoprof.base import files, interrupts, log, units
+from autoprof.base import files, log, seam, units
 from autoprof.base.exception_text import reason
 from autoprof.base.originals import os
 from autoprof.capture import cupti, profilers, writer
@@ -136,7 +136,7 @@ class Artifacts:
         try:
             self._accompany(ranged)
         except Exception as error:
-            interrupts.pass_on(error)  # after an interrupt, the caller calls `give_up`
+            seam.pass_on(error)  # after an interrupt, the caller calls `give_up`
             # The tool already records, and no caller would stop it.
             self.stop()
             raise
@@ -158,7 +158,7 @@ class Artifacts:
             try:
                 artifacts.start(ranged)
             except Exception as error:
-                interrupts.pass_on(error)
+                seam.pass_on(error)
                 self._beside.remove(artifacts)
                 artifacts.fail(why_not(error))
 
@@ -240,11 +240,11 @@ class Artifacts:
         try:
             self._hand_over(raw, meta, suspicion)
         except Exception as error:  # this thread has no caller that could catch it
-            interrupts.pass_on(error)
+            seam.pass_on(error)
             self.problem = f"{type(error).__name__}: {error}"
             log.warning(f"{self.folder.name}/{self._name.base.name}: {self.problem}")
         except BaseException as error:  # no thread could start, so the main thread wrote and was interrupted
-            interrupts.undo(error, lambda: self._give_up(interrupts.AT_WORK))
+            seam.undo(error, lambda: self._give_up(seam.AT_WORK))
             raise
 
     def _hand_over(self, raw: Path, meta: dict[str, Any], suspicion: str) -> None:
@@ -253,12 +253,12 @@ class Artifacts:
             with files.low_numbers_taken():
                 self._costs(EXPORT, lambda: self._tool.export(str(raw)))
         except Exception as error:
-            interrupts.pass_on(error)
+            seam.pass_on(error)
             self._give_up(f"the trace could not be exported: {reason(error)}")
             return
         chrome = file_names.TRACE.startswith(self._tool.ending)
         max_bytes = int(self._settings.max_trace_mb * 1e6)
-        with interrupts.suppress(OSError):
+        with seam.suppress(OSError):
             size = files.size(str(raw))
             self._budget.written(size)
             if chrome and size > max_bytes:  # the finisher cuts it, but has no log

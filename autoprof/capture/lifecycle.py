@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from autoprof.base import exceptions, interrupts, log, process, threads
+from autoprof.base import exceptions, log, process, seam, threads
 from autoprof.base.exception_text import described
 from autoprof.base.originals import threading
 from autoprof.capture import profilers, writer
@@ -39,7 +39,7 @@ class _LifecycleState(process.State):
 
     def in_child(self) -> None:
         # The parent ends its own recording; the child records nothing.
-        self.lock = threading.Lock()
+        super().in_child()
         self.active = None
 
     def at_exit(self) -> None:
@@ -57,7 +57,7 @@ class _LifecycleState(process.State):
                 recording.abandon("the process ended while another thread was in the stage")
             recording.wait()
         except Exception as error:
-            interrupts.pass_on(error)
+            seam.pass_on(error)
             log.warning(f"a capture could not be ended: {described(error)}")
 
 
@@ -93,7 +93,7 @@ def record(capture: Capture) -> bool:
         release(capture)
         return False
     except BaseException as error:
-        interrupts.undo(error, partial(_give_up, capture))
+        seam.undo(error, partial(_give_up, capture))
         release(capture)
         raise
     return True
@@ -101,7 +101,7 @@ def record(capture: Capture) -> bool:
 
 def _give_up(recording: Recording) -> None:
     """End a recording whose begin or end was interrupted."""
-    recording.give_up(interrupts.AT_WORK)
+    recording.give_up(seam.AT_WORK)
     release(recording)
     recording.ended.set()
 
@@ -237,7 +237,7 @@ def finish(recording: Recording, state: str, reason: str) -> None:
             recording.abandon("the stage ended in another thread than it began in")
     except BaseException as error:
         if threading.get_ident() in (recording.ender, recording.thread):
-            interrupts.undo(error, partial(_give_up, recording))
+            seam.undo(error, partial(_give_up, recording))
         recording.ended.set()
         raise
     recording.ended.set()

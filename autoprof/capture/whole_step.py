@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from autoprof.base import interrupts, log, process
+from autoprof.base import log, process, seam
 from autoprof.base.exception_text import reason
 from autoprof.base.originals import threading
 from autoprof.capture import lifecycle
@@ -109,7 +109,7 @@ class _WholeStepState(process.State):
             if last is not None:  # the interpreter does not wait for threads that start now
                 last.wait()
         except Exception as error:
-            interrupts.pass_on(error)
+            seam.pass_on(error)
             log.warning(f"the capture of a step could not be ended: {reason(error)}")
 
 
@@ -161,7 +161,7 @@ def end(reason: str = "") -> None:
     try:
         lifecycle.finish(ending, "complete", reason)
     except BaseException as error:
-        interrupts.undo(error, partial(lifecycle.finish, ending, "truncated", interrupts.AT_WORK))
+        seam.undo(error, partial(lifecycle.finish, ending, "truncated", seam.AT_WORK))
         raise
     finally:
         _state.open = None
@@ -179,7 +179,7 @@ def end_in_worker(actor: object, together: bool) -> None:
     try:
         step_ended(together)
     except Exception as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         runtime.report("continuous", error)
 
 
@@ -196,7 +196,7 @@ def _end_quietly(capture: StepCapture) -> None:
         if capture is _state.open:
             end()
     except Exception as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         runtime.report("continuous", error)
 
 
@@ -204,5 +204,5 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
     try:
         return asyncio.get_running_loop()
     except RuntimeError as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         return None

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 import autoprof
-from autoprof.base import files, interpreter, interrupts, log, process, threads
+from autoprof.base import files, interpreter, log, process, seam, threads
 from autoprof.base.originals import subprocess, threading, time
 from autoprof.capture.finisher import job as finisher_job
 
@@ -74,7 +74,7 @@ def spawn(job: dict[str, Any]) -> None:
         if status:
             raise subprocess.CalledProcessError(status, started.args)
     except (OSError, subprocess.SubprocessError) as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         log.warning_once(f"no process could be started to compress traces ({error}); this process compresses them")
         # An empty `python` skips the analysis of torch_npu's folder, which takes too long in this process.
         finisher_job.finish(job | {"python": ""})
@@ -112,7 +112,7 @@ class Job:
         try:
             self._free.pop()
         except IndexError as error:
-            interrupts.pass_on(error)
+            seam.pass_on(error)
             return
         try:
             self._write()
@@ -132,7 +132,7 @@ class Job:
         try:
             threads.start(_thread.start_new_thread, self.run, ())
         except RuntimeError as error:  # the interpreter is ending, or the system has no more threads
-            interrupts.pass_on(error)
+            seam.pass_on(error)
             self.run()
 
     def wait(self, patience_s: float) -> bool:

@@ -52,7 +52,7 @@ def main() -> None:
 
 def _copy(run: Path, to: str) -> None:
     """Copy a run that is over, and log what fails. Raises neither NoTarget nor OSError."""
-    from autoprof.base import interrupts, log
+    from autoprof.base import log, seam
     from autoprof.run.collect.gather import warn_missing
     from autoprof.run.collect.upload import NoTarget, Sending
 
@@ -61,7 +61,7 @@ def _copy(run: Path, to: str) -> None:
         missing = Sending(run, to).send(lambda done: None)
         warn_missing(missing, f"autoprof collect {run.name} --to URL continues the copy")
     except (NoTarget, OSError) as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         log.warning(f"the run is not copied: {error}")
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from autoprof.base import files, interrupts
+from autoprof.base import files, seam
 from autoprof.base.originals import os
 
 
@@ -108,7 +108,7 @@ def positive(value: object) -> float:
     try:
         number = float(value)
     except (ValueError, OverflowError) as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         raise ValueError("") from None
     if number >= 1e12:
         raise ValueError("it must be below 1000000000000")

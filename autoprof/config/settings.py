@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from autoprof.base import files, interrupts
+from autoprof.base import files, seam
 from autoprof.base.originals import os
 from autoprof.base.redact import url
 from autoprof.base.similar import did_you_mean
@@ -238,7 +238,7 @@ def load_one(name: str, environ: Mapping[str, str], directory: Path) -> Any:
         try:
             value, where = _decoded(path).get(name, ""), f"{path}: {name}"
         except (OSError, ValueError, RecursionError) as error:
-            interrupts.pass_on(error)
+            seam.pass_on(error)
     read = check(name, value, where) if value else getattr(Settings(), name)
     return _folder(read, directory) if name == "dir" else read
 
@@ -256,12 +256,12 @@ def _from_file(named: str, directory: Path) -> dict[str, Any]:
     try:
         content = _decoded(path)
     except FileNotFoundError as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         if named:
             raise SettingsError(f"AUTOPROF_CONFIG: there is no file {str(path)!r}; it takes a TOML file") from None
         return {}
     except (OSError, ValueError, RecursionError) as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         raise SettingsError(f"{path}: it can't be read as TOML ({one_line(error)})") from None
     roles, when = content.pop("role", {}), content.get("when")
     tables = content.pop("when") if isinstance(when, list) and any(isinstance(entry, dict) for entry in when) else []

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from autoprof.base import interrupts
+from autoprof.base import seam
 from autoprof.base.redact import hidden, is_url
 from autoprof.base.similar import did_you_mean
 from autoprof.config import conditions, parsers
@@ -80,7 +80,7 @@ def check_condition(table: object, where: str) -> Condition:
     try:
         return conditions.from_table(read)
     except ValueError as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         raise SettingsError(f"{where}: got {short(table)} ({one_line(error)}); it takes {WHEN_TAKES}") from None
 
 
@@ -122,7 +122,7 @@ def check(name: str, value: object, where: str, kind: str = "") -> Any:
     try:
         return parse(value)
     except ValueError as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         reason = f" ({one_line(error)})" if str(error) else ""
         raise SettingsError(f"{where}: got {short(value)}{reason}; it takes {takes}") from None
 
@@ -132,7 +132,7 @@ def short(value: object) -> str:
     try:
         text = hidden(repr(value))
     except RecursionError as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         text = f"a {type(value).__name__} that is nested too deeply"
     return text if len(text) <= 80 else text[:77] + "..."
 

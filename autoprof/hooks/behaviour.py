@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
-from autoprof.base import interrupts
+from autoprof.base import seam
 
 # Options that name a value of a call: a `CallPath` begins with a parameter (`self.state.global_step`), a `Parameter` is
 # one (`app`). The check of recipes recognizes them by `extra`.
@@ -47,7 +47,7 @@ def follow(root: Any, path: str, default: Any = MISSING) -> Any:
         try:
             value = value[name] if isinstance(value, Mapping) else getattr(value, name)
         except (AttributeError, KeyError) as error:
-            interrupts.pass_on(error)
+            seam.pass_on(error)
             if default is not MISSING:
                 return default
             raise LookupError(f"{type(root).__name__} has no {name} (path {path})") from None
@@ -135,7 +135,7 @@ class Call:
         try:
             value = self.argument(name)
         except LookupError as error:
-            interrupts.pass_on(error)
+            seam.pass_on(error)
             if default is not MISSING:
                 return default
             raise LookupError(f"the function has no parameter {name} (path {path})") from None

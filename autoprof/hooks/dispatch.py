@@ -13,7 +13,7 @@ import sys
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from typing import Any, NoReturn, TypeAlias
 
-from autoprof.base import exceptions, interrupts, log, threads
+from autoprof.base import exceptions, log, seam, threads
 from autoprof.base.exception_text import described
 from autoprof.base.originals import threading
 from autoprof.capture import lifecycle
@@ -41,9 +41,9 @@ class InThread(Wait):
             try:
                 settle, outcome = answer.set_result, self.block()
             except BaseException as error:
-                interrupts.pass_on(error)
+                seam.pass_on(error)
                 settle, outcome = answer.set_exception, error
-            with interrupts.suppress(RuntimeError):  # the loop is closed, so no task waits for the answer
+            with seam.suppress(RuntimeError):  # the loop is closed, so no task waits for the answer
                 loop.call_soon_threadsafe(lambda: None if answer.done() else settle(outcome))
 
         context = contextvars.copy_context()
@@ -51,7 +51,7 @@ class InThread(Wait):
             thread = threading.Thread(target=context.run, args=(call,), name="autoprof-waiting", daemon=True)
             threads.start(thread.start)
         except RuntimeError as error:  # the system can't start another thread
-            interrupts.pass_on(error)
+            seam.pass_on(error)
             return self.block()
         return await answer
 
@@ -103,7 +103,7 @@ class RayCalls(Wait):
         try:
             return ray.get(reference)
         except Exception as error:
-            interrupts.pass_on(error)
+            seam.pass_on(error)
             return error
 
 
@@ -181,7 +181,7 @@ def _block(wait: Wait) -> tuple[Any, BaseException | None]:
     try:
         return wait.block(), None
     except BaseException as error:
-        if (user_error := interrupts.of_user(error)) is not None:
+        if (user_error := seam.of_user(error)) is not None:
             _raise_users(user_error)
         return None, error
 
@@ -191,7 +191,7 @@ async def _suspend(hook_call: HookCall, wait: Wait) -> tuple[Any, BaseException 
         return await wait.suspend(), None
     except BaseException as error:
         # A cancellation and an exception from a signal handler belong to the user. Either ends the call here.
-        if (user_error := interrupts.of_user(error)) is not None:
+        if (user_error := seam.of_user(error)) is not None:
             hook_call.give_up()
             _raise_users(user_error)
         return None, error
@@ -246,7 +246,7 @@ class HookCall:
             while wait is not None:
                 wait = self._resume(*_block(wait))
         except BaseException as error:
-            interrupts.alone(error, outer)
+            seam.alone(error, outer)
             self.undo(error)
             raise
 
@@ -259,7 +259,7 @@ class HookCall:
                 wait = self._resume(*answer)
                 del answer
         except BaseException as error:
-            interrupts.alone(error, outer)
+            seam.alone(error, outer)
             self.undo(error)
             raise
 
@@ -276,7 +276,7 @@ class HookCall:
                 self._concerns = behaviour.concerns(call)
             self._around = behaviour.around(call)
         except BaseException as error:
-            if (user_error := interrupts.of_user(error)) is not None:
+            if (user_error := seam.of_user(error)) is not None:
                 _raise_users(user_error)
             self._failed(error)
         return self._advance(None)
@@ -297,7 +297,7 @@ class HookCall:
             if around is not None:
                 around.close()
         except BaseException as error:
-            if (user_error := interrupts.of_user(error)) is not None:
+            if (user_error := seam.of_user(error)) is not None:
                 _raise_users(user_error)
             self._failed(error)
 
@@ -306,15 +306,15 @@ class HookCall:
         if self._around is not None:
             outer = sys.exc_info()[1]
             try:
-                interrupts.undo(error, self._end)
+                seam.undo(error, self._end)
             except BaseException as interrupt:
-                interrupts.alone(interrupt, outer)
+                seam.alone(interrupt, outer)
                 raise
 
     def _end(self) -> None:
         if self._around is not None:
             self._around.close()
-            lifecycle.cut_short(interrupts.AT_WORK, but_for=self._recording)
+            lifecycle.cut_short(seam.AT_WORK, but_for=self._recording)
             self._around = None
 
     def _advance(self, value: Any, how: str = "send") -> Wait | None:
@@ -336,7 +336,7 @@ class HookCall:
                     self.reply = error.value
                 gates.worked(self._key)
                 return None
-            if (user_error := interrupts.of_user(error)) is not None:
+            if (user_error := seam.of_user(error)) is not None:
                 _raise_users(user_error)
             self._around = None
             self._failed(error)
@@ -347,7 +347,7 @@ class HookCall:
             report(self._key, error)
             self._cut_short(f"autoprof failed in {self._key}")
         except Exception as report_error:  # the report failed, too; the user's call must still run
-            interrupts.pass_on(report_error)
+            seam.pass_on(report_error)
         # The frames hold the user's arguments, and some frames hold the error: a cycle that could keep a model alive.
         exceptions.set_traceback(error, None)
 
@@ -356,7 +356,7 @@ class HookCall:
         try:
             lifecycle.cut_short(reason, but_for=self._recording)
         except Exception as error:
-            interrupts.pass_on(error)
+            seam.pass_on(error)
             log.warning(f"{self._key}: its recording could not be ended ({described(error)})")
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from autoprof import _boot
 from autoprof._boot import command
-from autoprof.base import files, identity, interrupts, log
+from autoprof.base import files, identity, log, seam
 from autoprof.base.originals import os
 from autoprof.config.settings import Settings
 from autoprof.hooks import recipe, registry
@@ -58,7 +58,7 @@ def report() -> None:
         try:
             run.leave_without_hooks(reason)
         except OSError as error:
-            interrupts.pass_on(error)
+            seam.pass_on(error)
             log.warning_once(run.rundir.unwritable(error))
 
 
@@ -77,7 +77,7 @@ def _end_for_another_program(run: Runtime) -> None:
 def _warn_of_own_recipes(run: Runtime) -> None:
     """Warn of hooks of the user's own recipes that were tried, but applied in no process."""
     for path in _own_recipes(run.settings):
-        with interrupts.suppress(RecipeError):
+        with seam.suppress(RecipeError):
             keys = {hook.key for hook in recipe.load(path) if not registry.left_out(run, hook)}
             hooks = merged((hooks for hooks, _ in _by_process(run)), "skipped", "failed", "applied")
             tried = [hook for hook in hooks.items() if hook[0] in keys and hook[1].reason != WAITING]
@@ -181,7 +181,7 @@ def _by_process(run: Runtime) -> Iterator[tuple[Hooks, Mapping[str, str]]]:
     """Yield the hooks and the versions of this process, then of each other process of the run."""
     yield run.hooks.hooks, run.hooks.versions
     for path in run.rundir.lines("timeline"):
-        with interrupts.suppress(OSError):
+        with seam.suppress(OSError):
             state = processes.last_state(path)
             yield state.hooks, state.versions
 
@@ -252,7 +252,7 @@ def _passive_hooks(target: str) -> set[str]:
 def _documents(target: str) -> Iterator[dict[str, Any]]:
     """Yield the readable recipes of a target."""
     for path in _boot.recipe_files().get(target, []):
-        with interrupts.suppress(RecipeError):
+        with seam.suppress(RecipeError):
             for document in recipe.tables(recipe.read(path)):
                 if document.get("target") == target:
                     yield document

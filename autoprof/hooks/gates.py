@@ -43,9 +43,6 @@ class _GateState(process.State):
         for gate in _gates.values():
             gate.clear()
 
-    def in_child(self) -> None:
-        self.lock = threading.Lock()
-
 
 _state = _GateState()
 

@@ -13,7 +13,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from autoprof._boot import command
-from autoprof.base import interrupts, process
+from autoprof.base import process, seam
 from autoprof.base.originals import os
 from autoprof.hooks import patching, registry
 from autoprof.hooks.recipe import BoundHook
@@ -74,7 +74,7 @@ def _called(frame: FrameType, event: str, arg: Any) -> Any:
         if not _state.waiting:
             _end(frame)
     except Exception as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         _failed(frame, error)
     return None
 
@@ -89,7 +89,7 @@ def _executed(frame: FrameType, event: str, arg: Any) -> Any:
             _end(frame)
             return None
     except Exception as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         _failed(frame, error)
         return None
     return _executed

@@ -24,7 +24,7 @@ from typing import Any
 import wrapt
 
 from autoprof import _boot
-from autoprof.base import exception_text, interrupts
+from autoprof.base import exception_text, seam
 from autoprof.base.originals import os
 from autoprof.hooks import gates, registry
 from autoprof.hooks.recipe import BoundHook, outside
@@ -82,7 +82,7 @@ def _namespace(value: Any) -> Mapping[str, Any]:
         base = type if issubclass(type(value), type) else object
         attributes: Mapping[str, Any] = base.__getattribute__(value, "__dict__")
     except Exception as error:  # an instance without `__dict__`, or whose `__dict__` is a property that raises
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         return {}
     return attributes
 
@@ -170,7 +170,7 @@ def apply_to_module(hook: BoundHook, module: ModuleType) -> None:
     try:
         _apply(hook, module, hook.hook.attribute)
     except Exception as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         runtime.report(hook.key, error)
 
 
@@ -187,10 +187,10 @@ def _apply(hook: BoundHook, root: Any, path: str) -> None:
         if (group := hook.behaviour.idle_unless()) and not call_counts.state.on:
             gates.idle_unless(group, hook.key)
     except LookupError as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         run.hooks.skipped(hook, exception_text.text(error))
     except Exception as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         run.hooks.failed(hook, exception_text.described(error))
     else:
         run.hooks.applied(hook, outside(version, hook.recipe))
@@ -308,6 +308,6 @@ def member(owner: Any, name: str) -> Any:
     try:
         return getattr(owner, name)
     except AttributeError as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         owner_name = getattr(owner, "__qualname__", None) or getattr(owner, "__name__", repr(owner))
         raise LookupError(f"{owner_name} has no {name}") from None

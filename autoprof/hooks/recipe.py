@@ -12,7 +12,7 @@ import msgspec
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
-from autoprof.base import files, interrupts
+from autoprof.base import files, seam
 from autoprof.base.originals import os
 from autoprof.base.similar import did_you_mean
 from autoprof.config import kinds, structs
@@ -194,7 +194,7 @@ def read(path: str) -> dict[str, Any]:
     try:
         document: dict[str, Any] = msgspec.toml.decode(files.of_user(path, MAX_BYTES))
     except (OSError, ValueError, RecursionError) as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         text = " ".join(str(error).split())[:300]
         raise RecipeError(path, [("", "", f"it can't be read as TOML ({text})")]) from None
     return document

@@ -26,9 +26,6 @@ class _RegistryState(process.State):
         self.read: set[str] = set()
         bound.clear()
 
-    def in_child(self) -> None:
-        self.lock = threading.RLock()
-
 
 _state = _RegistryState()
 

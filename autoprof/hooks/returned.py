@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from autoprof.base import exceptions, interrupts, process
+from autoprof.base import exceptions, process, seam
 from autoprof.base.originals import threading
 from autoprof.hooks import gates
 from autoprof.hooks.behaviour import Call, Outcome
@@ -55,8 +55,8 @@ def wrap_generator(function: Callable[..., Any], key: str, returning_call: Call 
             from autoprof.hooks.behaviour import Call
             from autoprof.hooks.dispatch import advance
         except Exception as error:
-            if (interrupts := sys.modules.get("autoprof.base.interrupts")) is not None:
-                interrupts.pass_on(error)
+            if (seam := sys.modules.get("autoprof.base.seam")) is not None:
+                seam.pass_on(error)
         else:
             call = call or Call(key, function, args, kwargs)
         resume, value = inner.send, None
@@ -89,8 +89,8 @@ def wrap_async_generator(
             from autoprof.hooks.behaviour import Call
             from autoprof.hooks.dispatch import advance_coroutine
         except Exception as error:
-            if (interrupts := sys.modules.get("autoprof.base.interrupts")) is not None:
-                interrupts.pass_on(error)
+            if (seam := sys.modules.get("autoprof.base.seam")) is not None:
+                seam.pass_on(error)
         else:
             call = call or Call(key, function, args, kwargs)
         resume, value = inner.asend, None
@@ -164,7 +164,7 @@ def watch(
             return wrapped
         _watch(call, returned, around)
     except Exception as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         report(key, error)
         exceptions.set_traceback(error, None)  # as in dispatch
     return returned
@@ -180,7 +180,7 @@ def _watch(call: Call, returned: Any, around: str) -> None:
             watched = _WatchedObject(weakref.ref(returned, lambda reference: _forget(number, reference)))
         _give_methods(returned)
     except TypeError as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         raise TypeError(f"it returned a {kind.__qualname__}, which can't have hooks: {error}") from None
     watched.calls[around, call.key] = _weak_call(call)
     _state.watched[number] = watched
@@ -199,7 +199,7 @@ def _weak_call(call: Call) -> Callable[[], Call]:
         try:
             return weakref.ref(value)
         except TypeError as error:
-            interrupts.pass_on(error)
+            seam.pass_on(error)
             return lambda: value
 
     key, function = call.key, call.function

@@ -70,8 +70,8 @@ def _wrap_plain(function: Callable[..., Any], key: str, closed: Gate) -> Callabl
         try:
             from autoprof.hooks.dispatch import drive
         except Exception as error:  # don't call the function here: this error would be the context of the user's errors
-            if (interrupts := sys.modules.get("autoprof.base.interrupts")) is not None:
-                interrupts.pass_on(error)
+            if (seam := sys.modules.get("autoprof.base.seam")) is not None:
+                seam.pass_on(error)
         else:
             return drive(key, function, args, kwargs)
         return function(*args, **kwargs)
@@ -87,8 +87,8 @@ def _wrap_coroutine(function: Callable[..., Any], key: str, closed: Gate) -> Cal
         try:
             from autoprof.hooks.dispatch import drive_coroutine
         except Exception as error:
-            if (interrupts := sys.modules.get("autoprof.base.interrupts")) is not None:
-                interrupts.pass_on(error)
+            if (seam := sys.modules.get("autoprof.base.seam")) is not None:
+                seam.pass_on(error)
         else:
             return await drive_coroutine(key, function, args, kwargs)
         return await function(*args, **kwargs)
@@ -105,8 +105,8 @@ def _wrap_returning(function: Callable[..., Any], key: str, closed: Gate, around
         try:
             from autoprof.hooks.returned import watch
         except Exception as error:
-            if (interrupts := sys.modules.get("autoprof.base.interrupts")) is not None:
-                interrupts.pass_on(error)
+            if (seam := sys.modules.get("autoprof.base.seam")) is not None:
+                seam.pass_on(error)
         else:
             return watch(key, function, args, kwargs, returned, around)
         return returned
@@ -123,8 +123,8 @@ def _wrap_returning_coroutine(function: Callable[..., Any], key: str, closed: Ga
         try:
             from autoprof.hooks.returned import watch
         except Exception as error:
-            if (interrupts := sys.modules.get("autoprof.base.interrupts")) is not None:
-                interrupts.pass_on(error)
+            if (seam := sys.modules.get("autoprof.base.seam")) is not None:
+                seam.pass_on(error)
         else:
             return watch(key, function, args, kwargs, returned, around)
         return returned

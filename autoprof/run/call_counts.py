@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 
-from autoprof.base import files, identity, interrupts, process
+from autoprof.base import files, identity, process, seam
 from autoprof.base.originals import json, os, threading
 from autoprof.run import runtime, step_announcement
 from autoprof.rundir.layout import RunDir
@@ -56,7 +56,7 @@ def add(key: str, fired: bool) -> None:
             entry[1] += 1
             os.pwrite(state.file, b"%0*d" % (_DIGITS, entry[1]), entry[0])
     except OSError as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         state.on = False
 
 
@@ -69,7 +69,7 @@ def _new(directory: RunDir, count_key: tuple[str, int | None, bool]) -> list[int
                 state.file = files.descriptor(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, held=True)
                 break
             except FileExistsError as error:
-                interrupts.pass_on(error)
+                seam.pass_on(error)
     line = json.dumps(count_key).encode() + b" "
     offset = state.end + len(line)
     os.pwrite(state.file, line + b"0" * _DIGITS + b"\n", state.end)

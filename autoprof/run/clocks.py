@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from autoprof.base import files, identity, interrupts, process, threads
+from autoprof.base import files, identity, process, seam, threads
 from autoprof.base.originals import threading, time
 from autoprof.run import cluster
 from autoprof.run.hook_log import HookLog
@@ -54,7 +54,7 @@ def measure(run: RunDir, hooks: HookLog) -> None:
 
     _state.stop.clear()
     thread = threading.Thread(target=_measure, args=(run, hooks, ray), name="autoprof-clocks", daemon=True)
-    with interrupts.suppress(RuntimeError):  # the limit of threads is reached
+    with seam.suppress(RuntimeError):  # the limit of threads is reached
         threads.start(thread.start)
         _state.thread = thread
 
@@ -77,7 +77,7 @@ def _measure(run: RunDir, hooks: HookLog, ray: Any) -> None:
         if measured:
             write(run, measured)
     except Exception as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         if not _state.stop.is_set():
             hooks.error("clocks", f"{type(error).__name__}: {error}")
 
@@ -129,7 +129,7 @@ def _improve(best: dict[str, Offset], node: str, ray: Any, call: Any, host: Call
     try:
         measured = _measure_node(ray, call, node, host)
     except Exception as error:  # the node has died
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         return
     if measured is not None and (node not in best or measured.error_ns < best[node].error_ns):
         best[node] = measured

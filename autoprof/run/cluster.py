@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from autoprof.base import identity, interrupts, log
+from autoprof.base import identity, log, seam
 from autoprof.base.exception_text import reason
 from autoprof.base.exceptions import type_name
 from autoprof.base.originals import os
@@ -126,7 +126,7 @@ def register_node(run_id: str, directory: str, driver: bool, uid: int | None = N
         put(f"{_NODE_PREFIX}{run_id}/{here}", msgspec.json.encode(node), overwrite=driver)
         address = own_address()
     except Exception as error:  # the run continues, and `collect` also asks nodes that are not registered
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         log.debug(f"this node could not be registered: {type(error).__name__}: {error}")
     return here, address
 
@@ -160,7 +160,7 @@ def disk_of(directory: str) -> str:
     try:
         status = os.stat(directory)
     except OSError as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         return ""
     return f"{identity.machine()}:{status.st_dev}:{status.st_ino}"
 

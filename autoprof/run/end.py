@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import autoprof
-from autoprof.base import files, identity, interpreter, interrupts, log, process, threads
+from autoprof.base import files, identity, interpreter, log, process, seam, threads
 from autoprof.base.exception_text import reason
 from autoprof.base.originals import os, subprocess, threading, time
 from autoprof.base.redact import is_url, url
@@ -64,10 +64,10 @@ def end_run(run: Runtime) -> None:
         if run.rundir.steps() or is_url(run.settings.collect):
             _after(run)
     except OSError as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         log.warning_once(run.rundir.unwritable(error))
     except Exception as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         log.warning(f"the end of the run can't be written: {reason(error)}")
 
 
@@ -126,7 +126,7 @@ def wait_for_files(run: Runtime, folders: bool = True) -> None:
                 age = abs(time.time() - _changed(part))
                 fresh |= age < _STALE_S and not (age > _ORPHAN_S and _is_orphan(part))
             except FileNotFoundError as error:
-                interrupts.pass_on(error)
+                seam.pass_on(error)
                 fresh = True
         if not fresh:
             return
@@ -140,7 +140,7 @@ def _report_cut_off(run: Runtime) -> None:
     captures = []
     for _, folder in run.rundir.steps():
         names: set[str] = set()
-        with interrupts.suppress(OSError):
+        with seam.suppress(OSError):
             names.update(os.listdir(folder))
         for name in sorted(name.removesuffix(TAKEN) for name in names if name.endswith(TAKEN)):
             written_or_complete = f"{name}{META}" in names or any(
@@ -159,7 +159,7 @@ def _age_s(part: Path) -> float:
     try:
         return abs(time.time() - _changed(part))
     except FileNotFoundError as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         return 0
 
 
@@ -182,12 +182,12 @@ def _is_locked(path: Path) -> bool:
     try:
         inode = os.stat(path).st_ino
     except FileNotFoundError as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         return False
     try:
         return f":{inode} " in files.text("/proc/locks")
     except OSError as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         return True
 
 
@@ -233,7 +233,7 @@ def _after(run: Runtime) -> None:
                 start_new_session=True,
             )
     except OSError as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         log.warning(f"no process could be started to merge or copy traces: {error}")
         if command:
             run_command(command, directory)
@@ -260,7 +260,7 @@ def _cwd() -> str:
     try:
         return os.getcwd()
     except OSError as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         return ""
 
 
@@ -281,7 +281,7 @@ def _command(run: Runtime) -> str:
     try:
         os.close(files.descriptor(run.rundir.path / _MARK, os.O_CREAT | os.O_EXCL))
     except FileExistsError as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         return ""
     return run.settings.on_finish
 

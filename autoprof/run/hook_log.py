@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from autoprof.base import files, interrupts, log
+from autoprof.base import files, log, seam
 from autoprof.base.originals import io, threading
 from autoprof.base.redact import hidden, redacted
 from autoprof.rundir import processes
@@ -192,7 +192,7 @@ class HookLog:
                 self._write_new()
         # Catch everything: this also runs while an error of autoprof is being reported.
         except Exception as error:
-            interrupts.pass_on(error)
+            seam.pass_on(error)
             self._worth_writing = False
             log.warning_once(self._directory.unwritable(error))
 
@@ -210,7 +210,7 @@ def process_title() -> str:
         with io.open("/proc/self/cmdline", "rb", opener=files.descriptor) as file:
             words = file.read(4096).decode(errors="replace").split("\0")
     except OSError as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         words = sys.argv
     if "--multiprocessing-fork" in words:
         import multiprocessing

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
-from autoprof.base import files, identity, interrupts, process
+from autoprof.base import files, identity, process, seam
 from autoprof.base.originals import os
 from autoprof.rundir import memory_state
 from autoprof.rundir.records import MAX_STACKS_BYTES, ProcessStacks
@@ -42,7 +42,7 @@ def register_scheduler(scheduler: object, read: ReadScheduler) -> None:
     try:
         _scheduler_state.scheduler, _scheduler_state.read = weakref.ref(scheduler), read
     except TypeError as error:  # its class does not support weak references
-        interrupts.pass_on(error)
+        seam.pass_on(error)
 
 
 def engine_state(left_out: list[str]) -> EngineState:
@@ -53,7 +53,7 @@ def engine_state(left_out: list[str]) -> EngineState:
     try:
         return _scheduler_state.read(scheduler, left_out)
     except Exception as error:  # it changed while it was read, or belongs to another release
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         left_out.append(f"engine: {type(error).__name__}: {error}"[:200])
         return {}
 
@@ -63,7 +63,7 @@ def read_part(state: EngineState, left_out: list[str], name: str, read: Callable
     try:
         state[name] = read()
     except Exception as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         left_out.append(f"engine.{name}: {type(error).__name__}: {error}"[:200])
 
 
@@ -85,7 +85,7 @@ def enable_flight_record(environ: MutableMapping[str, str]) -> None:
     try:
         version = str(getattr(sys.modules.get("torch"), "__version__", "")) or metadata.version("torch")
     except Exception as error:  # torch is not installed, or its metadata is damaged
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         return
     match = re.match(r"(\d+)\.(\d+)", version)
     if match and (int(match[1]), int(match[2])) < _ON_BY_DEFAULT:
@@ -177,7 +177,7 @@ def _tried(name: str, work: Callable[[], _Part], without: _Part, left_out: list[
     try:
         return work()
     except Exception as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         left_out.append(f"{name}: {type(error).__name__}: {error}"[:200])
         return without
 
@@ -209,7 +209,7 @@ def _device_memory() -> dict[str, int]:
             used = {number: size for number, size in held.items() if size}
             total = sum(int(backend.get_device_properties(number).total_memory) for number in used)
         except Exception as error:  # the device is lost
-            interrupts.pass_on(error)
+            seam.pass_on(error)
             continue
         return {"device_used": sum(used.values()), "device_total": total} if used else {}
     return {}

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from autoprof.base import exception_text, exceptions, files, interrupts, log
+from autoprof.base import exception_text, exceptions, files, log, seam
 from autoprof.base.originals import os
 from autoprof.base.redact import hidden, writable
 from autoprof.rundir.records import Frame, NamedProcess, Raised
@@ -57,7 +57,7 @@ def of(error: BaseException) -> Raised:
     try:
         return _of(error, _text(error))
     except Exception as problem:  # a library may set any object as an attribute
-        interrupts.pass_on(problem)
+        seam.pass_on(problem)
         return Raised(type=exceptions.type_name(error))
 
 
@@ -245,7 +245,7 @@ def _signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
     except ValueError as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         return f"signal {number}"
 
 
@@ -253,7 +253,7 @@ def _bytes(number: str, unit: str) -> int:
     try:
         return min(int(float(number) * _UNITS[unit[0].lower()]), 1 << 62)
     except (ValueError, KeyError) as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         return 0
 
 
@@ -304,5 +304,5 @@ def keep_status(path: Path) -> None:
         libc.setbuf(stream, None)
         register(write, stream)
     except Exception as error:  # ctypes may be missing, or restricted
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         log.debug(f"the exit status can't be kept: {type(error).__name__}: {error}")

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from autoprof import __version__, _boot
-from autoprof.base import files, identity, interrupts, log, process
+from autoprof.base import files, identity, log, process, seam
 from autoprof.base.exception_text import described
 from autoprof.base.originals import os, threading, time
 from autoprof.base.redact import hidden, hidden_in, redacted
@@ -136,7 +136,7 @@ def hand_on(info: RunInfo) -> None:
     try:
         text = msgspec.json.encode(handed_on).decode()
     except UnicodeEncodeError as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         raise SettingsError(
             f"{error.object[error.start - 20 if error.start > 20 else 0 : error.end + 20]!r} in the settings or the "
             "working directory is not UTF-8; autoprof needs names in UTF-8"
@@ -267,7 +267,7 @@ class Runtime:
                 )
                 layout.write_json(self.rundir.run_json, self.describe())
         except OSError as error:
-            interrupts.pass_on(error)
+            seam.pass_on(error)
             log.warning_once(self.rundir.unwritable(error))
 
     def complete(self, no_hooks: str = "") -> None:
@@ -292,7 +292,7 @@ class Runtime:
             info = decoder.read(self.rundir.run_json, RunFile)
             died = deaths.find(self.rundir.path, info, over=False, own=exception)
         except Exception as error:  # another process is writing the files, or has removed them
-            interrupts.pass_on(error)
+            seam.pass_on(error)
             died = []
         known = {"exception": exception, "died": died}
         return {name: msgspec.to_builtins(value) for name, value in known.items() if value}
@@ -318,8 +318,7 @@ class _RuntimeState(process.State):
         self.off = False
 
     def in_child(self) -> None:
-        # The child needs its own states of hooks, and new locks: threads of its parent may have held the old ones.
-        self.lock = threading.RLock()
+        super().in_child()
         if self.run is not None:
             self.run.hooks.begin_anew()
 

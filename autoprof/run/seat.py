@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from autoprof._boot import launch
-from autoprof.base import files, interrupts, process
+from autoprof.base import files, process, seam
 from autoprof.base.originals import os
 from autoprof.config.settings import Settings
 from autoprof.config.values import GROUP
@@ -48,6 +48,6 @@ def take_seat(settings: Settings, run_id: str, name: str, program: str, rank: in
     try:
         _state.own = ranks.join(Path(settings.dir), run_id, name, program, rank, again=again)
     except OSError as error:  # the first applied hook reports it
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         _state.own = None
     return _state.own

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeAlias
 import msgspec
 from msgspec.structs import replace
 
-from autoprof.base import files, identity, interrupts
+from autoprof.base import files, identity, seam
 from autoprof.base.originals import os, threading, time
 from autoprof.base.redact import hidden, writable
 from autoprof.run import process_state
@@ -247,7 +247,7 @@ def task_stacks(names: Names) -> tuple[list[TaskStack], int]:
             if pending <= _MAX_TASKS:
                 stacks.append(_read_task(task, names))
         except Exception as error:  # a task of a class of the user
-            interrupts.pass_on(error)
+            seam.pass_on(error)
     return sorted(stacks, key=lambda stack: not stack.spans), pending
 
 
@@ -480,5 +480,5 @@ def _rank() -> int | None:
     try:
         return identity.own_rank()
     except Exception as error:  # a launcher's variable is not a number
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         return None

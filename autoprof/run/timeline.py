@@ -18,7 +18,7 @@ from weakref import WeakSet
 import msgspec
 
 from autoprof import __version__
-from autoprof.base import files, identity, interrupts, log, process
+from autoprof.base import files, identity, log, process, seam
 from autoprof.base.exceptions import type_name
 from autoprof.base.originals import os, threading, time
 from autoprof.config import kinds
@@ -145,7 +145,7 @@ def _encoded(lines: Sequence[AnyLine]) -> bytes:
     try:
         return _encoder.encode_lines(lines)
     except Exception as error:  # text with lone surrogates, such as file names that are not UTF-8
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         return _encoder.encode_lines([_without_surrogates(msgspec.to_builtins(line)) for line in lines])
 
 
@@ -397,7 +397,7 @@ class Timeline:
         try:
             self._file.sync()
         except OSError as problem:
-            interrupts.pass_on(problem)
+            seam.pass_on(problem)
             log.warning_once(self._run.unwritable(problem))
 
     def leave(self) -> None:
@@ -420,7 +420,7 @@ class Timeline:
         try:
             self._file.close()
         except OSError as problem:
-            interrupts.pass_on(problem)
+            seam.pass_on(problem)
             log.warning_once(self._run.unwritable(problem))
 
     def flush(self) -> None:
@@ -434,7 +434,7 @@ class Timeline:
                     lines = [self._lines.popleft() for _ in range(len(self._lines))]
                     self._write_lines(lines)
                 except OSError as problem:
-                    interrupts.pass_on(problem)
+                    seam.pass_on(problem)
                     self._lost, self._lost_reason = self._lost + len(lines), problem.strerror or str(problem)
                     log.warning_once(self._run.unwritable(problem))
                 finally:

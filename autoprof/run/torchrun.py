@@ -12,7 +12,7 @@ from typing import Any
 
 from autoprof import _boot
 from autoprof._boot import launch
-from autoprof.base import interrupts, log, process
+from autoprof.base import log, process, seam
 from autoprof.base.originals import os, time
 from autoprof.config.parsers import MAX_NAME_BYTES
 from autoprof.run import runtime, seat
@@ -69,7 +69,7 @@ def _agree(group: Any) -> None:
         if run is not None and (_state.agreed or seat.own_seat() is None) and (group.group_world_size or 1) > 1:
             _take_part(group, run)
     except Exception as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         log.warning(f"the ranks of this node form a separate run: {type(error).__name__}: {error}")
     _state.started = True
 

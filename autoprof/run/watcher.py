@@ -7,7 +7,7 @@ the next span. The watcher also checks the file to which `faulthandler` writes t
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]  # `signal` in C, as in base/interrupts.py
+import _signal  # type: ignore[import-not-found]  # `signal` in C, as in base/seam.py
 import _thread
 import faulthandler
 import sys
@@ -17,7 +17,7 @@ from weakref import ref
 
 import msgspec
 
-from autoprof.base import files, identity, interrupts, log, process, threads
+from autoprof.base import files, identity, log, process, seam, threads
 from autoprof.base.originals import io, os, time
 from autoprof.base.units import seconds as in_words
 from autoprof.config.conditions import HANG, Condition
@@ -162,7 +162,7 @@ class HangWatch:
         try:
             return any(os.stat(folder / name / WHY).st_mtime_ns > unix_ns for name in self._folders())
         except OSError as error:  # another process removed the folder
-            interrupts.pass_on(error)
+            seam.pass_on(error)
             return False
 
     def _ask(self, name: str, why: Why) -> None:
@@ -175,7 +175,7 @@ class HangWatch:
             layout.write_json(part / WHY, why)
             os.rename(part, folder / name)
         except OSError as error:
-            interrupts.pass_on(error)
+            seam.pass_on(error)
             files.remove(str(part))
             if not os.path.isdir(folder / name):
                 raise
@@ -191,7 +191,7 @@ class HangWatch:
                 content = files.read(run / HANGS / name / WHY, MAX_STACKS_BYTES)
                 reason = msgspec.json.decode(content, type=Why).reason
             except (OSError, ValueError) as error:  # another program made the folder
-                interrupts.pass_on(error)
+                seam.pass_on(error)
                 continue
             folder = run / HANGS / name
             log.warning_aside(f"{reason}; stacks are in {folder}; autoprof doctor {run} shows which process is late")
@@ -200,7 +200,7 @@ class HangWatch:
         try:
             return sorted(name for name in os.listdir(self._run.rundir.path / HANGS) if not name.startswith("."))
         except OSError as error:  # there was no hang
-            interrupts.pass_on(error)
+            seam.pass_on(error)
             return []
 
 
@@ -274,7 +274,7 @@ class _CrashState(process.State):
         if file() is not None:
             faulthandler.disable()
         if path:
-            with interrupts.suppress(OSError):
+            with seam.suppress(OSError):
                 if os.lstat(path).st_size == 0:
                     os.unlink(path)
                     os.rmdir(os.path.dirname(path))
@@ -296,7 +296,7 @@ def begin_crash_file(run: RunDir) -> None:
         _crash_state.file, _crash_state.path = ref(file), file.path
         faulthandler.enable(file, **_ARGUMENTS)
     except Exception as error:  # no descriptor is free, the disk is full, or files may not be large
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         log.debug(f"a crash of this process will not write its stacks: {type(error).__name__}: {error}")
 
 
@@ -307,7 +307,7 @@ def _make_crash_file(run: RunDir) -> _CrashFile:
     try:
         return _CrashFile(path)
     except FileNotFoundError as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         run.make(run.path / CRASHES)
         return _CrashFile(path)
 
@@ -398,7 +398,7 @@ class Watcher:
             self._stop, self._ended, self._native = stop, ended, []
             threads.start(_thread.start_new_thread, _watch, (self.tick, stop, ended, self._native))
         except RuntimeError as error:  # the limit of threads is reached
-            interrupts.pass_on(error)
+            seam.pass_on(error)
             stop.release()
             log.info(f"this process is not watched: {error}")
 
@@ -442,7 +442,7 @@ class Watcher:
         try:
             work()
         except Exception as error:
-            interrupts.pass_on(error)
+            seam.pass_on(error)
             is_disk_error = isinstance(error, OSError)
             text = (
                 self._run.rundir.unwritable(error) if is_disk_error else f"the watcher: {type(error).__name__}: {error}"
@@ -457,7 +457,7 @@ class Watcher:
             try:
                 folders += [os.path.join(parent, name) for name in os.listdir(parent) if not name.startswith(".")]
             except OSError as error:  # there is no request
-                interrupts.pass_on(error)
+                seam.pass_on(error)
         return folders
 
 
@@ -479,7 +479,7 @@ def _watch(tick: Callable[[], None], stop: _thread.LockType, ended: _thread.Lock
             try:
                 tick()
             except Exception as error:
-                interrupts.pass_on(error)
+                seam.pass_on(error)
                 log.warning_aside(f"the watcher: {type(error).__name__}: {error}")
     finally:
         ended.release()

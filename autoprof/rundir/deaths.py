@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from autoprof.base import files, identity, interrupts, units
+from autoprof.base import files, identity, seam, units
 from autoprof.base.originals import io, os, time
 from autoprof.base.redact import hidden
 from autoprof.rundir import file_names, memory_state, processes
@@ -370,7 +370,7 @@ def read_crash_file(run: Path) -> list[Crash]:
             ns = path.lstat().st_mtime_ns
             text = files.read(path, _MAX_CRASH_BYTES).decode(errors="replace")
         except OSError as error:
-            interrupts.pass_on(error)
+            seam.pass_on(error)
             continue
         host, pid = file_names.process_of(path.name)
         if text.strip() and pid:
@@ -391,7 +391,7 @@ def crash_in_log(path: str) -> tuple[str, list[Frame]] | None:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _LOG_TAIL_BYTES))
             text = file.read().decode(errors="replace")
     except OSError as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         return None
     starts = [match.start() for match in _FATAL.finditer(text)]
     if starts:

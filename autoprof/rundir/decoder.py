@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import Struct
 
-from autoprof.base import files, interrupts
+from autoprof.base import files, seam
 from autoprof.base.originals import json, os
 from autoprof.base.redact import writable
 from autoprof.rundir.records import Line
@@ -50,7 +50,7 @@ def record(content: Mapping[str, Any], kind: type[T]) -> T:
     try:
         return msgspec.convert(content, kind)
     except msgspec.ValidationError as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
     return msgspec.convert({**_blanks(kind), **_kept(dict(content), kind, "", [])}, kind)
 
 
@@ -72,13 +72,13 @@ def fields(path: str | Path, kind: type[Struct], left_out: list[str] | None = No
         if not isinstance(content, dict):
             problems.append("it is not a JSON object")
     except FileNotFoundError as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         pass
     except OSError as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         problems.append(f"it can't be read: {error.strerror or error}")
     except (ValueError, RecursionError, RuntimeError) as error:  # RuntimeError: a loop of symbolic links
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         problems.append(f"it can't be read: {str(error)[:100]}")
     kept: dict[str, Any] = _kept(content, kind, "", problems) if isinstance(content, dict) else {}
     if left_out is not None and problems:
@@ -91,7 +91,7 @@ def _read(path: str | Path) -> bytes:
     try:
         return files.read(path, _MAX_BYTES)
     except OSError as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         if error.errno != errno.ELOOP:  # the path is not a symbolic link
             raise
     return files.read(os.path.realpath(path, strict=True), _MAX_BYTES)
@@ -108,7 +108,7 @@ def _undamaged(content: bytes, kind: type[Struct]) -> dict[str, Any] | None:
         fields: dict[str, Any] = msgspec.json.decode(content, type=dict[str, Any])
         msgspec.convert(fields, kind)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         return None
     return fields
 

@@ -14,7 +14,7 @@ from typing import BinaryIO, NamedTuple, TypeAlias
 import msgspec
 from msgspec import Struct
 
-from autoprof.base import files, interrupts
+from autoprof.base import files, seam
 from autoprof.base.originals import io
 from autoprof.base.redact import writable
 from autoprof.rundir import decoder, file_names
@@ -107,7 +107,7 @@ class SpanReader:
                         spans = self._decoded(journal, [text for text in texts if text[9:13] not in _OTHER_KINDS])
                         yield Batch(start, start + sum(map(len, texts)) + len(texts), spans)
         except OSError as error:
-            interrupts.pass_on(error)
+            seam.pass_on(error)
             self.failed[journal.name] = error.strerror or str(error)
 
     def spans(self, journal: Journal) -> Iterator[Line]:
@@ -121,7 +121,7 @@ class SpanReader:
             if len(spans) == len(texts) and {span.kind for span in spans} <= SPAN_KINDS.keys():
                 return spans
         except NO_LINE as error:
-            interrupts.pass_on(error)
+            seam.pass_on(error)
         lines = (self._line(journal, text) for text in texts)
         return [line for line in lines if line is not None and line.kind in SPAN_KINDS]
 
@@ -132,7 +132,7 @@ class SpanReader:
         try:
             return decoder.line(text)
         except NO_LINE as error:
-            interrupts.pass_on(error)
+            seam.pass_on(error)
             if text.strip() and not is_foreign(text):
                 self.left_out[journal.name, "truncated, or not a span"] += 1
             return None
@@ -143,7 +143,7 @@ def is_foreign(text: bytes) -> bool:
     try:
         line = _decode_any(text)
     except NO_LINE as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         return False
     return isinstance(line, dict) and isinstance(line.get("kind"), str) and line["kind"] not in SPAN_KINDS
 
@@ -185,7 +185,7 @@ def decoded(text: bytes) -> AnyLine | Line | None:
             return _decode_other(text)
         span = decoder.line(text)
     except NO_LINE as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         return None
     return span if span.kind in SPAN_KINDS else None
 
@@ -204,7 +204,7 @@ def search(journal: Journal, texts: Sequence[bytes]) -> Iterator[Line]:
                 rest = rest if len(rest) <= _MAX_LINE_BYTES else b""
             yield from _matching(rest, texts)
     except OSError as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
 
 
 def _matching(lines: bytes, texts: Sequence[bytes]) -> Iterator[Line]:
@@ -231,6 +231,6 @@ def recent_spans(journal: Journal) -> list[Line]:
     try:
         begin = max(0, files.size(str(journal.path)) - _MAX_RECENT_BYTES)
     except OSError as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         return []
     return [span for batch in SpanReader().batches(journal, [(begin, sys.maxsize)]) for span in batch.spans]

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from autoprof.base import files, identity, interrupts, log
+from autoprof.base import files, identity, log, seam
 from autoprof.base.exception_text import text
 from autoprof.base.originals import json, os
 from autoprof.rundir import file_names
@@ -49,7 +49,7 @@ def step_folders(run: str | Path) -> list[tuple[int, str]]:
                 if number.isdecimal() and entry.name == _step(int(number)) and entry.is_dir():
                     folders.append((int(number), entry.name))
     except OSError as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
     return sorted(folders)
 
 
@@ -143,13 +143,13 @@ class RunDir:
         try:
             os.symlink(self.path.name, link)
         except FileExistsError as error:
-            interrupts.pass_on(error)
+            seam.pass_on(error)
             if _points_to_run(link):
                 _replace_link(link, self.path.name)
             else:
                 log.warning_once(f"{link} is not a link to a run, so autoprof does not change it")
         except OSError as error:  # a file system without links
-            interrupts.pass_on(error)
+            seam.pass_on(error)
 
 
 def _replace_link(link: Path, target: str) -> None:
@@ -158,7 +158,7 @@ def _replace_link(link: Path, target: str) -> None:
         os.symlink(target, part)
         os.replace(part, link)
     except OSError as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         files.remove(str(part))
 
 
@@ -167,7 +167,7 @@ def _points_to_run(link: Path) -> bool:
     try:
         target = os.readlink(link)
     except OSError as error:  # it is not a link
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         return False
     if os.sep in target or target in (".", ".."):
         return False
@@ -185,7 +185,7 @@ def _hide_from_git(folder: Path) -> None:
     """
     path = folder / ".gitignore"
     if not files.exists(path, follow=False):
-        with interrupts.suppress(OSError):
+        with seam.suppress(OSError):
             files.write(path, b"*\n")
 
 

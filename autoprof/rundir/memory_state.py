@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from autoprof.base import files, interrupts
+from autoprof.base import files, seam
 from autoprof.base.originals import os, time
 from autoprof.rundir.records import MemoryLine, MemoryState
 
@@ -157,5 +157,5 @@ def _text(path: Path) -> str:
         finally:
             os.close(descriptor)
     except OSError as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         return ""

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 from msgspec import Struct, structs
 
-from autoprof.base import files, identity, interrupts
+from autoprof.base import files, identity, seam
 from autoprof.base.originals import io, os
 from autoprof.rundir import file_names, journal
 from autoprof.rundir.layout import CRASHES, RunDir
@@ -116,7 +116,7 @@ def read(
     wanted = frozenset((os.getpid(), *named))
     states = []
     for path in paths:
-        with interrupts.suppress(OSError):
+        with seam.suppress(OSError):
             if running or file_names.process_of(path.name)[1] in wanted or not _is_well(path):
                 states.append(last_state(path))
     return _without_replaced(states)
@@ -141,7 +141,7 @@ def _without_replaced(states: Sequence[ProcessState]) -> list[ProcessState]:
 
 
 def _mtime(path: Path) -> float:
-    with interrupts.suppress(OSError):
+    with seam.suppress(OSError):
         return path.stat().st_mtime
     return 0.0
 
@@ -245,7 +245,7 @@ def exit_line(run: Path, host: str, pid: int, ticks: int) -> ExitLine | None:
             if isinstance(first, ProcessLine) and ticks in (0, first.ticks) and isinstance(last, ExitLine):
                 return last
     except OSError as error:  # there are no further files
-        interrupts.pass_on(error)
+        seam.pass_on(error)
     return None
 
 
@@ -447,7 +447,7 @@ def _open_span(line: BegunLine) -> OpenSpan:
 
 def _crashed_ns(path: Path) -> int:
     """Return the time of a process's crash, in nanoseconds since the epoch; 0 without a crash dump."""
-    with interrupts.suppress(OSError):
+    with seam.suppress(OSError):
         host, pid = file_names.process_of(path.name)
         status = os.stat(path.parent.parent / CRASHES / f"{host}-{pid}.txt")
         return status.st_mtime_ns if status.st_size else 0
@@ -483,7 +483,7 @@ def last_facts(path: Path) -> ProcessLine | None:
                 file.seek(0)
                 text, begin = b"\n" + file.read(_HEAD_BYTES), 0
     except OSError as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         return None
     process = journal.decoded(text[begin + 1 : text.find(b"\n", begin + 1)])
     if not isinstance(process, ProcessLine):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from autoprof.base import files, identity, interrupts
+from autoprof.base import files, identity, seam
 from autoprof.base.originals import os, time
 from autoprof.rundir import decoder
 from autoprof.rundir.file_names import PART
@@ -84,7 +84,7 @@ class Seat:
     def errors(self) -> str:
         """Return the type of the exception of the first failed rank by file name, or an empty text."""
         for path in sorted(self._folder.glob(f"*{ENDED}")):
-            with interrupts.suppress(OSError):
+            with seam.suppress(OSError):
                 if error := files.read(path, 1000).decode(errors="replace"):
                     return error
         return ""
@@ -92,7 +92,7 @@ class Seat:
     def clear(self) -> None:
         """Remove the rank files, and the run directory if it has no other files."""
         for path in (*self._folder.glob("*"), self._folder, self._folder.parent, self._folder.parent.parent):
-            with interrupts.suppress(OSError):
+            with seam.suppress(OSError):
                 path.rmdir() if files.is_folder(path) else path.unlink()
 
 
@@ -147,7 +147,7 @@ def _is_over(folder: Path) -> bool:
     try:
         first = (folder / _FIRST).stat().st_mtime
     except OSError as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         return False
     # Compare times of the disk, because the clocks of hosts may differ.
     mark = folder / f"now.{os.urandom(4).hex()}{PART}"
@@ -166,10 +166,10 @@ def _publish(path: Path, content: RankFile) -> bool:
     try:
         os.link(part, path)
     except FileExistsError as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         return False
     except OSError as error:  # a file system without hard links
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         if not files.claim(path):
             return False
         os.replace(part, path)

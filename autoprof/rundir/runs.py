@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from autoprof.base import files, identity, interrupts, units
+from autoprof.base import files, identity, seam, units
 from autoprof.base.originals import os, time
 from autoprof.base.similar import did_you_mean
 from autoprof.rundir import decoder, file_names, layout, processes, ranks
@@ -292,7 +292,7 @@ def killed(path: Path) -> str:
 
 def exit_status(path: Path) -> int | None:
     """Return the exit status of the process that started the run in the folder `path`, or None if unknown."""
-    with interrupts.suppress(OSError):
+    with seam.suppress(OSError):
         if content := files.read(path / EXIT, 1):
             return content[0]
     return None

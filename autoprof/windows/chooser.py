@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from autoprof.base import interrupts, log
+from autoprof.base import log, seam
 from autoprof.config.selection import Steps
 from autoprof.config.settings import Settings
 from autoprof.run import runtime
@@ -55,7 +55,7 @@ class Chooser:
                 self._monitor = Monitor(run, stats.attach(run))
             self._monitor.begins(step, ordinal)
         except Exception as error:  # the caller must still announce the step
-            interrupts.pass_on(error)
+            seam.pass_on(error)
             runtime.report("comparing", error)
 
     def step_ended(self, step: int, ordinal: int) -> None:
@@ -64,7 +64,7 @@ class Chooser:
             if self._monitor is not None:
                 self._monitor.ended(step, ordinal, captured=step in self._captured)
         except Exception as error:
-            interrupts.pass_on(error)
+            seam.pass_on(error)
             runtime.report("comparing", error)
 
     def choose(self, settings: Settings, step: int, ordinal: int) -> dict[str, Any] | None:
@@ -105,7 +105,7 @@ class Chooser:
         try:
             return overrides if self._monitor is None else self._monitor.with_stragglers(overrides, first)
         except Exception as error:
-            interrupts.pass_on(error)
+            seam.pass_on(error)
             runtime.report("comparing", error)
             return overrides
 

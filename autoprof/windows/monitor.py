@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from autoprof.base import identity, interrupts, log, process, threads
+from autoprof.base import identity, log, process, seam, threads
 from autoprof.base.originals import threading, time
 from autoprof.config.conditions import RESUME
 from autoprof.config.values import FOUND, REASON
@@ -135,7 +135,7 @@ class Monitor:
             thread = threading.Thread(
                 target=self._hear, args=(step, ordinal, fair, own), name="autoprof-comparing", daemon=True
             )
-            with interrupts.suppress(RuntimeError):  # the system may have no more threads
+            with seam.suppress(RuntimeError):  # the system may have no more threads
                 threads.start(thread.start)
                 self._thread = thread
                 _state.threads[:] = [thread, *(other for other in _state.threads if other.is_alive())]
@@ -152,7 +152,7 @@ class Monitor:
                     self._open(self._detector.ranks(step, same, ordinal))
                     self._open(self._detector.replicas(step, replicas, ordinal))
         except Exception as error:
-            interrupts.pass_on(error)
+            seam.pass_on(error)
             if not _state.stop.is_set():
                 runtime.report("comparing", error)
 

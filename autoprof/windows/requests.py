@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from autoprof.base import files, identity, interrupts, log
+from autoprof.base import files, identity, log, seam
 from autoprof.base.originals import os, time
 from autoprof.base.redact import hidden
 from autoprof.config import structs, values
@@ -150,7 +150,7 @@ def names(run: RunDir) -> list[str]:
         finally:
             os.close(folder)
     except OSError as error:  # without requests there is no such folder
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         return []
 
 
@@ -171,10 +171,10 @@ def take(run: RunDir, listing: Iterable[str]) -> list[tuple[str, Trigger]]:
         try:
             os.replace(run.control / name, path)
         except FileNotFoundError as error:  # another process has taken it
-            interrupts.pass_on(error)
+            seam.pass_on(error)
             continue
         except OSError as error:
-            interrupts.pass_on(error)
+            seam.pass_on(error)
             log.warning_once(
                 f"{run.control / name}: can't take the request: {error.strerror}; the folder must belong to this user"
             )
@@ -182,8 +182,8 @@ def take(run: RunDir, listing: Iterable[str]) -> list[tuple[str, Trigger]]:
         try:
             taken.append((name, decoded(_content(run, path), run.path.name)))
         except UNREADABLE as error:
-            interrupts.pass_on(error)
-            with interrupts.suppress(OSError):
+            seam.pass_on(error)
+            with seam.suppress(OSError):
                 os.replace(path, f"{run.control / name}{REFUSED}")
             refuse(run, name, error)
     return taken
@@ -203,7 +203,7 @@ def note(run: RunDir, name: str, trigger: Trigger | None, became: Became) -> Non
     try:
         write_json(Path(f"{run.control / name}{TAKEN}"), fields | {"became": msgspec.to_builtins(became)})
     except OSError as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         log.warning_once(f"{run.control}: outcomes of trigger requests can't be written there: {error.strerror}")
 
 
@@ -228,7 +228,7 @@ def taken(run: RunDir, listing: Iterable[str], known: set[str]) -> list[tuple[st
                 trigger = decoded(msgspec.json.encode(fields), run.path.name)
                 requests.append((name.removesuffix(TAKEN), trigger, became))
         except UNREADABLE as error:  # the process that takes it reports the error
-            interrupts.pass_on(error)
+            seam.pass_on(error)
         known.add(name)
     return requests
 
@@ -261,7 +261,7 @@ def states(run: RunDir) -> dict[str, Became]:
     result = {}
     for name in names(run):
         if name.endswith(f"{ENDING}{TAKEN}"):
-            with interrupts.suppress(*UNREADABLE):
+            with seam.suppress(*UNREADABLE):
                 content = msgspec.json.decode(files.read(run.control / name, MOST_BYTES), type=dict[str, Any])
                 result[name.removesuffix(TAKEN)] = msgspec.convert(content.get("became", {}), Became)
     return result

@@ -13,7 +13,7 @@ from weakref import WeakSet
 
 import msgspec
 
-from autoprof.base import files, identity, interrupts, process, threads
+from autoprof.base import files, identity, process, seam, threads
 from autoprof.base.originals import os, threading, time
 from autoprof.config.conditions import MEMORY, REPORTED
 from autoprof.config.selection import Ranks
@@ -74,7 +74,7 @@ class StatsChannel:
         try:
             threads.start(threading.Thread(target=self._work, name="autoprof-posting", daemon=True).start)
         except RuntimeError as error:  # the system may have no more threads
-            interrupts.pass_on(error)
+            seam.pass_on(error)
             self._running = False
 
     def _work(self) -> None:
@@ -90,7 +90,7 @@ class StatsChannel:
             try:
                 _put(self._run, name, msgspec.json.encode(make()))
             except Exception as error:
-                interrupts.pass_on(error)
+                seam.pass_on(error)
                 if not _state.stop.is_set():
                     runtime.report("posting", error)
 
@@ -107,10 +107,10 @@ def read_entries(run: Runtime, prefix: str) -> list[bytes]:
         return []
     entries, folder = [], os.path.join(run.rundir.path, STATS_FOLDER)
     # Not `Path.glob`: in Python 3.13 it catches every `OSError`, also one that a signal handler raises.
-    with interrupts.suppress(FileNotFoundError):
+    with seam.suppress(FileNotFoundError):
         for name in sorted(os.listdir(folder)):
             if name.startswith(prefix) and name.endswith(".json"):
-                with interrupts.suppress(FileNotFoundError):
+                with seam.suppress(FileNotFoundError):
                     entries.append(files.read(os.path.join(folder, name), _MAX_BYTES))
     return entries
 
@@ -249,7 +249,7 @@ class StatsReporter:
         try:
             self._hear(line)
         except Exception as error:
-            interrupts.pass_on(error)
+            seam.pass_on(error)
             runtime.report("telling", error)
 
     def take(self) -> tuple[Line | None, list[tuple[str, int, int]]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from autoprof.base import files, identity, interrupts, log
+from autoprof.base import files, identity, log, seam
 from autoprof.config import values
 from autoprof.config.selection import Steps
 from autoprof.run import cluster
@@ -120,7 +120,7 @@ class OpenTriggers:
         try:
             requests.register(run)
         except Exception as error:
-            interrupts.pass_on(error)
+            seam.pass_on(error)
             log.warning_once(f"autoprof trigger --ray can't find this run: {type(error).__name__}: {error}")
 
 
@@ -213,5 +213,5 @@ class _Window:
 def _make_folder(run: RunDir) -> None:
     """Make `control/`, because an NFS client may remember for a minute that it did not exist."""
     if files.is_folder(run.path):
-        with interrupts.suppress(OSError):
+        with seam.suppress(OSError):
             files.folder(run.control)

@@ -103,7 +103,7 @@ class Interrupter:
 
     def _called(self, frame: FrameType, event: str, arg: Any) -> Any:
         name = frame.f_code.co_filename
-        if name.endswith("interrupts.py") or not (name.startswith(PACKAGE) or (self.libraries and _caller(frame))):
+        if name.endswith("seam.py") or not (name.startswith(PACKAGE) or (self.libraries and _caller(frame))):
             return None
         if self.opcodes:
             frame.f_trace_opcodes = True

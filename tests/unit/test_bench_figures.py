@@ -54,6 +54,15 @@ def test_clauses_that_catch_everything_are_counted_in_tuples_too() -> None:
     assert figures.broad_clauses(ast.parse(SOURCE)) == 3
 
 
+def test_blocks_that_catch_everything_are_counted() -> None:
+    source = """
+with seam.guard("a report", log.error_once), open("file"): pass
+with seam.suppress(OSError, Exception): pass
+with contextlib.suppress(OSError): pass
+"""
+    assert figures.broad_clauses(ast.parse(source)) == 2
+
+
 def test_a_name_of_three_classes_counts_once() -> None:
     trees = [ast.parse(SOURCE), ast.parse("class First: pass"), ast.parse("class First: pass\nclass Third: pass")]
     assert figures.used_twice(trees) == 1

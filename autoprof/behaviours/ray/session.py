@@ -12,7 +12,7 @@ from typing import Any
 
 from autoprof import _boot
 from autoprof._boot import launch
-from autoprof.base import files, interrupts, log, process, redact, units
+from autoprof.base import files, log, process, redact, seam, units
 from autoprof.base.originals import json, os, time
 from autoprof.capture import cupti
 from autoprof.capture.profilers import nsys
@@ -237,7 +237,7 @@ def _let_workers_write() -> None:
         end.let_workers_write(run)
         through_ray(run)
     except Exception as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         runtime.report("ray/shutdown", error)
 
 

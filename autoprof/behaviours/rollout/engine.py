@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
-from autoprof.base import interrupts
+from autoprof.base import seam
 from autoprof.capture.artifacts import Artifacts
 from autoprof.capture.profilers.torch import TorchTool
 from autoprof.capture.subject import Subject
@@ -124,7 +124,7 @@ class EngineActor(Behaviour):
             request = Request.read(content)
             answer = yield Coroutine(self.start(engine, request) if request.action == "start" else self.stop(engine))
         except Exception as error:
-            interrupts.pass_on(error)
+            seam.pass_on(error)
             return Reply({"problem": f"{type(error).__name__}: {error}"})
         return Reply(answer)
 

@@ -103,8 +103,8 @@ class _RecordedBlock(Block):
         try:
             from autoprof.behaviours.script import opened
         except Exception as error:
-            if (interrupts := sys.modules.get("autoprof.base.interrupts")) is not None:
-                interrupts.pass_on(error)
+            if (seam := sys.modules.get("autoprof.base.seam")) is not None:
+                seam.pass_on(error)
             state.on = False
             return
         if opened.joined() is None:

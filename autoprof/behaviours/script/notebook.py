@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from autoprof.base import interrupts, process, units
+from autoprof.base import process, seam, units
 from autoprof.base.originals import os, subprocess
 from autoprof.behaviours.script import blocks, opened, session
 from autoprof.behaviours.trainer import open_step
@@ -44,7 +44,7 @@ def load_ipython_extension(shell: Any) -> None:
             show, settings = _options(line)
             print(*_recorded(shell, cell, settings, show), sep="\n")
         except (SettingsError, OSError) as error:
-            interrupts.pass_on(error)
+            seam.pass_on(error)
             from IPython.core.error import UsageError
 
             raise UsageError(f"%%autoprof: {error}") from None
@@ -99,7 +99,7 @@ def _recorded(shell: Any, cell: str, settings: dict[str, str], show: bool) -> It
             # IPython has already printed the exception. Raise it for the timeline, which records that the cell failed.
             result.raise_error()
     except BaseException as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         if result is None or error not in (result.error_before_exec, result.error_in_exec):
             raise
     finally:

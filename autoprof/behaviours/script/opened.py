@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from autoprof import _boot
-from autoprof.base import identity, interrupts, log
+from autoprof.base import identity, log, seam
 from autoprof.behaviours.trainer import open_step, stages, steps
 from autoprof.hooks import dispatch, registry
 from autoprof.hooks.behaviour import Behaviour, Call, Outcome
@@ -55,7 +55,7 @@ def joined() -> Runtime | None:
                     run.hooks.applied(hook)
         return run
     except Exception as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         runtime.report(_NAME, error)
         return None
 

@@ -16,7 +16,7 @@ import msgspec
 
 from autoprof import _boot
 from autoprof._boot import command, launch
-from autoprof.base import files, identity, interrupts, log, process
+from autoprof.base import files, identity, log, process, seam
 from autoprof.base.originals import io, os, time
 from autoprof.behaviours.script import blocks, opened
 from autoprof.behaviours.trainer import running
@@ -139,7 +139,7 @@ def stop() -> Path | None:
     try:
         running.end_all("autoprof.stop() was called during the stage")
     except Exception as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         runtime.report("autoprof/stop", error)
     blocks.state.step = None
     opened.stop_blocks()
@@ -177,7 +177,7 @@ def _begin(run_settings: dict[str, object]) -> Runtime:
         try:
             run.rundir.make(run.rundir.path)
         except OSError as error:
-            interrupts.pass_on(error)
+            seam.pass_on(error)
             raise OSError(f"can't write to {run.rundir.path}: {error}") from None
         _boot.install()
         _boot.run_script(getattr(sys.modules["__main__"], "__file__", None) or "")

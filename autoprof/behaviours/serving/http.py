@@ -13,7 +13,7 @@ from concurrent.futures.thread import ThreadPoolExecutor
 from http.client import HTTPException
 from typing import Any, Literal, NamedTuple
 
-from autoprof.base import interrupts, log, process, threads
+from autoprof.base import log, process, seam, threads
 from autoprof.base.originals import json
 from autoprof.behaviours.rollout.engine import ROLE, Request
 from autoprof.behaviours.serving import server as serving
@@ -35,7 +35,7 @@ async def answer_start(server: serving.ServedEngine, body: bytes) -> tuple[int, 
     try:
         step, duration_s = window_of(body)
     except ValueError as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         return 400, {"problem": str(error)}
     return _answer(await server.open_window(step, duration_s))
 
@@ -50,7 +50,7 @@ async def answer_trainer(server: serving.ServedEngine, directory: str, body: byt
     try:
         request = Request.read(body)
     except ValueError as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         return 400, {"problem": str(error)}
     if request.action == "stop":
         return await answer_stop(server)
@@ -84,7 +84,7 @@ def fields_of(body: bytes) -> dict[str, Any] | None:
     try:
         content = json.loads(body) if body.strip() else {}
     except (ValueError, RecursionError) as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         return None
     return content if isinstance(content, dict) else None
 
@@ -250,7 +250,7 @@ def _ask(url: str, request: Request, settings: Settings) -> _Answer:
         content = error.read(500).decode(errors="replace")
         return _Answer(f"it answered HTTP {error.code}: {content}", refused=True)
     except (OSError, ValueError, HTTPException) as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         return _Answer(f"{type(error).__name__}: {error}")
     if not isinstance(answer, dict) or "problem" not in answer:
         return _Answer(f"it answered {str(answer)[:100]}, which is not an answer from autoprof", refused=True)

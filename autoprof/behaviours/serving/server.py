@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-from autoprof.base import interrupts, log
+from autoprof.base import log, seam
 from autoprof.base.originals import time
 from autoprof.behaviours.rollout.engine import ROLE, Request
 from autoprof.config.values import REASON
@@ -277,7 +277,7 @@ async def _problem_of(answer: Awaitable[dict[str, Any]]) -> str:
     try:
         problem = str((await answer)["problem"])
     except Exception as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         problem = f"{type(error).__name__}: {error}"
     if problem:
         log.warning(f"the engine could not be recorded: {problem}")
@@ -288,6 +288,6 @@ async def _guarded(work: Coroutine[Any, Any, str]) -> str:
     try:
         return await work
     except Exception as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         runtime.report("serve", error)
         return f"{type(error).__name__}: {error}"

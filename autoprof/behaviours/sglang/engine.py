@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from autoprof.base import interrupts
+from autoprof.base import seam
 from autoprof.behaviours.rollout import engine as rollout_engine
 from autoprof.behaviours.rollout.engine import MARK, Request
 from autoprof.hooks.behaviour import follow
@@ -137,7 +137,7 @@ async def _send(engine: Any, request: Request) -> str:
         else:
             answer = await method(_request_type()(**fields))
     except Exception as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         return f"{type(error).__name__}: {error}"
     message = str(getattr(answer, "message", ""))
     return message.removeprefix(MARK) if message.startswith(MARK) else "the scheduler runs without autoprof"

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from autoprof.base import interrupts, process
+from autoprof.base import process, seam
 from autoprof.base.originals import time
 from autoprof.behaviours.rollout.engine import MARK, ROLE, Request
 from autoprof.capture import profilers
@@ -179,7 +179,7 @@ class Scheduler(Behaviour):
         try:
             problem = _obey(call.instance, Request.read(text))
         except Exception as error:
-            interrupts.pass_on(error)
+            seam.pass_on(error)
             runtime.report("sglang/scheduler", error)
             problem = f"{type(error).__name__}: {error}"
         return Reply(_answer(MARK + problem))

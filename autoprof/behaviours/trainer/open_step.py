@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
-from autoprof.base import interrupts, log, process
+from autoprof.base import log, process, seam
 from autoprof.base.identity import own_rank
 from autoprof.behaviours.rollout import replicas
 from autoprof.behaviours.trainer import pairs
@@ -59,7 +59,7 @@ def step_ended(together: bool) -> None:
             # No wait for the answer: in the actor's queue, this call comes before the trainer's next one.
             worker.__ray_call__.remote(whole_step.end_in_worker, together)
         except Exception as error:
-            interrupts.pass_on(error)
+            seam.pass_on(error)
             log.warning_once(f"could not notify a worker of the step's end: {type(error).__name__}: {error}")
     if not together:
         _worker_state.workers.clear()
@@ -196,7 +196,7 @@ def finish(error: BaseException | None = None) -> Generator[Wait, Any, None]:
     try:
         yield from step.close(error)
     except BaseException as interrupt:
-        interrupts.undo(interrupt, step.drop)
+        seam.undo(interrupt, step.drop)
         raise
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, ClassVar
 
-from autoprof.base import interrupts
+from autoprof.base import seam
 from autoprof.behaviours.trainer.running import RunningStage, StageKey, inside, running
 from autoprof.behaviours.trainer.spans import plain
 from autoprof.behaviours.trainer.stages import Stage, current_announcement, kind_of
@@ -47,7 +47,7 @@ class StageBegin(Stage):
             if outcome.error is not None:
                 opened.end(outcome.error)
         except BaseException as error:
-            interrupts.undo(error, opened.cut)
+            seam.undo(error, opened.cut)
             raise
         return None
 
@@ -96,7 +96,7 @@ class StageEnd(Behaviour):
             if stage is not None:
                 stage.end(outcome.error)
         except BaseException as error:
-            interrupts.undo(error, partial(self._cut, stage, call))
+            seam.undo(error, partial(self._cut, stage, call))
             raise
         return None
 
@@ -191,6 +191,6 @@ class TimerStop(Behaviour):
             else:
                 span.end(outcome.error, step=step)
         except BaseException as error:
-            interrupts.undo(error, span.drop)
+            seam.undo(error, span.drop)
             raise
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
-from autoprof.base import interrupts
+from autoprof.base import seam
 from autoprof.capture import lifecycle, profilers, whole_step
 from autoprof.capture.pass_capture import PassCapture
 from autoprof.capture.recording import Capture
@@ -102,7 +102,7 @@ class RunningStage:
 
     def cut(self) -> None:
         """End a stage whose begin or end was interrupted."""
-        self.end(cut=interrupts.AT_WORK)
+        self.end(cut=seam.AT_WORK)
 
     def _end_recording(self, error: BaseException | None, cut: str) -> None:
         leave, self._leave = self._leave, None
@@ -112,7 +112,7 @@ class RunningStage:
             return
         elif not self._capture.begun:
             if not self._capture.told:
-                self._capture.fail(cut if cut == interrupts.AT_WORK else self._capture.why_nothing())
+                self._capture.fail(cut if cut == seam.AT_WORK else self._capture.why_nothing())
         elif cut:
             lifecycle.finish(self._capture, "truncated", cut)
         else:

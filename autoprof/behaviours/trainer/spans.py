@@ -7,7 +7,7 @@ from contextvars import ContextVar
 from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from autoprof.base import interrupts
+from autoprof.base import seam
 from autoprof.behaviours.trainer.running import wholes
 from autoprof.behaviours.trainer.stages import NamedCall, current_announcement, kind_of
 from autoprof.hooks.behaviour import CALL, Around, Call, CallPath, Path, follow
@@ -73,7 +73,7 @@ class CallSpan(NamedCall):
                 yield CALL
                 _sample_context.reset(token_off)
             except BaseException as error:
-                interrupts.undo(error, partial(_sample_context.set, inside))  # type: ignore[arg-type]
+                seam.undo(error, partial(_sample_context.set, inside))  # type: ignore[arg-type]
                 raise
             return None
         step = self._step(call)
@@ -94,7 +94,7 @@ class CallSpan(NamedCall):
             if token is not None:
                 _sample_context.reset(token)
         except BaseException as error:
-            interrupts.undo(error, partial(self._leave, span, inside))
+            seam.undo(error, partial(self._leave, span, inside))
             raise
         return None
 
@@ -167,7 +167,7 @@ def plain(value: Any) -> Id | None:
             return kind.__name__
         return str(value)[:MAX_TEXT_CHARACTERS]
     except Exception as error:  # raised by the user's class
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         return None
 
 
@@ -177,7 +177,7 @@ def _amount(value: Any) -> int | None:
     try:
         return len(value)
     except Exception as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         number = plain(value)
         return number if type(number) is int else None
 
@@ -186,7 +186,7 @@ def _at(call: Call, path: str) -> Any:
     try:
         return call.at(path, None)
     except Exception as error:  # raised by a property of the user
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         return None
 
 
@@ -194,5 +194,5 @@ def _follow(root: Any, path: str) -> Any:
     try:
         return follow(root, path, None) if path else root
     except Exception as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         return None

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 
 import msgspec
 
-from autoprof.base import identity, interrupts, process
+from autoprof.base import identity, process, seam
 from autoprof.behaviours.trainer.running import Counted, RunningStage, StageKey, inside, running
 from autoprof.capture import lifecycle
 from autoprof.capture.subject import Subject
@@ -140,7 +140,7 @@ class Stage(NamedCall):
             outcome = yield CALL
             stage.end(outcome.error)
         except BaseException as error:
-            interrupts.undo(error, stage.cut)
+            seam.undo(error, stage.cut)
             raise
         return None
 

@@ -11,7 +11,7 @@ from collections.abc import Generator, Mapping
 from typing import Any, ClassVar, Literal
 
 from autoprof._boot import command
-from autoprof.base import interrupts, log
+from autoprof.base import log, seam
 from autoprof.base.originals import time
 from autoprof.behaviours.rollout import replicas
 from autoprof.behaviours.trainer import open_step, pairs, stages
@@ -61,7 +61,7 @@ class StepBehaviour(Behaviour):
             try:
                 return int(number) + self.offset
             except (TypeError, ValueError, OverflowError) as error:
-                interrupts.pass_on(error)
+                seam.pass_on(error)
                 raise ValueError(f"number = {self.number!r} is {number!r:.60}, which is not a step number") from None
         if state.finished is not None:
             return state.finished + 1
@@ -92,7 +92,7 @@ class StepBehaviour(Behaviour):
                 if self.engines == "step" or run.settings.mode == "continuous":
                     yield from replicas.start(run)
         except BaseException as error:
-            interrupts.undo(error, step.drop)
+            seam.undo(error, step.drop)
             raise
 
     def _opens_steps(self, call: Call) -> bool:
@@ -148,7 +148,7 @@ class Tick(StepBehaviour):
             try:
                 number = self.number_of(call)
             except (LookupError, TypeError, ValueError) as error:  # this call does not have the number
-                interrupts.pass_on(error)
+                seam.pass_on(error)
                 number = 1
             yield from self.begin(call, number)
 
@@ -162,7 +162,7 @@ class Wrap(StepBehaviour):
             outcome = yield CALL
             yield from finish(outcome.error)
         except BaseException as error:
-            interrupts.undo(error, drop)
+            seam.undo(error, drop)
             raise
         return None
 
@@ -177,7 +177,7 @@ class StepEnd(Behaviour):
             outcome = yield CALL
             yield from finish(outcome.error)
         except BaseException as error:
-            interrupts.undo(error, drop)
+            seam.undo(error, drop)
             raise
         return None
 
@@ -226,7 +226,7 @@ class Loop(Behaviour):
             outcome = yield CALL
             yield from finish(outcome.error)
         except BaseException as error:
-            interrupts.undo(error, drop)
+            seam.undo(error, drop)
             raise
         run = runtime.current()
         if run is not None:
@@ -264,7 +264,7 @@ class Counter(StepBehaviour):
             try:
                 return vars(self)[name]
             except KeyError as error:
-                interrupts.pass_on(error)
+                seam.pass_on(error)
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}") from None
 
         def assign(self: Any, value: Any) -> None:

@@ -11,7 +11,7 @@ import asyncio
 from contextvars import ContextVar
 from typing import Any, Literal
 
-from autoprof.base import interrupts, log
+from autoprof.base import log, seam
 from autoprof.behaviours.rollout import engine as rollout_engine
 from autoprof.behaviours.rollout.engine import ROLE, Request
 from autoprof.behaviours.serving.server import ANOTHER_CALLER
@@ -84,7 +84,7 @@ async def start(engine: Any, request: Request) -> dict[str, Any]:
         workers = await _rpc(engine, run, "autoprof_prepare", request.fields())
     except Exception:
         # Prepared workers must not keep autoprof's profiler: it would record a later profiling of the user.
-        with interrupts.suppress(Exception):
+        with seam.suppress(Exception):
             await _rpc(engine, run, "autoprof_release")
         raise
     if all(worker["problem"] for worker in workers):
@@ -124,7 +124,7 @@ async def stop(engine: Any, cut: str = "") -> dict[str, Any]:
             await _rpc(engine, run, "autoprof_cut", cut)
         await _own(engine.stop_profile, run)
     except asyncio.TimeoutError as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         hung = [{"problem": "the engine's own stop did not end in time"}]
     finally:
         span: Span = getattr(engine, _OPEN)

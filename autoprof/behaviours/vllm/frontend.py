@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from autoprof.base import interrupts
+from autoprof.base import seam
 from autoprof.base.originals import threading
 from autoprof.behaviours.vllm.worker import annotation
 from autoprof.capture.pass_capture import PassCapture
@@ -153,5 +153,5 @@ def _guard() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         runtime.report("vllm/front-end", error)

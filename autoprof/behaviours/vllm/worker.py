@@ -12,7 +12,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from autoprof.base import interrupts
+from autoprof.base import seam
 from autoprof.base.originals import threading, time
 from autoprof.behaviours.rollout.engine import ROLE, Request
 from autoprof.capture import lifecycle, profilers
@@ -82,7 +82,7 @@ class WorkerPasses:
         try:
             return self._before()
         except Exception as error:
-            interrupts.pass_on(error)
+            seam.pass_on(error)
             runtime.report("vllm/worker", error)
             return False
 
@@ -210,7 +210,7 @@ def _safely(action: Callable[[], None]) -> None:
     try:
         action()
     except Exception as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         runtime.report("vllm/worker", error)
 
 
@@ -288,7 +288,7 @@ def _prepare(worker: Any, content: dict[str, Any]) -> dict[str, str]:
     try:
         session, problem = _session(worker, Request.read(content))
     except Exception as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         runtime.report("vllm/worker", error)
         problem = f"{type(error).__name__}: {error}"
     setattr(worker, _SWAP, ProfilerSwap(worker, session))
@@ -331,7 +331,7 @@ def _release(worker: Any) -> dict[str, str]:
         session = vars(worker).pop(_SESSION, None)
         return {"problem": session.uninstall() if session is not None else ""}
     except Exception as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         runtime.report("vllm/worker", error)
         return {"problem": f"{type(error).__name__}: {error}"}
 
@@ -349,7 +349,7 @@ def _rank_in_replica(worker: Any) -> int:
 def _rank_part(worker: Any) -> str:
     """Return the part of a file name that distinguishes the workers of a replica, as in vLLM's own names since 0.17."""
     part = f"rank{worker.rank}"
-    with interrupts.suppress(ImportError):
+    with seam.suppress(ImportError):
         from vllm.distributed.utils import get_worker_rank_suffix
 
         part = str(get_worker_rank_suffix(global_rank=worker.rank))

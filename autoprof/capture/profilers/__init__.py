@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
-from autoprof.base import interrupts, log
+from autoprof.base import log, seam
 from autoprof.config.settings import Settings
 
 # Default of `AUTOPROF_TOOL`.
@@ -125,7 +125,7 @@ def outlook(asked: tuple[str, ...], imports: bool = True) -> str:
         if imports:
             importlib.import_module("torch_npu.profiler")
     except Exception as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         return f"torch ({source}; importing torch_npu raised {type(error).__name__}: {error})"
     return f"npu in processes that use an NPU, torch in others ({source})"
 

@@ -12,7 +12,7 @@ from typing import Any
 import wrapt
 
 from autoprof import _boot
-from autoprof.base import interrupts, log, process
+from autoprof.base import log, process, seam
 from autoprof.base.originals import threading, time
 
 # Type of the profile function that torch sets while it records stacks.
@@ -238,7 +238,7 @@ def watch_npu(module: Any) -> None:
         wrapt.wrap_function_wrapper(module, "profile.start", _start)
         wrapt.wrap_function_wrapper(module, "profile.stop", _stop)
     except Exception as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         log.warning_once(f"other users of {module.__name__} can't be detected: {type(error).__name__}: {error}")
 
 
@@ -266,5 +266,5 @@ def _make_way(package: str, everywhere: bool) -> None:
     try:
         end_own(f"another {package} profiler was started in this process", everywhere)
     except Exception as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         log.warning_once(f"a capture could not make way for another profiler: {type(error).__name__}: {error}")

@@ -16,7 +16,7 @@ import msgspec
 import wrapt
 
 from autoprof import _boot
-from autoprof.base import files, identity, interrupts, log, process
+from autoprof.base import files, identity, log, process, seam
 from autoprof.base.originals import io, os, threading, time
 from autoprof.capture import profilers
 from autoprof.capture.profilers.arguments import taken
@@ -172,7 +172,7 @@ class MemoryTool:
         try:
             return "" if cuda is not None and cuda.is_initialized() else "this process uses no CUDA"
         except Exception as error:
-            interrupts.pass_on(error)
+            seam.pass_on(error)
             return f"torch.cuda: {type(error).__name__}: {error}"
 
     def start(self, settings: Settings, raw: Path) -> list[str]:
@@ -199,16 +199,16 @@ class MemoryTool:
             else:
                 self._snapshot = snapshot()
         except Exception as error:
-            interrupts.pass_on(error)
+            seam.pass_on(error)
             self._problem = f"{type(error).__name__}: {error}"
         try:
             end_history()
         except Exception as error:
-            interrupts.pass_on(error)
+            seam.pass_on(error)
             self._problem = self._problem or f"{type(error).__name__}: {error}"
 
     def abort(self) -> None:
-        with interrupts.suppress(Exception):
+        with seam.suppress(Exception):
             end_history()
 
     def export(self, path: str) -> None:
@@ -248,9 +248,6 @@ class _OutOfMemoryState(process.State):
         self.lock = threading.Lock()
         self.seen = 0
 
-    def in_child(self) -> None:
-        self.lock = threading.Lock()
-
 
 _oom_state = _OutOfMemoryState()
 
@@ -270,7 +267,7 @@ def _await_cuda(cuda: Any, run: Runtime, doing: Callable[[], Any]) -> None:
         # `_lazy_call` calls the function once CUDA is initialised, or at once if it is (torch 2.13, cuda/__init__.py).
         cuda._lazy_call(lambda: _attach(run, doing))
     except Exception as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         runtime.report("memory/oom", error)
 
 
@@ -286,7 +283,7 @@ def _attach(run: Runtime, doing: Callable[[], Any]) -> None:
         torch._C._cuda_attach_out_of_memory_observer(ran_out)
         keep_history(run.settings.memory)
     except Exception as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         runtime.report("memory/oom", error)
 
 
@@ -332,5 +329,5 @@ def _ran_out(run: Runtime, memory: dict[str, int], doing: Callable[[], Any]) -> 
         layout.write_json(base.with_name(f"{base.name}{file_names.META}"), meta)
         log.warning(f"CUDA ran out of memory when asked for {memory['asked_bytes']} bytes; a snapshot is in {path}")
     except Exception as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         runtime.report("memory/oom", error)

@@ -13,7 +13,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from autoprof.base import interrupts, log, process
+from autoprof.base import log, process, seam
 from autoprof.base.originals import threading
 
 # Contents with which a recording refers to the tensors of operators (`with_flops` records shapes, too), and contents
@@ -80,7 +80,7 @@ def _swapping(swap: Callable[..., None]) -> Callable[..., None]:
         try:
             return swap(*tensors)
         except RuntimeError as error:
-            interrupts.pass_on(error)
+            seam.pass_on(error)
             if not _freed():
                 raise
         return swap(*tensors)
@@ -94,7 +94,7 @@ def _freed() -> bool:
             "the program swaps a parameter, which torch refuses during a recording"
         )
     except Exception as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         log.warning_once(f"a capture could not make way for a module's move: {type(error).__name__}: {error}")
         return False
 

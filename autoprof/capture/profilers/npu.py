@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from autoprof.base import interrupts, log, threads
+from autoprof.base import log, seam, threads
 from autoprof.base.originals import os
 from autoprof.capture.profilers import arguments as profiler_arguments
 from autoprof.capture.profilers import foreign
@@ -119,7 +119,7 @@ class NpuTool:
         try:
             return "" if npu is not None and npu.is_initialized() else "this process uses no NPU"
         except Exception as error:
-            interrupts.pass_on(error)
+            seam.pass_on(error)
             return f"torch_npu: {type(error).__name__}: {error}"
 
     def start(self, settings: Settings, raw: Path) -> list[str]:
@@ -202,7 +202,7 @@ def _own_folder() -> Iterator[None]:
         creator = importlib.import_module("torch_npu.profiler._profiler_path_creator").ProfPathCreator()
         before = {"worker_name": creator._worker_name, "dir_name": creator._dir_path}
     except (ImportError, AttributeError) as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         log.warning_once(f"torch_npu's output folder could not be restored: {error}")
         yield
         return

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from autoprof.base import files, interrupts, log, process
+from autoprof.base import files, log, process, seam
 from autoprof.base.originals import io, json, os, shutil, subprocess
 from autoprof.config.settings import Settings
 from autoprof.config.tool_options import NsysOptions
@@ -85,7 +85,7 @@ def _output(executable: str, *arguments: str) -> str:
     try:
         done = subprocess.run([executable, *arguments], capture_output=True, text=True, timeout=_TIMEOUT_S, check=True)
     except (OSError, subprocess.SubprocessError) as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         return ""
     return done.stdout
 
@@ -176,7 +176,7 @@ class NsysTool:
 
             torch.cuda.nvtx.mark(json.dumps({"autoprof": subject}))
         except Exception as error:
-            interrupts.pass_on(error)
+            seam.pass_on(error)
             log.warning_once(
                 f"the range that names the capture could not be marked for nsys: {type(error).__name__}: {error}"
             )
@@ -188,7 +188,7 @@ class NsysTool:
 
             begun = nvtx.range_start(f"{self._prefix}{name}")
         except Exception as error:
-            interrupts.pass_on(error)
+            seam.pass_on(error)
             log.warning_once(f"ranges can't be marked for nsys: {type(error).__name__}: {error}")
             return _nothing
         self._prefix = ""

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from autoprof.base import files, interrupts, log, process, threads
+from autoprof.base import files, log, process, seam, threads
 from autoprof.base.originals import io, json, os
 from autoprof.capture.profilers import foreign, module_moves, ranges
 from autoprof.capture.profilers.arguments import taken
@@ -47,7 +47,7 @@ class _TorchState(process.State):
         `os._exit` ends children of multiprocessing.
         """
         if self.recorded:
-            with interrupts.suppress(Exception):
+            with seam.suppress(Exception):
                 import ctypes
 
                 libc = ctypes.CDLL(None)
@@ -175,7 +175,7 @@ def _trace_id() -> str:
 
 def _forget(profile: Any) -> None:
     """Free the recording of a profile."""
-    with interrupts.suppress(ValueError):  # it was freed before it was written
+    with seam.suppress(ValueError):  # it was freed before it was written
         _unwritten.remove(profile)
     profile.profiler = None
 
@@ -252,7 +252,7 @@ def _trace_only() -> Any:
 
         return _ExperimentalConfig(trace_only=True)
     except (ImportError, TypeError) as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         return None
 
 
@@ -261,7 +261,7 @@ def stamp(profile: Any, subject: dict[str, Any]) -> None:
     try:
         profile.add_metadata_json("autoprof", json.dumps(subject))
     except Exception as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         log.warning_once(f"the trace can't be labelled with its step and rank: {type(error).__name__}: {error}")
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from autoprof.base import files, interrupts
+from autoprof.base import files, seam
 from autoprof.rundir.records import MAX_STACKS_BYTES, Frame
 
 # Collectives that all ranks call with the same sizes.
@@ -119,7 +119,7 @@ def stuck(records: Sequence[Record]) -> tuple[list[Stuck], list[str]]:
         try:
             processes.append(_read(record))
         except Exception as error:  # a damaged pickle can raise any exception
-            interrupts.pass_on(error)
+            seam.pass_on(error)
             notes.append(f"{Path(record.path).name}: {type(error).__name__}: {error}"[:300])
     return _compared(_completed(processes)), notes
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import PurePath
 from typing import NamedTuple, TypeAlias
 
-from autoprof.base import files, interrupts
+from autoprof.base import files, seam
 from autoprof.rundir.records import Frame, Thread
 
 # Packages that only run or wait for the work of others.
@@ -111,7 +111,7 @@ def _source(file: str, sources: dict[str, list[str]]) -> list[str]:
         try:
             content = files.read(file, _MAX_SOURCE_BYTES) if file.endswith(".py") else b""
         except (OSError, ValueError) as error:
-            interrupts.pass_on(error)
+            seam.pass_on(error)
             content = b""
         sources[file] = content.decode(errors="replace").splitlines()
     return sources[file]
@@ -204,7 +204,7 @@ class _Source:
         try:
             self._tree = ast.parse(files.read(file, _MAX_LOCK_SOURCE) if file.endswith(".py") else b"")
         except (OSError, ValueError, SyntaxError, RecursionError, MemoryError) as error:
-            interrupts.pass_on(error)
+            seam.pass_on(error)
             self._tree = ast.Module([], [])
         self._nodes = list(ast.walk(self._tree))
         self._functions = [node for node in self._nodes if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from autoprof.base import files, interrupts, units
+from autoprof.base import files, seam, units
 from autoprof.base.redact import writable
 from autoprof.report.hangs import places
 from autoprof.report.model import OpenSpanRow
@@ -257,7 +257,7 @@ def read_hangs(run: str | Path) -> Iterator[Hang]:
     try:
         names = sorted(path.name for path in parent.iterdir() if path.is_dir() and not path.name.startswith("."))
     except OSError as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         return
     for name in names[-MAX_HANGS:]:
         yield _hang(parent / name)
@@ -271,7 +271,7 @@ def _hang(folder: Path) -> Hang:
     try:
         paths = sorted(path for path in folder.glob("*.json") if path.name != WHY)
     except OSError as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         paths = []
     if len(paths) > MAX_PROCESSES:
         left_out.append(f"{len(paths) - MAX_PROCESSES} of {len(paths)} processes are not read")
@@ -289,7 +289,7 @@ def _process(path: Path, left_out: list[str]) -> Process | None:
     try:
         stacks = msgspec.json.decode(files.read(path, MAX_STACKS_BYTES), type=ProcessStacks)
     except (OSError, msgspec.MsgspecError, ValueError, RecursionError) as error:
-        interrupts.pass_on(error)
+        seam.pass_on(error)
         stacks = decoder.read(path, ProcessStacks, left_out)
     if not (stacks.host or stacks.threads or stacks.spans):
         return None

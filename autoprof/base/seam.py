@@ -1,8 +1,12 @@
-"""Exceptions that the user's signal handlers raise while autoprof's code runs.
+"""Seam between autoprof's errors and the program's exceptions.
+
+autoprof's own errors end at a `guard`. Guards are at the roots of autoprof's code: calls of hooks, threads, functions
+that run at exit, callbacks. The code below a root catches the exceptions that it expects.
 
 Python calls a signal handler between two instructions of the main thread. An exception of the handler comes out of the
-code that was running. So `except Exception` in autoprof could mistake a watchdog's alarm for an error of autoprof's.
-Therefore every such clause begins with `pass_on`. Standard library only.
+code that was running. So a clause in autoprof could mistake a watchdog's alarm for an error of autoprof's: a handler
+may raise `TimeoutError`, which is an `OSError`. Therefore every such clause begins with `pass_on`. Standard library
+only.
 """
 
 from __future__ import annotations
@@ -88,6 +92,41 @@ def alone(error: BaseException, outer: BaseException | None) -> None:
             exceptions.set_context(error, outer if outer is not error else None)
             return
         error = context
+
+
+class guard:
+    """Root of autoprof's code: an error of the block ends here and is reported. Exceptions of the user pass.
+
+    Args:
+        what: The work of the block, for the report: `"the step can't be announced"`.
+        report: Function of `what` and the error, such as `log.error_once`.
+
+    Attributes:
+        failed: True if an error ended here.
+    """
+
+    __slots__ = ("_report", "_what", "failed")
+
+    def __init__(self, what: str, report: Callable[[str, BaseException], None]) -> None:
+        self.failed = False
+        self._what = what
+        self._report = report
+
+    def __enter__(self) -> guard:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        if error is None:
+            return False
+        if (user_error := of_user(error)) is not None:
+            if user_error is error:
+                return False
+            raise user_error
+        self.failed = True
+        self._report(self._what, error)
+        return True
 
 
 class suppress:

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 import autoprof
-from autoprof.base import files, interrupts, originals
+from autoprof.base import files, log, originals, seam
 from autoprof.hooks import gates
 from autoprof.hooks.behaviour import CALL, Around, Behaviour, Call
 from autoprof.hooks.wrapper import wrap
@@ -103,7 +103,7 @@ class Interrupted(Behaviour):
                 if now:
                     signal.raise_signal(signal.SIGUSR1)
             except Exception as error:
-                interrupts.pass_on(error)
+                seam.pass_on(error)
 
 
 @pytest.mark.parametrize("after", [False, True])
@@ -158,9 +158,9 @@ def test_errors_of_autoprofs_own_are_not_taken_for_a_handlers(behave: Any, alarm
 
 def test_suppress_lets_a_handlers_exception_out(alarm: Any) -> None:
     alarm(Handlers())
-    with interrupts.suppress(OSError):
+    with seam.suppress(OSError):
         raise OSError
-    with pytest.raises(TimeoutError), interrupts.suppress(OSError):
+    with pytest.raises(TimeoutError), seam.suppress(OSError):
         signal.raise_signal(signal.SIGUSR1)
 
 
@@ -213,10 +213,49 @@ def test_a_handlers_exception_that_a_library_has_wrapped_is_found(alarm: Any) ->
         try:
             library()
         except RuntimeError as error:
-            interrupts.pass_on(error)
+            seam.pass_on(error)
 
     with pytest.raises(TimeoutError):
         ours()
+
+
+def test_a_guard_ends_autoprofs_own_error_and_reports_it_once(caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(2):
+        with seam.guard("the step can't be announced", log.error_once) as announcement:
+            raise KeyError("step")
+        assert announcement.failed
+    assert [record.message for record in caplog.records] == ["the step can't be announced: KeyError: 'step'"]
+
+
+def test_a_guard_reports_to_its_own_function() -> None:
+    reports = []
+    with seam.guard("reading", lambda what, error: reports.append((what, type(error)))):
+        raise OSError("no disk")
+    assert reports == [("reading", OSError)]
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, GeneratorExit])
+def test_a_guard_passes_exceptions_that_are_not_errors(kind: type[BaseException]) -> None:
+    with pytest.raises(kind), seam.guard("reading", log.error_once):
+        raise kind
+
+
+def test_a_guard_passes_the_exception_of_a_signal_handler() -> None:
+    def handler(number: int, frame: object) -> None:
+        raise TimeoutError("of the user")
+
+    def fail() -> None:
+        try:
+            signal.raise_signal(signal.SIGALRM)
+        except OSError as error:
+            raise ValueError("of autoprof") from error
+
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        with pytest.raises(TimeoutError, match="of the user"), seam.guard("reading", log.error_once):
+            fail()
+    finally:
+        signal.signal(signal.SIGALRM, before)
 
 
 # All builtin exceptions that a handler may raise, except the ends of iterators.
@@ -227,9 +266,9 @@ BROAD = {
     and issubclass(kind, BaseException)
     and not issubclass(kind, (Warning, StopIteration, StopAsyncIteration))
 }
-# Code of separate processes: the command line, and readers of a finished run. And `interrupts` itself.
+# Code of separate processes: the command line, and readers of a finished run. And `seam` itself.
 READERS = ("cli/", "report/", "traces/", "rundir/runs.py", "rundir/file_names.py")
-READERS += ("run/collect/", "run/cluster.py", "run/node_functions.py", "capture/finisher/", "base/interrupts.py")
+READERS += ("run/collect/", "run/cluster.py", "run/node_functions.py", "capture/finisher/", "base/seam.py")
 # These decide themselves: see `_is_own_error` in `_boot`, and the wrapper that is pickled by value in `dispatch`.
 SEAMS = ("hooks/dispatch.py", "_boot/__init__.py")
 
@@ -261,10 +300,10 @@ def swallowed() -> Iterator[str]:
                 first = ast.unparse(node.body[0])
                 passed_on = first.startswith(
                     (
-                        "interrupts.pass_on(",
+                        "seam.pass_on(",
                         "_pass_on(",
-                        "if (theirs := sys.modules.get('autoprof.base.interrupts')",
-                        "if (interrupts := sys.modules.get('autoprof.base.interrupts')",
+                        "if (theirs := sys.modules.get('autoprof.base.seam')",
+                        "if (seam := sys.modules.get('autoprof.base.seam')",
                     )
                 )
                 # A generator around a generator: an exception thrown into it is thrown into the inner one.
