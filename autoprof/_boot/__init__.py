@@ -43,6 +43,8 @@ _RANKS = ("OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "WORLD_SIZE")
 _MAX_REASON_CHARS = 1000
 
 _activated = False
+# Function to call at the end of the process that started the run, after all other functions registered with `atexit`.
+at_last: "Callable[[], None] | None" = None
 
 
 def enabled() -> bool:
@@ -146,10 +148,10 @@ def _activate() -> None:
         _start_run()
     if starter() == os.getpid():
         # The function that is registered first is called last. A program that replaces this
-        # one by `exec` has the same pid, so it registers the report again.
+        # one by `exec` has the same pid, so it registers the function again.
         import atexit
 
-        atexit.register(_report_empty_run, os.getpid())
+        atexit.register(_end, os.getpid())
     install()
     if THIS.launcher or (starts and _needs_settings()):
         agent().join()
@@ -188,20 +190,25 @@ def _needs_settings() -> bool:
     return THIS.program and not all(map(os.path.exists, [*_extra_paths(), *filter(None, [named])]))
 
 
-def _report_empty_run(pid: int) -> None:
-    """Report why no hook was applied, if none was, at the end of the process that started the run."""
+def _end(pid: int) -> None:
+    """End the process that started the run: report why no hook was applied, if none was, then call `at_last`."""
+    if os.getpid() != pid:
+        return
     # After Ctrl-C the user knows the reason. Besides, the imports below may `exec` code, and CPython then forgets that
     # it has to end the process by SIGINT (3.11, run_eval_code_obj).
-    if os.getpid() != pid or not enabled() or issubclass(type(getattr(sys, "last_value", None)), KeyboardInterrupt):
-        return
+    stopped = issubclass(type(getattr(sys, "last_value", None)), KeyboardInterrupt)
     try:
-        from autoprof.hooks import empty_run
+        if enabled() and not stopped:
+            from autoprof.hooks import empty_run
 
-        empty_run.report()
+            empty_run.report()
     except BaseException as error:
         if not _is_own_error(error):
             raise
         _say(f"could not find out why there is no profile ({type(error).__name__}: {error})")
+    finally:
+        if at_last is not None:
+            at_last()
 
 
 def install() -> None:

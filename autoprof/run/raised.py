@@ -5,12 +5,14 @@ The process that started a run also records the exception that ended it, and its
 
 from __future__ import annotations
 
+import functools
 import re
 import sys
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from autoprof import _boot
 from autoprof.base import exception_text, exceptions, files, log, seam
 from autoprof.base.originals import os
 from autoprof.base.redact import hidden, writable
@@ -282,7 +284,18 @@ def uncaught() -> Raised | None:
 
 
 def keep_status(path: Path) -> None:
-    """Register a C exit handler that writes the exit status, one byte, to a file. Never raises.
+    """Write the exit status of this process, one byte, to a file. Never raises.
+
+    The file is opened last of all, so that no function of the program that runs at exit can take its descriptor.
+    """
+    if _boot.starter() == os.getpid():
+        _boot.at_last = functools.partial(_write_at_exit, path)
+    else:
+        _write_at_exit(path)
+
+
+def _write_at_exit(path: Path) -> None:
+    """Register a C exit handler that writes the exit status to a file.
 
     When the status is known, no Python code runs any more. But glibc's `exit` calls the functions registered with
     `on_exit` with the status and one argument. The function here is `fputc`, which writes its first argument, as a

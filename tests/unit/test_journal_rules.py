@@ -213,11 +213,6 @@ sys.exit(65)
 """
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="rule: autoprof checks before each write that a descriptor is still its own file. Today the C library writes"
-    " the exit status into any file that has the number",
-)
 def test_autoprof_does_not_write_to_descriptors_that_the_program_took_at_exit(place: Place) -> None:
     as_without(place, AT_EXIT)
     assert (place.folder / "own").read_text() == "mine"
