@@ -185,11 +185,14 @@ def write(path: str | os.PathLike[str], content: bytes) -> None:
         with io.open(_create(part), "wb") as file:
             file.write(content)
         os.replace(part, path)
-    except BaseException as error:
-        with suppress(OSError):
-            os.unlink(part)
+        part = ""
+    except OSError as error:
         name_whole(error, path)
         raise
+    finally:
+        if part:
+            with suppress(OSError):
+                os.unlink(part)
 
 
 def name_whole(error: Any, path: str | os.PathLike[str]) -> None:
@@ -245,11 +248,9 @@ class HeldFile:
 
     def is_own(self) -> bool:
         """Return True if the descriptor still belongs to this file."""
-        try:
+        with suppress(OSError):
             return self._identity is not None and _identity(os.fstat(self._number))[:2] == self._identity[:2]
-        except OSError as error:
-            seam.pass_on(error)
-            return False
+        return False
 
     def close(self) -> None:
         """Close the file, if the descriptor still belongs to it.
@@ -257,15 +258,13 @@ class HeldFile:
         Raises:
             OSError: On a network file system, the disk is full.
         """
-        is_own, number, self._number = self.is_own(), self._number, -1
+        is_own, number, self._number = self._number >= 0 and self.is_own(), self._number, -1
         if is_own:
             os.close(number)
 
     def __del__(self) -> None:
-        try:
+        with suppress(OSError):
             self.close()
-        except Exception as error:  # the interpreter is shutting down
-            seam.pass_on(error)
 
 
 def _identity(status: os.stat_result) -> tuple[int, int, bool]:
@@ -319,17 +318,8 @@ class OwnFile(HeldFile):
                     return status
                 os.close(number)
         self._make()
-        begin, ending = os.path.splitext(self._first_path)
-        count = 0
-        while True:
-            count += 1
-            self._path = f"{begin}.{count}{ending}" if count > 1 else self._first_path
-            with suppress(FileExistsError):
-                number = descriptor(
-                    self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | _CAREFULLY, held=True
-                )
-                _show(number, 0o640)
-                return self._hold(number)
+        number, self._path = numbered(self._first_path)
+        return self._hold(number)
 
     def is_moved(self) -> bool:
         """Return True if the path leads to another file, or to none. `append` does not notice a moved folder."""
@@ -348,6 +338,26 @@ class OwnFile(HeldFile):
         if not self._is_synced and self.is_own():
             self._is_synced = True
             os.fdatasync(self._number)
+
+
+def numbered(path: str) -> tuple[int, str]:
+    """Make a file for appending that stays open. If the name exists, the file gets a number before its ending: `.2`.
+
+    Returns:
+        The descriptor and the path of the file.
+
+    Raises:
+        OSError: The file can't be made for another reason.
+    """
+    begin, ending = os.path.splitext(path)
+    count = 1
+    while True:
+        with suppress(FileExistsError):
+            number = descriptor(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | _CAREFULLY, held=True)
+            _show(number, 0o640)
+            return number, path
+        count += 1
+        path = f"{begin}.{count}{ending}"
 
 
 def opened(path: str | os.PathLike[str]) -> int:
@@ -389,6 +399,13 @@ def read(path: str | os.PathLike[str], max_bytes: int, owners: Container[int] | 
         return file.read(min(max_bytes, status.st_size + _PAGE_BYTES))
 
 
+def try_read(path: str | os.PathLike[str], max_bytes: int) -> bytes | None:
+    """Return the content of a file as `read` does, or None if it can't be read."""
+    with suppress(OSError):
+        return read(path, max_bytes)
+    return None
+
+
 def of_user(path: str | os.PathLike[str], max_bytes: int) -> bytes:
     """Return the content of a file that the user named. It may be a link or a pipe.
 
@@ -408,13 +425,34 @@ def of_user(path: str | os.PathLike[str], max_bytes: int) -> bytes:
 
 
 def text(path: str | os.PathLike[str]) -> str:
-    """Return the text of a file of the kernel, such as `/proc/meminfo`.
+    """Return the text of a file of the kernel, such as `/proc/meminfo`, or an empty text if it can't be read."""
+    with suppress(OSError), io.open(path, "rb", buffering=0, opener=descriptor) as file:
+        return file.read().decode(errors="replace")
+    return ""
 
-    Raises:
-        OSError: It can't be read.
+
+def link_target(path: str | os.PathLike[str]) -> str:
+    """Return the target of a link, or an empty text if the path is not a link."""
+    with suppress(OSError):
+        return os.readlink(path)
+    return ""
+
+
+def names_in(folder: str | os.PathLike[str]) -> list[str]:
+    """Return the names in a folder, sorted; none if it does not exist or can't be read."""
+    with suppress(OSError):
+        return sorted(os.listdir(folder))
+    return []
+
+
+def folders_in(folder: str | os.PathLike[str]) -> list[str]:
+    """Return the names of the folders in a folder, sorted; none if it does not exist or can't be read.
+
+    Only links need a call for their status, which takes long on network file systems.
     """
-    with io.open(path, opener=descriptor) as file:
-        return file.read()
+    with suppress(OSError), os.scandir(folder) as entries:
+        return sorted(entry.name for entry in entries if entry.is_dir())
+    return []
 
 
 def status(path: str | os.PathLike[str], *, follow: bool = True) -> os.stat_result | None:
@@ -427,20 +465,16 @@ def status(path: str | os.PathLike[str], *, follow: bool = True) -> os.stat_resu
         path: The file.
         follow: False for the status of a link itself instead of its target.
     """
-    try:
+    with suppress(OSError, ValueError):
         return os.stat(path, follow_symlinks=follow)
-    except (OSError, ValueError) as error:
-        seam.pass_on(error)
-        return None
+    return None
 
 
 def exists(path: str | os.PathLike[str], *, follow: bool = True) -> bool:
     """Return True if the file or folder exists. See `status`. For a missing one, no exception is raised and caught."""
-    try:
+    with suppress(ValueError):
         return os.access(path, os.F_OK, effective_ids=True, follow_symlinks=follow)
-    except ValueError as error:
-        seam.pass_on(error)
-        return False
+    return False
 
 
 def is_folder(path: str | os.PathLike[str], *, follow: bool = True) -> bool:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pwd
 import re
-import stat
 import sys
 
 from autoprof.base import files, seam
-from autoprof.base.originals import io, os
+from autoprof.base.originals import os
 
 # Maximum length of a part of a file name. A file name contains the role, the stage and the host.
 MAX_NAME_CHARS = 60
@@ -24,33 +23,21 @@ HOST = host_name(os.uname().nodename)
 
 def machine() -> str:
     """Return the boot id of this machine, which all its containers share, or its host name if there is no boot id."""
-    try:
-        with io.open("/proc/sys/kernel/random/boot_id", encoding="utf-8", opener=files.descriptor) as file:
-            return file.read().strip()
-    except OSError as error:
-        seam.pass_on(error)
-        return os.uname().nodename
+    return files.text("/proc/sys/kernel/random/boot_id").strip() or os.uname().nodename
 
 
 def user_name(uid: int) -> str:
     """Return the name of a user of this host, or the number if the user has no name here."""
-    try:
+    with seam.suppress(KeyError, OverflowError):
         return pwd.getpwuid(uid).pw_name
-    except (KeyError, OverflowError) as error:
-        seam.pass_on(error)
-        return str(uid)
+    return str(uid)
 
 
 def start_ticks(pid: int) -> int | None:
     """Return the start time of a process, in clock ticks since the boot of this host, or None if it does not run."""
-    try:
-        with io.open(f"/proc/{pid}/stat", "rb", opener=files.descriptor) as file:
-            # The program's name is in brackets and may contain any characters.
-            fields = file.read().rpartition(b")")[2].split()
-        return None if fields[0] in (b"Z", b"X") else int(fields[19])
-    except (OSError, ValueError, IndexError) as error:
-        seam.pass_on(error)
-        return None
+    # The program's name is in brackets and may contain any characters.
+    fields = files.text(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    return int(fields[19]) if len(fields) > 19 and fields[0] not in ("Z", "X") else None
 
 
 def pid_namespace() -> int:
@@ -64,13 +51,8 @@ def pid_namespace() -> int:
 
 def own_stderr() -> str:
     """Return the path of the stderr file if its name contains this pid, as in Ray's workers, or an empty text."""
-    try:
-        path = os.readlink("/proc/self/fd/2")
-        is_file = stat.S_ISREG(os.stat(path).st_mode)
-    except OSError as error:
-        seam.pass_on(error)
-        return ""
-    return path if re.search(rf"\b{os.getpid()}\b", os.path.basename(path)) and is_file else ""
+    path = files.link_target("/proc/self/fd/2")
+    return path if re.search(rf"\b{os.getpid()}\b", os.path.basename(path)) and files.is_file(path) else ""
 
 
 def own_rank() -> int:

@@ -61,12 +61,10 @@ def _find(executable: str | None) -> str:
 
 def _runs_here(path: str) -> bool:
     """Return True if a path is the program of this process and that is a Python. Does not start it."""
-    try:
+    with seam.suppress(OSError):
         own = os.path.realpath("/proc/self/exe")
         return os.path.samefile(path, own) and _named(own) and not getattr(sys, "frozen", False)
-    except OSError as error:
-        seam.pass_on(error)
-        return False
+    return False
 
 
 def _others() -> Iterator[str]:
@@ -79,19 +77,11 @@ def _others() -> Iterator[str]:
 def _is_python(path: str) -> bool:
     if not _named(path) or not os.access(path, os.X_OK):
         return False
-    try:
-        result = subprocess.run(
-            [path, "-I", "-S", "-c", _SHOW],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_TIMEOUT_S,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError) as error:
-        seam.pass_on(error)
-        return False
-    return result.stdout.strip() == _VERSION
+    command = [path, "-I", "-S", "-c", _SHOW]
+    with seam.suppress(OSError, subprocess.SubprocessError):
+        shown = subprocess.check_output(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, timeout=_TIMEOUT_S)
+        return bool(shown.decode(errors="replace").strip() == _VERSION)
+    return False
 
 
 def _named(path: str) -> bool:

@@ -100,6 +100,6 @@ def _log(level: int, message: str) -> None:
 
 def _write(handler: _Handler, message: str) -> None:
     text = plain(hidden(message).replace("\n", " "))
-    with seam.suppress(Exception):  # the program may have closed it
+    with seam.suppress(Exception):  # the program may have closed the stream, or replaced stderr by any object
         files.no_size_signal(handler.stream.write, f"autoprof: {text}\n")
         files.no_size_signal(handler.stream.flush)

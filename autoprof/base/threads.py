@@ -87,7 +87,7 @@ def start_process(begin: Callable[[], Any]) -> Any:
 
 def stack_bytes() -> int | None:
     """Return the size of this thread's stack, or None if it is unknown."""
-    try:
+    with seam.suppress(ImportError, OSError, AttributeError):  # a libc without this function
         from ctypes import byref, c_size_t, c_void_p, create_string_buffer
 
         libc = _libc()
@@ -98,9 +98,7 @@ def stack_bytes() -> int | None:
         libc.pthread_attr_getstack(attributes, byref(address), byref(size))
         libc.pthread_attr_destroy(attributes)
         return size.value
-    except (ImportError, OSError, AttributeError) as error:  # a libc without this function
-        seam.pass_on(error)
-        return None
+    return None
 
 
 def _stack_size() -> int:

@@ -366,18 +366,13 @@ def read_crash_file(run: Path) -> list[Crash]:
     """Return the crashes of a run. Skip files that are empty or unreadable."""
     crashes = []
     for path in sorted(RunDir(run).path.glob(f"{CRASHES}/*.txt")):
-        try:
-            ns = path.lstat().st_mtime_ns
-            text = files.read(path, _MAX_CRASH_BYTES).decode(errors="replace")
-        except OSError as error:
-            seam.pass_on(error)
-            continue
         host, pid = file_names.process_of(path.name)
-        if text.strip() and pid:
+        text = (files.try_read(path, _MAX_CRASH_BYTES) or b"").decode(errors="replace")
+        status = files.status(path)
+        if text.strip() and pid and status is not None:
             signal, frames = parsed(text)
-            crashes.append(
-                Crash(host=host, pid=pid, signal=signal, frames=frames, ns=ns, file=f"{CRASHES}/{path.name}")
-            )
+            file = f"{CRASHES}/{path.name}"
+            crashes.append(Crash(host=host, pid=pid, signal=signal, frames=frames, ns=status.st_mtime_ns, file=file))
     return crashes
 
 
@@ -386,13 +381,10 @@ def crash_in_log(path: str) -> tuple[str, list[Frame]] | None:
 
     Ray enables `faulthandler` in its workers, so their stacks are in their stderr logs.
     """
-    try:
-        with io.open(files.opened(path), "rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - _LOG_TAIL_BYTES))
-            text = file.read().decode(errors="replace")
-    except OSError as error:
-        seam.pass_on(error)
-        return None
+    text = ""
+    with seam.suppress(OSError), io.open(files.opened(path), "rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - _LOG_TAIL_BYTES))
+        text = file.read().decode(errors="replace")
     starts = [match.start() for match in _FATAL.finditer(text)]
     if starts:
         return parsed(text[starts[-1] :])

@@ -49,9 +49,8 @@ def record(content: Mapping[str, Any], kind: type[T]) -> T:
     """Return fields as a struct; missing fields and fields of the wrong type are blank."""
     try:
         return msgspec.convert(content, kind)
-    except msgspec.ValidationError as error:
-        seam.pass_on(error)
-    return msgspec.convert({**_blanks(kind), **_kept(dict(content), kind, "", [])}, kind)
+    except msgspec.ValidationError:
+        return msgspec.convert({**_blanks(kind), **_kept(dict(content), kind, "", [])}, kind)
 
 
 def fields(path: str | Path, kind: type[Struct], left_out: list[str] | None = None) -> dict[str, Any]:
@@ -71,15 +70,10 @@ def fields(path: str | Path, kind: type[Struct], left_out: list[str] | None = No
         content = _writable(json.loads(data), _MAX_DEPTH)
         if not isinstance(content, dict):
             problems.append("it is not a JSON object")
-    except FileNotFoundError as error:
+    except (OSError, ValueError, RecursionError, RuntimeError) as error:  # RuntimeError: a loop of symbolic links
         seam.pass_on(error)
-        pass
-    except OSError as error:
-        seam.pass_on(error)
-        problems.append(f"it can't be read: {error.strerror or error}")
-    except (ValueError, RecursionError, RuntimeError) as error:  # RuntimeError: a loop of symbolic links
-        seam.pass_on(error)
-        problems.append(f"it can't be read: {str(error)[:100]}")
+        if not isinstance(error, FileNotFoundError):
+            problems.append(f"it can't be read: {getattr(error, 'strerror', None) or str(error)[:100]}")
     kept: dict[str, Any] = _kept(content, kind, "", problems) if isinstance(content, dict) else {}
     if left_out is not None and problems:
         more = [f"and {len(problems) - _MAX_PROBLEMS} more"] if len(problems) > _MAX_PROBLEMS else []
@@ -104,13 +98,11 @@ def _undamaged(content: bytes, kind: type[Struct]) -> dict[str, Any] | None:
     """
     if content.count(b"{") + content.count(b"[") > _MAX_DEPTH:
         return None
-    try:
+    with seam.suppress(msgspec.MsgspecError, ValueError, RecursionError):
         fields: dict[str, Any] = msgspec.json.decode(content, type=dict[str, Any])
         msgspec.convert(fields, kind)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        seam.pass_on(error)
-        return None
-    return fields
+        return fields
+    return None
 
 
 _decode_line = msgspec.json.Decoder(Line).decode

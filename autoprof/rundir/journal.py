@@ -116,12 +116,10 @@ class SpanReader:
             yield from (span for span in batch.spans if 0 < span.start_ns <= span.end_ns)
 
     def _decoded(self, journal: Journal, texts: list[bytes]) -> list[Line]:
-        try:
+        with seam.suppress(*NO_LINE):
             spans = _decode_batch(b"[" + b",".join(texts) + b"]")
             if len(spans) == len(texts) and {span.kind for span in spans} <= SPAN_KINDS.keys():
                 return spans
-        except NO_LINE as error:
-            seam.pass_on(error)
         lines = (self._line(journal, text) for text in texts)
         return [line for line in lines if line is not None and line.kind in SPAN_KINDS]
 
@@ -129,23 +127,19 @@ class SpanReader:
         if len(text) > _MAX_LINE_BYTES:
             self.left_out[journal.name, "too long"] += 1
             return None
-        try:
+        with seam.suppress(*NO_LINE):
             return decoder.line(text)
-        except NO_LINE as error:
-            seam.pass_on(error)
-            if text.strip() and not is_foreign(text):
-                self.left_out[journal.name, "truncated, or not a span"] += 1
-            return None
+        if text.strip() and not is_foreign(text):
+            self.left_out[journal.name, "truncated, or not a span"] += 1
+        return None
 
 
 def is_foreign(text: bytes) -> bool:
     """Return True if a line has a kind that this release does not know. A newer release may write such lines."""
-    try:
+    with seam.suppress(*NO_LINE):
         line = _decode_any(text)
-    except NO_LINE as error:
-        seam.pass_on(error)
-        return False
-    return isinstance(line, dict) and isinstance(line.get("kind"), str) and line["kind"] not in SPAN_KINDS
+        return isinstance(line, dict) and isinstance(line.get("kind"), str) and line["kind"] not in SPAN_KINDS
+    return False
 
 
 def _groups(file: BinaryIO, at: int, end: int) -> Iterator[tuple[int, list[bytes]]]:
@@ -180,6 +174,7 @@ _decode_other: Callable[[bytes], AnyLine] = msgspec.json.Decoder(AnyLine).decode
 
 def decoded(text: bytes) -> AnyLine | Line | None:
     """Decode a line of any kind. Return None if that is not possible."""
+    # `suppress` would take a fifth of the time.
     try:
         if text[9:13] in _OTHER_KINDS:
             return _decode_other(text)
@@ -195,16 +190,13 @@ def search(journal: Journal, texts: Sequence[bytes]) -> Iterator[Line]:
 
     Searching is ten times as fast as decoding all lines.
     """
-    try:
-        with io.open(files.opened(journal.path), "rb") as file:
-            rest = b""
-            while chunk := file.read(_CHUNK_BYTES):
-                text, _, rest = (rest + chunk).rpartition(b"\n")
-                yield from _matching(text, texts)
-                rest = rest if len(rest) <= _MAX_LINE_BYTES else b""
-            yield from _matching(rest, texts)
-    except OSError as error:
-        seam.pass_on(error)
+    with seam.suppress(OSError), io.open(files.opened(journal.path), "rb") as file:
+        rest = b""
+        while chunk := file.read(_CHUNK_BYTES):
+            text, _, rest = (rest + chunk).rpartition(b"\n")
+            yield from _matching(text, texts)
+            rest = rest if len(rest) <= _MAX_LINE_BYTES else b""
+        yield from _matching(rest, texts)
 
 
 def _matching(lines: bytes, texts: Sequence[bytes]) -> Iterator[Line]:
@@ -228,9 +220,6 @@ _MAX_RECENT_BYTES = 4 << 20
 
 def recent_spans(journal: Journal) -> list[Line]:
     """Return the last ended spans of a file; none if it can't be read."""
-    try:
-        begin = max(0, files.size(str(journal.path)) - _MAX_RECENT_BYTES)
-    except OSError as error:
-        seam.pass_on(error)
-        return []
+    status = files.status(journal.path)
+    begin = max(0, status.st_size - _MAX_RECENT_BYTES) if status is not None else 0
     return [span for batch in SpanReader().batches(journal, [(begin, sys.maxsize)]) for span in batch.spans]

@@ -40,17 +40,9 @@ def _plain(value: Any) -> Any:
 
 def step_folders(run: str | Path) -> list[tuple[int, str]]:
     """Return the numbers and names of the step folders in a run directory, in order."""
-    folders = []
-    try:
-        with os.scandir(run) as entries:
-            for entry in entries:
-                number = entry.name.removeprefix(file_names.STEP)
-                # Readers compute the folder's name from the number, so other spellings are skipped.
-                if number.isdecimal() and entry.name == _step(int(number)) and entry.is_dir():
-                    folders.append((int(number), entry.name))
-    except OSError as error:
-        seam.pass_on(error)
-    return sorted(folders)
+    named = [(name.removeprefix(file_names.STEP), name) for name in files.folders_in(run)]
+    # Readers compute the folder's name from the number, so other spellings are skipped.
+    return sorted((int(number), name) for number, name in named if number.isdecimal() and name == _step(int(number)))
 
 
 def _step(number: int) -> str:
@@ -140,36 +132,20 @@ class RunDir:
     def point_latest(self) -> None:
         """Point the link `latest` in the parent folder to this run. Any other file of that name is kept."""
         link = self.path.with_name("latest")
-        try:
-            os.symlink(self.path.name, link)
-        except FileExistsError as error:
-            seam.pass_on(error)
-            if _points_to_run(link):
-                _replace_link(link, self.path.name)
-            else:
-                log.warning_once(f"{link} is not a link to a run, so autoprof does not change it")
-        except OSError as error:  # a file system without links
-            seam.pass_on(error)
-
-
-def _replace_link(link: Path, target: str) -> None:
-    part = link.with_name(f"{link.name}.{os.urandom(4).hex()}{file_names.PART}")
-    try:
-        os.symlink(target, part)
-        os.replace(part, link)
-    except OSError as error:
-        seam.pass_on(error)
+        if files.exists(link, follow=False) and not _points_to_run(link):
+            log.warning_once(f"{link} is not a link to a run, so autoprof does not change it")
+            return
+        part = link.with_name(f"{link.name}.{os.urandom(4).hex()}{file_names.PART}")
+        with seam.suppress(OSError):  # a file system without links
+            os.symlink(self.path.name, part)
+            os.replace(part, link)
         files.remove(str(part))
 
 
 def _points_to_run(link: Path) -> bool:
     """Return True if a path is a link to a run in the same folder. The run may have been removed."""
-    try:
-        target = os.readlink(link)
-    except OSError as error:  # it is not a link
-        seam.pass_on(error)
-        return False
-    if os.sep in target or target in (".", ".."):
+    target = files.link_target(link)
+    if os.sep in target or target in ("", ".", ".."):
         return False
     run = link.with_name(target)
     return files.exists(run / file_names.RUN, follow=False) or (

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from autoprof.base import files, seam
-from autoprof.base.originals import os, time
+from autoprof.base import files
+from autoprof.base.originals import time
 from autoprof.rundir.records import MemoryLine, MemoryState
 
 _PROC, _CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
@@ -110,7 +110,7 @@ def peak() -> int:
 def _group(proc: Path, cgroups: Path) -> tuple[Path | None, _Version]:
     """Return the folder of this process's control group, or None. A container may see only the root folder."""
     paths = {"": "", "memory": ""}
-    for line in _text(proc / "self" / "cgroup").splitlines():
+    for line in files.text(proc / "self" / "cgroup").splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if controllers == "" or "memory" in controllers.split(","):
@@ -135,27 +135,15 @@ def _limits(folder: Path, version: _Version, root: Path) -> Iterator[MemoryState
 
 
 def _number(path: Path) -> int:
-    text = _text(path).strip()
+    text = files.text(path).strip()
     return int(text) if text.isdecimal() and len(text) < 20 else 0
 
 
 def _numbers(path: Path, unit: int = 1) -> dict[str, int]:
     """Return the numbers by name of a file with a name and a number per line, multiplied by `unit`."""
-    lines = (line.split() for line in _text(path).splitlines())
+    lines = (line.split() for line in files.text(path).splitlines())
     return {
         words[0].rstrip(":"): int(words[1]) * unit
         for words in lines
         if len(words) > 1 and words[1].isdecimal() and len(words[1]) < 16
     }
-
-
-def _text(path: Path) -> str:
-    try:
-        descriptor = files.descriptor(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            return os.read(descriptor, 1 << 16).decode(errors="replace")
-        finally:
-            os.close(descriptor)
-    except OSError as error:
-        seam.pass_on(error)
-        return ""

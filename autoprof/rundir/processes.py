@@ -9,7 +9,7 @@ import functools
 import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, NamedTuple
 
 from msgspec import Struct, structs
 
@@ -114,12 +114,8 @@ def read(
     if most is not None and len(paths) > most:
         paths = sorted(sorted(paths, key=_mtime, reverse=True)[:most])
     wanted = frozenset((os.getpid(), *named))
-    states = []
-    for path in paths:
-        with seam.suppress(OSError):
-            if running or file_names.process_of(path.name)[1] in wanted or not _is_well(path):
-                states.append(last_state(path))
-    return _without_replaced(states)
+    chosen = (path for path in paths if running or file_names.process_of(path.name)[1] in wanted or not _is_well(path))
+    return _without_replaced([state for path in chosen if (state := last_state(path)) is not None])
 
 
 def _without_replaced(states: Sequence[ProcessState]) -> list[ProcessState]:
@@ -141,9 +137,8 @@ def _without_replaced(states: Sequence[ProcessState]) -> list[ProcessState]:
 
 
 def _mtime(path: Path) -> float:
-    with seam.suppress(OSError):
-        return path.stat().st_mtime
-    return 0.0
+    status = files.status(path)
+    return status.st_mtime if status is not None else 0.0
 
 
 def ends(
@@ -213,69 +208,78 @@ _RECENT_BYTES = 4 << 10
 _PROCESS_LINE, _HOOK_LINE, _RAISED_LINE = (b'\n{"kind":"%s"' % kind for kind in (b"process", b"hook", b"raised"))
 
 
-def last_state(path: Path) -> ProcessState:
-    """Return the last state of the process with this journal.
+class _Ends(NamedTuple):
+    """Beginning of a journal, and whole lines from its end. A short journal is in `tail` as a whole."""
 
-    Raises:
-        OSError: The file can't be read.
-    """
-    host, pid = file_names.process_of(path.name)
-    with io.open(files.opened(path), "rb") as file:
+    head: bytes
+    tail: bytes
+    is_whole: bool
+
+    @property
+    def process(self) -> ProcessLine:
+        """Return the first line."""
+        first = journal.decoded(self.head.partition(b"\n")[0])
+        return first if isinstance(first, ProcessLine) else _UNKNOWN
+
+    @property
+    def last(self) -> journal.AnyLine | Line | None:
+        """Return the last line, or None if it is damaged."""
+        return journal.decoded(self.tail.rstrip(b"\n").rpartition(b"\n")[2])
+
+
+def _ends(path: str | Path, length: int = _TAIL_BYTES[0]) -> _Ends | None:
+    """Return the ends of a journal, the last lines of together at most `length` bytes. None if it can't be read."""
+    with seam.suppress(OSError), io.open(files.opened(path), "rb") as file:
         head = file.read(_HEAD_BYTES)
         size = file.seek(0, os.SEEK_END)
-        first = journal.decoded(head.partition(b"\n")[0])
-        process = first if isinstance(first, ProcessLine) else _UNKNOWN
-        for length in _TAIL_BYTES:
-            history = _History(process, head if size > length else b"")
-            if history.read(_tail(file, size, length), size <= length):
-                break
-    return history.state(path, host, pid)
+        file.seek(max(0, size - length))
+        text = file.read(min(size, length))
+        return _Ends(head, text if size <= length else text.partition(b"\n")[2], size <= length)
+    return None
+
+
+def last_state(path: Path) -> ProcessState | None:
+    """Return the last state of the process with this journal, or None if it can't be read."""
+    host, pid = file_names.process_of(path.name)
+    history = None
+    for length in _TAIL_BYTES:
+        if (ends := _ends(path, length)) is None:
+            return None
+        history = _History(ends.process, b"" if ends.is_whole else ends.head)
+        if history.read(ends.tail, ends.is_whole):
+            break
+    return history.state(path, host, pid) if history is not None else None
 
 
 def exit_line(run: Path, host: str, pid: int, ticks: int) -> ExitLine | None:
     """Return the exit line of a process of the run, or None if it wrote none. The folder is not listed."""
     stem = str(run / "timeline" / f"{host}-{pid}")
-    try:
-        for number in itertools.count(1):
-            path = f"{stem}.{number}{file_names.LINES}" if number > 1 else f"{stem}{file_names.LINES}"
-            with io.open(files.opened(path), "rb") as file:
-                first = journal.decoded(file.readline(_HEAD_BYTES))
-                text = _tail(file, file.seek(0, os.SEEK_END), _HEAD_BYTES)
-            last = journal.decoded(text.rstrip(b"\n").rpartition(b"\n")[2])
-            if isinstance(first, ProcessLine) and ticks in (0, first.ticks) and isinstance(last, ExitLine):
-                return last
-    except OSError as error:  # there are no further files
-        seam.pass_on(error)
+    for number in itertools.count(1):
+        ends = _ends(f"{stem}.{number}{file_names.LINES}" if number > 1 else f"{stem}{file_names.LINES}")
+        if ends is None:  # there are no further files
+            return None
+        last, process = ends.last, ends.process
+        if process.pid and ticks in (0, process.ticks) and isinstance(last, ExitLine):
+            return last
     return None
 
 
 def _is_well(path: Path) -> bool:
     """Return True if a process is running, or has ended without an exception, or shows none on another host.
 
-    Raises:
-        OSError: The file can't be read.
+    Also return True if its journal can't be read.
     """
-    host, pid = file_names.process_of(path.name)
-    with io.open(files.opened(path), "rb") as file:
-        first = journal.decoded(file.readline(_HEAD_BYTES))
-        text = b"\n" + _tail(file, file.seek(0, os.SEEK_END), _TAIL_BYTES[0])
-    last = journal.decoded(text.rstrip(b"\n").rpartition(b"\n")[2])
-    if isinstance(last, ExitLine):
+    if (ends := _ends(path)) is None:
+        return True
+    if isinstance(last := ends.last, ExitLine):
         return not last.error
-    process = first if isinstance(first, ProcessLine) else _UNKNOWN
-    state = _state(host, pid, process, exited=False)
+    state = _state(*file_names.process_of(path.name), ends.process, exited=False)
     if state != ELSEWHERE:
         return state == RUNNING
+    text = b"\n" + ends.tail
     begin = text.rfind(_PROCESS_LINE)
     part = journal.decoded(text[begin + 1 : text.find(b"\n", begin + 1)]) if begin >= 0 else None
     return isinstance(part, ProcessLine) and not part.raised and _RAISED_LINE not in text[begin:]
-
-
-def _tail(file: BinaryIO, size: int, length: int) -> bytes:
-    """Return whole lines from the end of a file, together at most `length` bytes."""
-    file.seek(max(0, size - length))
-    text = file.read(min(size, length))
-    return text if size <= length else text.partition(b"\n")[2]
 
 
 @functools.lru_cache(maxsize=64)
@@ -447,11 +451,9 @@ def _open_span(line: BegunLine) -> OpenSpan:
 
 def _crashed_ns(path: Path) -> int:
     """Return the time of a process's crash, in nanoseconds since the epoch; 0 without a crash dump."""
-    with seam.suppress(OSError):
-        host, pid = file_names.process_of(path.name)
-        status = os.stat(path.parent.parent / CRASHES / f"{host}-{pid}.txt")
-        return status.st_mtime_ns if status.st_size else 0
-    return 0
+    host, pid = file_names.process_of(path.name)
+    status = files.status(path.parent.parent / CRASHES / f"{host}-{pid}.txt")
+    return status.st_mtime_ns if status is not None and status.st_size else 0
 
 
 def _state(host: str, pid: int, process: ProcessLine, exited: bool) -> str:
@@ -475,16 +477,11 @@ def last_facts(path: Path) -> ProcessLine | None:
 
     The result is None if the journal has no process line, or can't be read.
     """
-    try:
-        with io.open(files.opened(path), "rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            text = b"\n" + _tail(file, size, _TAIL_BYTES[0])
-            if (begin := text.rfind(_PROCESS_LINE)) < 0:
-                file.seek(0)
-                text, begin = b"\n" + file.read(_HEAD_BYTES), 0
-    except OSError as error:
-        seam.pass_on(error)
+    if (ends := _ends(path)) is None:
         return None
+    text = b"\n" + ends.tail
+    if (begin := text.rfind(_PROCESS_LINE)) < 0:
+        text, begin = b"\n" + ends.head, 0
     process = journal.decoded(text[begin + 1 : text.find(b"\n", begin + 1)])
     if not isinstance(process, ProcessLine):
         return None

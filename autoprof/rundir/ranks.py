@@ -83,11 +83,8 @@ class Seat:
 
     def errors(self) -> str:
         """Return the type of the exception of the first failed rank by file name, or an empty text."""
-        for path in sorted(self._folder.glob(f"*{ENDED}")):
-            with seam.suppress(OSError):
-                if error := files.read(path, 1000).decode(errors="replace"):
-                    return error
-        return ""
+        contents = (files.try_read(path, 1000) for path in sorted(self._folder.glob(f"*{ENDED}")))
+        return next((content.decode(errors="replace") for content in contents if content), "")
 
     def clear(self) -> None:
         """Remove the rank files, and the run directory if it has no other files."""
@@ -128,13 +125,13 @@ def join(runs: Path, run_id: str, launch: str, program: str, rank: int, *, again
 
 def is_running(run: Path) -> bool:
     """Return True if a rank of the run is running on this host."""
-    folders = [path for path in (run / FOLDER).glob("*") if files.is_folder(path)]
-    return any(rank.host == identity.HOST for folder in folders for rank in _running(folder))
+    launches = (run / FOLDER / name for name in files.folders_in(run / FOLDER))
+    return any(rank.host == identity.HOST for folder in launches for rank in _running(folder))
 
 
 def _running(folder: Path) -> Iterator[RankFile]:
     """Yield the ranks without an `.ended` file, except dead processes of this host."""
-    names = set(os.listdir(folder))
+    names = set(files.names_in(folder))
     for name in names:
         if name.isdecimal() and f"{name}{ENDED}" not in names:
             rank = decoder.read(folder / name, RankFile)
@@ -144,10 +141,7 @@ def _running(folder: Path) -> Iterator[RankFile]:
 
 def _is_over(folder: Path) -> bool:
     """Return True if a folder belongs to an earlier launch: it is over an hour old, or one of its ranks failed."""
-    try:
-        first = (folder / _FIRST).stat().st_mtime
-    except OSError as error:
-        seam.pass_on(error)
+    if (first := files.status(folder / _FIRST)) is None:
         return False
     # Compare times of the disk, because the clocks of hosts may differ.
     mark = folder / f"now.{os.urandom(4).hex()}{PART}"
@@ -156,7 +150,7 @@ def _is_over(folder: Path) -> bool:
         now = mark.stat().st_mtime
     finally:
         mark.unlink()
-    return now - first > _JOIN_S or any(path.stat().st_size for path in folder.glob(f"*{ENDED}"))
+    return now - first.st_mtime > _JOIN_S or any(path.stat().st_size for path in folder.glob(f"*{ENDED}"))
 
 
 def _publish(path: Path, content: RankFile) -> bool:
@@ -164,16 +158,12 @@ def _publish(path: Path, content: RankFile) -> bool:
     part = path.with_name(f"{path.name}.{os.urandom(4).hex()}{PART}")
     files.write(part, msgspec.json.encode(content))
     try:
-        os.link(part, path)
-    except FileExistsError as error:
-        seam.pass_on(error)
-        return False
-    except OSError as error:  # a file system without hard links
-        seam.pass_on(error)
-        if not files.claim(path):
-            return False
-        os.replace(part, path)
-        return True
+        with seam.suppress(OSError):
+            os.link(part, path)
+            return True
+        # The file exists, or the file system has no hard links.
+        if is_new := files.claim(path):
+            os.replace(part, path)
+        return is_new
     finally:
         part.unlink(missing_ok=True)
-    return True

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from autoprof.base import files, identity, seam, units
+from autoprof.base import files, identity, units
 from autoprof.base.originals import os, time
 from autoprof.base.similar import did_you_mean
 from autoprof.rundir import decoder, file_names, layout, processes, ranks
@@ -292,10 +292,8 @@ def killed(path: Path) -> str:
 
 def exit_status(path: Path) -> int | None:
     """Return the exit status of the process that started the run in the folder `path`, or None if unknown."""
-    with seam.suppress(OSError):
-        if content := files.read(path / EXIT, 1):
-            return content[0]
-    return None
+    content = files.try_read(path / EXIT, 1)
+    return content[0] if content else None
 
 
 def _is_alive(pid: int, ticks: int) -> bool:
