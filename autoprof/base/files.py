@@ -424,10 +424,10 @@ def of_user(path: str | os.PathLike[str], max_bytes: int) -> bytes:
     return content.removeprefix(b"\xef\xbb\xbf")
 
 
-def text(path: str | os.PathLike[str]) -> str:
+def text(path: str | os.PathLike[str], max_bytes: int = -1) -> str:
     """Return the text of a file of the kernel, such as `/proc/meminfo`, or an empty text if it can't be read."""
     with suppress(OSError), io.open(path, "rb", buffering=0, opener=descriptor) as file:
-        return file.read().decode(errors="replace")
+        return file.read(max_bytes).decode(errors="replace")
     return ""
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from autoprof.base import files, identity, process, seam, threads
+from autoprof.base.exception_text import described
 from autoprof.base.originals import threading, time
 from autoprof.run import cluster
 from autoprof.run.hook_log import HookLog
@@ -67,7 +68,11 @@ def stop() -> None:
 
 
 def _measure(run: RunDir, hooks: HookLog, ray: Any) -> None:
-    try:
+    def report(what: str, error: BaseException) -> None:
+        if not _state.stop.is_set():
+            hooks.error(what, described(error))
+
+    with seam.guard("clocks", report):
         here = ray.get_runtime_context().get_node_id()
         others = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeID"] != here]
         now = time.monotonic()
@@ -76,10 +81,6 @@ def _measure(run: RunDir, hooks: HookLog, ray: Any) -> None:
         measured = offsets(ray, others) if others else []
         if measured:
             write(run, measured)
-    except Exception as error:
-        seam.pass_on(error)
-        if not _state.stop.is_set():
-            hooks.error("clocks", f"{type(error).__name__}: {error}")
 
 
 def write(run: RunDir, measured: Sequence[Offset]) -> None:
@@ -128,8 +129,7 @@ def _improve(best: dict[str, Offset], node: str, ray: Any, call: Any, host: Call
     """Measure a node, and keep the result in `best` if its error is smaller than before."""
     try:
         measured = _measure_node(ray, call, node, host)
-    except Exception as error:  # the node has died
-        seam.pass_on(error)
+    except ray.exceptions.RayError:  # the node has died
         return
     if measured is not None and (node not in best or measured.error_ns < best[node].error_ns):
         best[node] = measured

@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 
-from autoprof.base import identity, log, seam
-from autoprof.base.exception_text import reason
+from autoprof.base import files, identity, log, seam
+from autoprof.base.exception_text import described, reason
 from autoprof.base.exceptions import type_name
 from autoprof.base.originals import os
 from autoprof.base.redact import hidden
@@ -115,9 +115,10 @@ def register_node(run_id: str, directory: str, driver: bool, uid: int | None = N
         Ray's id of the node and the address of its cluster, or empty texts if Ray is not up.
     """
     here = address = ""
-    try:
-        if not is_up():
-            return "", ""
+    if not is_up():
+        return here, address
+    # If it fails, the run continues. `collect` also asks nodes that are not registered.
+    with seam.guard("this node could not be registered", lambda what, error: log.debug(f"{what}: {described(error)}")):
         import ray
 
         here = str(ray.get_runtime_context().get_node_id())
@@ -125,9 +126,6 @@ def register_node(run_id: str, directory: str, driver: bool, uid: int | None = N
         node = Node(id=here, host=identity.HOST, directory=directory, disk=disk, driver=driver, uid=uid)
         put(f"{_NODE_PREFIX}{run_id}/{here}", msgspec.json.encode(node), overwrite=driver)
         address = own_address()
-    except Exception as error:  # the run continues, and `collect` also asks nodes that are not registered
-        seam.pass_on(error)
-        log.debug(f"this node could not be registered: {type(error).__name__}: {error}")
     return here, address
 
 
@@ -157,12 +155,8 @@ def disk_of(directory: str) -> str:
     A restarted node on the same machine gets a new id, but has the same folder. `node_functions.py` has a copy of this
     function, because its code runs on nodes without autoprof.
     """
-    try:
-        status = os.stat(directory)
-    except OSError as error:
-        seam.pass_on(error)
-        return ""
-    return f"{identity.machine()}:{status.st_dev}:{status.st_ino}"
+    status = files.status(directory)
+    return "" if status is None else f"{identity.machine()}:{status.st_dev}:{status.st_ino}"
 
 
 def nodes_for_run_json(nodes: Sequence[Node]) -> list[dict[str, Any]]:
@@ -247,14 +241,15 @@ def connected(address: str) -> Iterator[Any]:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, runtime_env=off)
     except Exception as error:
         raise Unreachable(hidden(f"can't connect to the Ray cluster at {address!r}: {_describe(error)}")) from None
+    is_lost = False
     try:
         yield ray
     except Lost:
+        is_lost = True
         raise
-    except BaseException:
-        ray.shutdown()
-        raise
-    ray.shutdown()
+    finally:
+        if not is_lost:
+            ray.shutdown()
 
 
 def _describe(error: Exception) -> str:

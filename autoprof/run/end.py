@@ -10,7 +10,6 @@ from typing import Any
 
 import autoprof
 from autoprof.base import files, identity, interpreter, log, process, seam, threads
-from autoprof.base.exception_text import reason
 from autoprof.base.originals import os, subprocess, threading, time
 from autoprof.base.redact import is_url, url
 from autoprof.config.values import MERGE
@@ -52,7 +51,7 @@ _state = _EndState()
 
 def end_run(run: Runtime) -> None:
     """End the run at the exit of the process that started it, or of its last rank. Never raises."""
-    try:
+    with seam.guard("the end of the run can't be written", run.rundir.report):
         run.restore()
         if not _ends(run) or not files.exists(run.rundir.run_json):
             return
@@ -63,12 +62,6 @@ def end_run(run: Runtime) -> None:
         _report_cut_off(run)
         if run.rundir.steps() or is_url(run.settings.collect):
             _after(run)
-    except OSError as error:
-        seam.pass_on(error)
-        log.warning_once(run.rundir.unwritable(error))
-    except Exception as error:
-        seam.pass_on(error)
-        log.warning(f"the end of the run can't be written: {reason(error)}")
 
 
 def _ends(run: Runtime) -> bool:
@@ -117,20 +110,16 @@ def wait_for_files(run: Runtime, folders: bool = True) -> None:
     """
     deadline = time.monotonic() + run.settings.stop_timeout_s
     while time.monotonic() < deadline:
-        fresh = False
-        for part in run.rundir.parts():
-            try:
-                if not folders and files.is_folder(part):
-                    continue
-                # A time in the future means that the clock was set back after the file was written.
-                age = abs(time.time() - _changed(part))
-                fresh |= age < _STALE_S and not (age > _ORPHAN_S and _is_orphan(part))
-            except FileNotFoundError as error:
-                seam.pass_on(error)
-                fresh = True
-        if not fresh:
+        parts = (part for part in run.rundir.parts() if folders or not files.is_folder(part))
+        if not any(_is_fresh(part) for part in parts):
             return
         time.sleep(_PAUSE_S)
+
+
+def _is_fresh(part: Path) -> bool:
+    """Return True if a process is writing a part, or has just renamed it."""
+    age = _age_s(part)
+    return age < _STALE_S and not (age > _ORPHAN_S and _is_orphan(part))
 
 
 def _report_cut_off(run: Runtime) -> None:
@@ -139,10 +128,8 @@ def _report_cut_off(run: Runtime) -> None:
     attempt_s = time.time() - run.info.started
     captures = []
     for _, folder in run.rundir.steps():
-        names: set[str] = set()
-        with seam.suppress(OSError):
-            names.update(os.listdir(folder))
-        for name in sorted(name.removesuffix(TAKEN) for name in names if name.endswith(TAKEN)):
+        names = files.names_in(folder)
+        for name in [name.removesuffix(TAKEN) for name in names if name.endswith(TAKEN)]:
             written_or_complete = f"{name}{META}" in names or any(
                 part.startswith(f"{folder}/{name}.") for part in written
             )
@@ -155,12 +142,12 @@ def _report_cut_off(run: Runtime) -> None:
 
 
 def _age_s(part: Path) -> float:
-    """Return the seconds since the last write to a part; 0 if it was renamed meanwhile."""
-    try:
-        return abs(time.time() - _changed(part))
-    except FileNotFoundError as error:
-        seam.pass_on(error)
-        return 0
+    """Return the seconds since the last write to a part; 0 if it was renamed meanwhile.
+
+    A time in the future means that the clock was set back after the file was written.
+    """
+    changed = _changed(part)
+    return abs(time.time() - changed) if changed else 0
 
 
 def _is_orphan(part: Path) -> bool:
@@ -179,22 +166,19 @@ def _is_locked(path: Path) -> bool:
 
     The function does not try to take the lock, because that would block the process that finishes the file.
     """
-    try:
-        inode = os.stat(path).st_ino
-    except FileNotFoundError as error:
-        seam.pass_on(error)
-        return False
-    try:
-        return f":{inode} " in files.text("/proc/locks")
-    except OSError as error:
-        seam.pass_on(error)
-        return True
+    status, locks = files.status(path), files.text("/proc/locks")
+    return status is not None and (f":{status.st_ino} " in locks or not files.exists("/proc/locks"))
 
 
 def _changed(part: Path) -> float:
-    """Return the last write to a file, in seconds since the epoch. Kineto writes to `<name>.tmp` first (torch 2.13)."""
-    temporary = part.with_name(f"{part.name}.tmp")
-    return max(os.stat(path).st_mtime for path in (part, temporary) if path is part or files.exists(path))
+    """Return the last write to a part, in seconds since the epoch; 0 if it no longer exists.
+
+    Kineto writes to `<name>.tmp` first (torch 2.13).
+    """
+    if (status := files.status(part)) is None:
+        return 0
+    temporary = files.status(part.with_name(f"{part.name}.tmp"))
+    return max(status.st_mtime, temporary.st_mtime if temporary is not None else 0)
 
 
 def _merging(run: Runtime) -> bool:
@@ -257,11 +241,9 @@ def _after(run: Runtime) -> None:
 
 def _cwd() -> str:
     """Return the working directory, or an empty text if it was removed."""
-    try:
+    with seam.suppress(OSError):
         return os.getcwd()
-    except OSError as error:
-        seam.pass_on(error)
-        return ""
+    return ""
 
 
 def first_to_finish(run: Runtime) -> bool:
@@ -278,12 +260,7 @@ def _command(run: Runtime) -> str:
     """Return `AUTOPROF_ON_FINISH` to the first caller, and an empty text to all others."""
     if not run.settings.on_finish or not first_to_finish(run):
         return ""
-    try:
-        os.close(files.descriptor(run.rundir.path / _MARK, os.O_CREAT | os.O_EXCL))
-    except FileExistsError as error:
-        seam.pass_on(error)
-        return ""
-    return run.settings.on_finish
+    return run.settings.on_finish if files.claim(run.rundir.path / _MARK) else ""
 
 
 def run_command(command: str, run: str) -> None:

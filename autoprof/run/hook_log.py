@@ -10,13 +10,13 @@ from typing import Any, Protocol
 import msgspec
 
 from autoprof.base import files, log, seam
-from autoprof.base.originals import io, threading
+from autoprof.base.originals import threading
 from autoprof.base.redact import hidden, redacted
 from autoprof.rundir import processes
 from autoprof.rundir.layout import RunDir
 from autoprof.rundir.records import ErrorLine, HookLine
 
-_MAX_TITLE_CHARS = 200
+_MAX_TITLE_CHARS, _MAX_COMMAND_BYTES = 200, 4096
 
 
 class LoggedHook(Protocol):
@@ -206,12 +206,8 @@ class HookLog:
 
 def process_title() -> str:
     """Return this process's title in `ps`, which Ray sets to the actor's class; for spawned children their name."""
-    try:
-        with io.open("/proc/self/cmdline", "rb", opener=files.descriptor) as file:
-            words = file.read(4096).decode(errors="replace").split("\0")
-    except OSError as error:
-        seam.pass_on(error)
-        words = sys.argv
+    command = files.text("/proc/self/cmdline", _MAX_COMMAND_BYTES)
+    words = command.split("\0") if command else sys.argv
     if "--multiprocessing-fork" in words:
         import multiprocessing
 

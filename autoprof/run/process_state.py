@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, MutableMapping
 from importlib import metadata
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -39,32 +39,30 @@ _scheduler_state = _SchedulerState()
 
 def register_scheduler(scheduler: object, read: ReadScheduler) -> None:
     """Remember the scheduler of this process. A later one replaces it."""
-    try:
+    with seam.suppress(TypeError):  # its class does not support weak references
         _scheduler_state.scheduler, _scheduler_state.read = weakref.ref(scheduler), read
-    except TypeError as error:  # its class does not support weak references
-        seam.pass_on(error)
 
 
-def engine_state(left_out: list[str]) -> EngineState:
+def _engine_state(left_out: list[str]) -> EngineState:
     """Return the state of the engine; empty without an engine. Add missing items to `left_out`."""
     scheduler = _scheduler_state.scheduler() if _scheduler_state.scheduler is not None else None
     if scheduler is None or _scheduler_state.read is None:
         return {}
-    try:
-        return _scheduler_state.read(scheduler, left_out)
-    except Exception as error:  # it changed while it was read, or belongs to another release
-        seam.pass_on(error)
-        left_out.append(f"engine: {type(error).__name__}: {error}"[:200])
-        return {}
+    return _scheduler_state.read(scheduler, left_out)
 
 
-def read_part(state: EngineState, left_out: list[str], name: str, read: Callable[[], int | float | str]) -> None:
-    """Read one item of an engine's state. On failure add it to `left_out`: releases differ, and the state changes."""
+def read_part(
+    parts: dict[str, Any], left_out: list[str], name: str, read: Callable[[], object], of: str = "engine."
+) -> None:
+    """Read one part of a snapshot, by default an item of the engine's state. If that fails, add it to `left_out`.
+
+    Reading may raise anything: releases differ, the state changes meanwhile, and a device may be lost.
+    """
     try:
-        state[name] = read()
+        parts[name] = read()
     except Exception as error:
         seam.pass_on(error)
-        left_out.append(f"engine.{name}: {type(error).__name__}: {error}"[:200])
+        left_out.append(f"{of}{name}: {type(error).__name__}: {error}"[:200])
 
 
 # Variables for the size of torch's flight record. torch 2.8 and later read the first one.
@@ -82,12 +80,10 @@ def enable_flight_record(environ: MutableMapping[str, str]) -> None:
     """
     if any(name in environ for name in SIZES):
         return
-    try:
-        version = str(getattr(sys.modules.get("torch"), "__version__", "")) or metadata.version("torch")
-    except Exception as error:  # torch is not installed, or its metadata is damaged
-        seam.pass_on(error)
-        return
-    match = re.match(r"(\d+)\.(\d+)", version)
+    version = getattr(sys.modules.get("torch"), "__version__", None)
+    with seam.suppress(ImportError, KeyError, OSError, ValueError):  # it is not installed, or its metadata is damaged
+        version = version or metadata.version("torch")
+    match = re.match(r"(\d+)\.(\d+)", str(version))
     if match and (int(match[1]), int(match[2])) < _ON_BY_DEFAULT:
         environ[SIZES[1]] = _ENTRIES
 
@@ -156,33 +152,19 @@ def _bounded(record: dict[str, Any]) -> bytes:
     return content
 
 
-_Part = TypeVar("_Part")
-
-
 def with_process_state(taken: ProcessStacks, folder: str) -> ProcessStacks:
     """Return the snapshot with memory, engine and flight record, which is written into the folder. Never raises."""
     left_out = list(taken.left_out)
-    engine: EngineState = {}
-    nothing: dict[str, int] = {}
-    return msgspec.structs.replace(
-        taken,
-        memory=_tried("memory", read_memory, nothing, left_out),
-        engine=_tried("engine", lambda: engine_state(left_out), engine, left_out),
-        flight_record=_tried("flight record", lambda: write_flight_record(folder), "", left_out),
-        left_out=left_out,
-    )
+    parts: dict[str, Any] = {}
+    read_part(parts, left_out, "memory", _memory, of="")
+    read_part(parts, left_out, "device memory", _device_memory, of="")
+    read_part(parts, left_out, "engine", lambda: _engine_state(left_out), of="")
+    read_part(parts, left_out, "flight_record", lambda: write_flight_record(folder), of="")
+    memory = parts.pop("memory", {}) | parts.pop("device memory", {})
+    return msgspec.structs.replace(taken, memory=memory, **parts, left_out=left_out)
 
 
-def _tried(name: str, work: Callable[[], _Part], without: _Part, left_out: list[str]) -> _Part:
-    try:
-        return work()
-    except Exception as error:
-        seam.pass_on(error)
-        left_out.append(f"{name}: {type(error).__name__}: {error}"[:200])
-        return without
-
-
-def read_memory() -> dict[str, int]:
+def _memory() -> dict[str, int]:
     """Return the known sizes in bytes, by the names of `ProcessStacks.memory`."""
     memory = memory_state.state()
     sizes = {
@@ -191,7 +173,7 @@ def read_memory() -> dict[str, int]:
         "used": memory.used_bytes,
         "limit": memory.limit_bytes,
     }
-    return {name: size for name, size in sizes.items() if size} | _device_memory()
+    return {name: size for name, size in sizes.items() if size}
 
 
 def _device_memory() -> dict[str, int]:
@@ -202,14 +184,9 @@ def _device_memory() -> dict[str, int]:
     torch = sys.modules.get("torch")
     for name in ("cuda", "npu"):
         backend: Any = getattr(torch, name, None)
-        try:
-            if backend is None or not backend.is_initialized():
-                continue
+        if backend is not None and backend.is_initialized():
             held = {number: int(backend.memory_reserved(number)) for number in range(backend.device_count())}
             used = {number: size for number, size in held.items() if size}
             total = sum(int(backend.get_device_properties(number).total_memory) for number in used)
-        except Exception as error:  # the device is lost
-            seam.pass_on(error)
-            continue
-        return {"device_used": sum(used.values()), "device_total": total} if used else {}
+            return {"device_used": sum(used.values()), "device_total": total} if used else {}
     return {}

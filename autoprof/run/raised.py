@@ -244,19 +244,15 @@ def _of_torchrun(failures: dict[object, object]) -> list[NamedProcess]:
 def _signal_name(number: int) -> str:
     import signal
 
-    try:
+    with seam.suppress(ValueError):
         return signal.Signals(number).name
-    except ValueError as error:
-        seam.pass_on(error)
-        return f"signal {number}"
+    return f"signal {number}"
 
 
 def _bytes(number: str, unit: str) -> int:
-    try:
+    with seam.suppress(ValueError, KeyError):
         return min(int(float(number) * _UNITS[unit[0].lower()]), 1 << 62)
-    except (ValueError, KeyError) as error:
-        seam.pass_on(error)
-        return 0
+    return 0
 
 
 def last_exception() -> BaseException | None:
@@ -316,6 +312,6 @@ def _write_at_exit(path: Path) -> None:
         # Without a buffer, because a later exit handler may crash.
         libc.setbuf(stream, None)
         register(write, stream)
-    except Exception as error:  # ctypes may be missing, or restricted
+    except (ImportError, AttributeError, OSError) as error:  # no ctypes, another libc, or the file can't be made
         seam.pass_on(error)
         log.debug(f"the exit status can't be kept: {type(error).__name__}: {error}")

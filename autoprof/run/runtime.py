@@ -28,7 +28,7 @@ from autoprof.run.timeline import Timeline
 from autoprof.rundir import deaths, decoder, layout, processes, runs
 from autoprof.rundir.layout import RunDir
 from autoprof.rundir.ranks import Seat
-from autoprof.rundir.records import Attempt, RunFile, RunNode, RunSettings
+from autoprof.rundir.records import Attempt, Death, RunFile, RunNode, RunSettings
 
 
 @structs.complete
@@ -268,7 +268,7 @@ class Runtime:
                 layout.write_json(self.rundir.run_json, self.describe())
         except OSError as error:
             seam.pass_on(error)
-            log.warning_once(self.rundir.unwritable(error))
+            self.rundir.report("run.json", error)
 
     def complete(self, no_hooks: str = "") -> None:
         """Complete `run.json` at the end of the run, with a summary of its processes, or why no hook was applied."""
@@ -288,12 +288,10 @@ class Runtime:
         """Return the fields of `run.json` for the exception that ends this process, and for the dead processes."""
         self.timeline.flush()
         exception = raised.uncaught()
-        try:
+        died: list[Death] = []
+        with seam.suppress(OSError):  # another process has removed the files
             info = decoder.read(self.rundir.run_json, RunFile)
             died = deaths.find(self.rundir.path, info, over=False, own=exception)
-        except Exception as error:  # another process is writing the files, or has removed them
-            seam.pass_on(error)
-            died = []
         known = {"exception": exception, "died": died}
         return {name: msgspec.to_builtins(value) for name, value in known.items() if value}
 

@@ -144,7 +144,7 @@ _encoder = msgspec.json.Encoder()
 def _encoded(lines: Sequence[AnyLine]) -> bytes:
     try:
         return _encoder.encode_lines(lines)
-    except Exception as error:  # text with lone surrogates, such as file names that are not UTF-8
+    except UnicodeEncodeError as error:  # text with lone surrogates, such as file names that are not UTF-8
         seam.pass_on(error)
         return _encoder.encode_lines([_without_surrogates(msgspec.to_builtins(line)) for line in lines])
 

@@ -63,14 +63,11 @@ def _wrap(module: Any) -> None:
 
 def _agree(group: Any) -> None:
     """Move this agent to the run of the first agent. After an agent has started ranks, it never changes its run."""
-    try:
+    with seam.guard("the ranks of this node form a separate run", log.error_once):
         run = runtime.current()
         # Processes that `srun` or `mpirun` started are already in one run.
         if run is not None and (_state.agreed or seat.own_seat() is None) and (group.group_world_size or 1) > 1:
             _take_part(group, run)
-    except Exception as error:
-        seam.pass_on(error)
-        log.warning(f"the ranks of this node form a separate run: {type(error).__name__}: {error}")
     _state.started = True
 
 

@@ -12,13 +12,15 @@ import _thread
 import faulthandler
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 from weakref import ref
 
 import msgspec
 
 from autoprof.base import files, identity, log, process, seam, threads
-from autoprof.base.originals import io, os, time
+from autoprof.base.originals import os, time
 from autoprof.base.units import seconds as in_words
 from autoprof.config.conditions import HANG, Condition
 from autoprof.config.settings import Settings
@@ -43,8 +45,8 @@ _NO_STEP_DELAY_S = 25.0
 _LONG_KINDS = ("validate", "checkpoint")
 
 
-class Hangable(Protocol):
-    """The attributes of a run that the watch for hangs needs."""
+class WatchedRun(Protocol):
+    """The attributes of a run that the watcher needs."""
 
     @property
     def settings(self) -> Settings:
@@ -61,6 +63,9 @@ class Hangable(Protocol):
     @property
     def speaks(self) -> bool:
         """Return True if this process logs messages for the whole run."""
+
+    def restore(self) -> None:
+        """Write this process's files again if the run's folder was moved or removed. Never raises."""
 
 
 class Limit(NamedTuple):
@@ -100,7 +105,7 @@ def hang_limits(conditions: Iterable[Condition]) -> tuple[list[Limit], int]:
 class HangWatch:
     """The watch for hangs of one process."""
 
-    def __init__(self, run: Hangable) -> None:
+    def __init__(self, run: WatchedRun) -> None:
         self._run = run
         self._limits, self._at_most = hang_limits(run.settings.when)
         # Names of the folders of known hangs. Each hang is handled once.
@@ -159,11 +164,8 @@ class HangWatch:
     def _asked_since(self, unix_ns: int) -> bool:
         """Return True if a hang requested the stacks of all processes after this time."""
         folder = self._run.rundir.path / HANGS
-        try:
-            return any(os.stat(folder / name / WHY).st_mtime_ns > unix_ns for name in self._folders())
-        except OSError as error:  # another process removed the folder
-            seam.pass_on(error)
-            return False
+        statuses = (files.status(folder / name / WHY) for name in self._folders())
+        return any(status is not None and status.st_mtime_ns > unix_ns for status in statuses)
 
     def _ask(self, name: str, why: Why) -> None:
         """Make the folder with its `why.json`, unless another process is first."""
@@ -187,21 +189,20 @@ class HangWatch:
                 continue
             self._reported.add(name)
             run = self._run.rundir.path
-            try:
-                content = files.read(run / HANGS / name / WHY, MAX_STACKS_BYTES)
-                reason = msgspec.json.decode(content, type=Why).reason
-            except (OSError, ValueError) as error:  # another program made the folder
-                seam.pass_on(error)
-                continue
             folder = run / HANGS / name
-            log.warning_aside(f"{reason}; stacks are in {folder}; autoprof doctor {run} shows which process is late")
+            with seam.suppress(ValueError):  # another program made the folder
+                reason = msgspec.json.decode(files.try_read(folder / WHY, MAX_STACKS_BYTES) or b"", type=Why).reason
+                log.warning_aside(
+                    f"{reason}; stacks are in {folder}; autoprof doctor {run} shows which process is late"
+                )
 
     def _folders(self) -> list[str]:
-        try:
-            return sorted(name for name in os.listdir(self._run.rundir.path / HANGS) if not name.startswith("."))
-        except OSError as error:  # there was no hang
-            seam.pass_on(error)
-            return []
+        return _visible(self._run.rundir.path / HANGS)
+
+
+def _visible(folder: Path) -> list[str]:
+    """Return the names in a folder. Names that begin with a dot are not complete."""
+    return [name for name in files.names_in(folder) if not name.startswith(".")]
 
 
 def watched_span(spans: Iterable[Span]) -> Span | None:
@@ -252,40 +253,9 @@ class _CrashFile(files.HeldFile):
         """Do nothing: `faulthandler` calls it."""
 
 
-class _CrashState(process.State):
-    """The crash file of this process, while `faulthandler` holds it."""
-
-    def begin(self) -> None:
-        self.leave()
-        self.file: ref[_CrashFile] | None = None
-        self.path = ""
-
-    def in_child(self) -> None:
-        # The child must neither use nor remove its parent's file.
-        self.path = ""
-        self.leave()
-
-    def leave(self) -> None:
-        """Disable `faulthandler` if it uses autoprof's file. Remove the file if it is empty."""
-        file = getattr(self, "file", None)
-        if file is None:
-            return
-        path, self.file, self.path = self.path, None, ""
-        if file() is not None:
-            faulthandler.disable()
-        if path:
-            with seam.suppress(OSError):
-                if os.lstat(path).st_size == 0:
-                    os.unlink(path)
-                    os.rmdir(os.path.dirname(path))
-
-
-_crash_state = _CrashState()
-
-
 def begin_crash_file(run: RunDir) -> None:
     """Make a crash of this process write its stacks, unless the program handles crashes itself. Never raises."""
-    if _crash_state.file is not None:
+    if _state.crash_file is not None:
         return
     try:
         if faulthandler.is_enabled() or _handles_signals():
@@ -293,9 +263,9 @@ def begin_crash_file(run: RunDir) -> None:
         files.check_size(_MAX_DUMP_BYTES)
         file = _make_crash_file(run)
         # No Python code that could fork runs between these two lines.
-        _crash_state.file, _crash_state.path = ref(file), file.path
+        _state.crash_file, _state.crash_path = ref(file), file.path
         faulthandler.enable(file, **_ARGUMENTS)
-    except Exception as error:  # no descriptor is free, the disk is full, or files may not be large
+    except (OSError, RuntimeError) as error:  # no descriptor is free, the disk is full, or files may not be large
         seam.pass_on(error)
         log.debug(f"a crash of this process will not write its stacks: {type(error).__name__}: {error}")
 
@@ -314,20 +284,11 @@ def _make_crash_file(run: RunDir) -> _CrashFile:
 
 def check_crash_file() -> None:
     """Disable the crash file if another file has its descriptor, or if the program has limited file sizes."""
-    file = _crash_state.file() if _crash_state.file is not None else None
-    if file is not None and not (file.is_own() and _size_limit_allows_dump()):
-        del file
-        _crash_state.leave()
-
-
-def _size_limit_allows_dump() -> bool:
+    file = _state.crash_file() if _state.crash_file is not None else None
     limit = files.size_limit()
-    return limit is None or limit >= _MAX_DUMP_BYTES
-
-
-def end_crash_file() -> None:
-    """Disable the crash file at the end of the process. Remove it if it is empty."""
-    _crash_state.leave()
+    if file is not None and not (file.is_own() and (limit is None or limit >= _MAX_DUMP_BYTES)):
+        del file
+        _state.end_crash_file()
 
 
 def _handles_signals() -> bool:
@@ -335,11 +296,9 @@ def _handles_signals() -> bool:
     if any(_signal.getsignal(number) != _signal.SIG_DFL for number in _SIGNALS):
         return True
     bits = sum(1 << (number - 1) for number in _SIGNALS)
-    with io.open("/proc/self/status", "rb", opener=files.descriptor) as file:
-        for line in file:
-            if line.startswith((b"SigCgt:", b"SigIgn:")) and int(line.split()[1], 16) & bits:
-                return True
-    return False
+    lines = (line.partition(":") for line in files.text("/proc/self/status").splitlines())
+    values = {name: value for name, _, value in lines}
+    return any(int(values.get(name, "-1"), 16) & bits for name in ("SigCgt", "SigIgn"))
 
 
 # Time between two checks, and between two flushes of the timeline.
@@ -351,29 +310,6 @@ _END_S = 1.0
 _COUNTS_LAST = sys.version_info >= (3, 13)
 # Maximum wait after the check for the thread to disappear.
 _EXIT_S = 0.1
-
-
-class WatchedRun(Protocol):
-    """The attributes of a run that the watcher needs."""
-
-    @property
-    def settings(self) -> Settings:
-        """Return its settings."""
-
-    @property
-    def speaks(self) -> bool:
-        """Return True if this process logs messages for the whole run."""
-
-    @property
-    def rundir(self) -> RunDir:
-        """Return its directory."""
-
-    @property
-    def timeline(self) -> Timeline:
-        """Return the timeline of this process."""
-
-    def restore(self) -> None:
-        """Write this process's files again if the run's folder was moved or removed. Never raises."""
 
 
 class Watcher:
@@ -423,7 +359,7 @@ class Watcher:
 
     def tick(self) -> None:
         """Write buffered lines of the timeline. Every ten seconds, also do all other work."""
-        self._run.timeline.flush()
+        self._try(self._run.timeline.flush)
         if (now := time.monotonic()) >= self._look_at:
             self._look_at = now + LOOK_S
             self.look()
@@ -439,26 +375,13 @@ class Watcher:
 
     def _try(self, work: Callable[[], None]) -> None:
         """Do one task. If it fails, log the error, so that the other tasks still run."""
-        try:
+        with seam.guard("the watcher", partial(self._run.rundir.report, log_line=log.warning_aside)):
             work()
-        except Exception as error:
-            seam.pass_on(error)
-            is_disk_error = isinstance(error, OSError)
-            text = (
-                self._run.rundir.unwritable(error) if is_disk_error else f"the watcher: {type(error).__name__}: {error}"
-            )
-            log.warning_aside(text)
 
     def _requests(self) -> list[str]:
         """Return the folders in which each process shall write its stacks."""
-        folders = []
-        for kind in (STACKS, HANGS):
-            parent = os.path.join(self._run.rundir.path, kind)
-            try:
-                folders += [os.path.join(parent, name) for name in os.listdir(parent) if not name.startswith(".")]
-            except OSError as error:  # there is no request
-                seam.pass_on(error)
-        return folders
+        parents = [self._run.rundir.path / kind for kind in (STACKS, HANGS)]
+        return [str(parent / name) for parent in parents for name in _visible(parent)]
 
 
 def _await_exit(native: list[int]) -> None:
@@ -476,24 +399,22 @@ def _watch(tick: Callable[[], None], stop: _thread.LockType, ended: _thread.Lock
     native.append(_thread.get_native_id())
     try:
         while not stop.acquire(timeout=min(FLUSH_S, LOOK_S)):
-            try:
-                tick()
-            except Exception as error:
-                seam.pass_on(error)
-                log.warning_aside(f"the watcher: {type(error).__name__}: {error}")
+            tick()
     finally:
         ended.release()
 
 
 class _WatcherState(process.State):
-    """The watcher of this process."""
+    """The watcher of this process, and its crash file while `faulthandler` holds it."""
 
     ends = process.WATCH
+    watcher: Watcher | None = None
+    crash_file: ref[_CrashFile] | None = None
+    crash_path = ""
 
     def begin(self) -> None:
-        if (watcher := getattr(self, "watcher", None)) is not None:
-            watcher.stop()
-        self.watcher: Watcher | None = None
+        self.at_exit()
+        self.watcher = None
 
     def before_fork(self) -> None:
         if self.watcher is not None:
@@ -509,11 +430,27 @@ class _WatcherState(process.State):
 
     def in_child(self) -> None:
         self.watcher = None
+        # The child must neither use nor remove its parent's file.
+        self.crash_path = ""
+        self.end_crash_file()
 
     def at_exit(self) -> None:
         if self.watcher is not None:
             self.watcher.stop()
-        end_crash_file()
+        self.end_crash_file()
+
+    def end_crash_file(self) -> None:
+        """Disable `faulthandler` if it uses autoprof's file. Remove the file if it is empty."""
+        file, path, self.crash_file, self.crash_path = self.crash_file, self.crash_path, None, ""
+        if file is None:
+            return
+        if file() is not None:
+            faulthandler.disable()
+        status = files.status(path, follow=False) if path else None
+        if status is not None and status.st_size == 0:
+            with seam.suppress(OSError):
+                os.unlink(path)
+                os.rmdir(os.path.dirname(path))
 
 
 _state = _WatcherState()

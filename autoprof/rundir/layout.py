@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from autoprof.base import files, identity, log, seam
-from autoprof.base.exception_text import text
+from autoprof.base.exception_text import described, text
 from autoprof.base.originals import json, os
 from autoprof.rundir import file_names
 from autoprof.rundir.file_names import LINES
@@ -100,6 +100,10 @@ class RunDir:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             problem = os.strerror(error.errno)  # a full disk concerns all files
         return f"can't write to {self.path}: {problem}; nothing is recorded there until it can be written"
+
+    def report(self, what: str, error: BaseException, log_line: Callable[[str], None] = log.warning_once) -> None:
+        """Log an error of autoprof's work for this run, once. `what` describes the work."""
+        log_line(self.unwritable(error) if isinstance(error, OSError) else f"{what}: {described(error)}")
 
     def step(self, number: int) -> Path:
         """Return the folder of a global step."""

@@ -7,7 +7,7 @@ autoprof is switched off in the run, they choose none.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from autoprof.base import log, seam
 from autoprof.config.selection import Steps
@@ -19,6 +19,8 @@ from autoprof.windows.trigger_windows import OpenTriggers
 
 if TYPE_CHECKING:
     from autoprof.windows.monitor import Monitor
+
+_Result = TypeVar("_Result")
 
 
 class Chooser:
@@ -46,26 +48,16 @@ class Chooser:
         """Note that a step has begun. It is monitored if a setting compares steps."""
         if run.timeline.listener is None:
             self._monitor = None  # in a forked child, the monitor belongs to the parent
-            return
-        try:
-            if self._monitor is None:
-                from autoprof.windows import stats
-                from autoprof.windows.monitor import Monitor
+        elif self._monitor is None:
+            from autoprof.windows import stats
+            from autoprof.windows.monitor import Monitor
 
-                self._monitor = Monitor(run, stats.attach(run))
-            self._monitor.begins(step, ordinal)
-        except Exception as error:  # the caller must still announce the step
-            seam.pass_on(error)
-            runtime.report("comparing", error)
+            self._monitor = Monitor(run, stats.attach(run))
+        self._compare(lambda monitor: monitor.begins(step, ordinal))
 
     def step_ended(self, step: int, ordinal: int) -> None:
         """Note that the step has ended and that its span was written."""
-        try:
-            if self._monitor is not None:
-                self._monitor.ended(step, ordinal, captured=step in self._captured)
-        except Exception as error:
-            seam.pass_on(error)
-            runtime.report("comparing", error)
+        self._compare(lambda monitor: monitor.ended(step, ordinal, captured=step in self._captured))
 
     def choose(self, settings: Settings, step: int, ordinal: int) -> dict[str, Any] | None:
         """Return the settings with which `step` is captured, or None if it is not captured.
@@ -102,12 +94,14 @@ class Chooser:
 
     def with_stragglers(self, overrides: dict[str, Any], first: Callable[[], Mapping[int, int]]) -> dict[str, Any]:
         """Return the settings with the currently slowest ranks, as `Monitor.with_stragglers` does."""
-        try:
-            return overrides if self._monitor is None else self._monitor.with_stragglers(overrides, first)
-        except Exception as error:
-            seam.pass_on(error)
-            runtime.report("comparing", error)
-            return overrides
+        return self._compare(lambda monitor: monitor.with_stragglers(overrides, first)) or overrides
+
+    def _compare(self, work: Callable[[Monitor], _Result]) -> _Result | None:
+        """Return the result of `work` with the monitor, or None. An error is reported: the step must continue."""
+        if self._monitor is not None:
+            with seam.guard("comparing", runtime.report):
+                return work(self._monitor)
+        return None
 
     def close(self, reason: str) -> None:
         """Close all trigger requests."""

@@ -12,33 +12,19 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from autoprof.base import identity, log, process, seam, threads
+from autoprof.base import identity, log, seam
 from autoprof.base.originals import threading, time
 from autoprof.config.conditions import RESUME
 from autoprof.config.values import FOUND, REASON
-from autoprof.run import runtime
 from autoprof.run.runtime import Runtime
 from autoprof.windows import requests, stats
 from autoprof.windows.detector import FIRST, Detector, Measured, OpenedWindow, Slowest
-from autoprof.windows.stats import RANK, REPLICA, RankStats, ReplicaStats, StatsReporter
+from autoprof.windows.stats import RANK, REPLICA, RankStats, ReplicaStats, StatsReporter, state
 
 # Maximum wait of the thread for the statistics of a step, and the time between two looks.
 _PATIENCE_S, _POLL_S = 2.0, 0.25
-# Maximum wait for the thread before Ray shuts down.
-_JOIN_S = 2.0
 
 _Stats = TypeVar("_Stats", RankStats, ReplicaStats)
-
-
-class _MonitorState(process.State):
-    """Threads that wait for statistics, and the event that stops them."""
-
-    def begin(self) -> None:
-        self.stop = threading.Event()
-        self.threads: list[threading.Thread] = []
-
-
-_state = _MonitorState()
 
 
 class Monitor:
@@ -130,18 +116,17 @@ class Monitor:
                 unknown = self._detector.unknown(step, ordinal)
             if unknown:
                 log.warning_once(unknown)
-        if self._asks and (self._thread is None or not self._thread.is_alive()) and not _state.stop.is_set():
+        if self._asks and (self._thread is None or not self._thread.is_alive()) and not state.stop.is_set():
             own = self._reporter.of_rank()
             thread = threading.Thread(
                 target=self._hear, args=(step, ordinal, fair, own), name="autoprof-comparing", daemon=True
             )
-            with seam.suppress(RuntimeError):  # the system may have no more threads
-                threads.start(thread.start)
+            if stats.start_thread(thread):
                 self._thread = thread
-                _state.threads[:] = [thread, *(other for other in _state.threads if other.is_alive())]
+                state.threads[:] = [thread, *(other for other in state.threads if other.is_alive())]
 
     def _hear(self, step: Measured, ordinal: int, fair: bool, own: RankStats) -> None:
-        try:
+        with seam.guard("comparing", stats.report):
             ranks = [own, *self._read_ranks(step.number)]
             replicas = self._since(_decoded(stats.read_entries(self._run, REPLICA), ReplicaStats))
             same = [entry for entry in ranks if entry.step == step.number]
@@ -151,10 +136,6 @@ class Monitor:
                     self._slowest.note(same, replicas)
                     self._open(self._detector.ranks(step, same, ordinal))
                     self._open(self._detector.replicas(step, replicas, ordinal))
-        except Exception as error:
-            seam.pass_on(error)
-            if not _state.stop.is_set():
-                runtime.report("comparing", error)
 
     def _read_ranks(self, number: int) -> list[RankStats]:
         """Return the statistics of the ranks.
@@ -166,7 +147,7 @@ class Monitor:
         while True:
             entries = _decoded(stats.read_entries(self._run, RANK), RankStats)
             late = any(entry.step is not None and number - 2 <= entry.step < number for entry in entries)
-            if not late or time.monotonic() > deadline or _state.stop.wait(_POLL_S):
+            if not late or time.monotonic() > deadline or state.stop.wait(_POLL_S):
                 return entries
 
     def _since(self, entries: list[ReplicaStats]) -> list[ReplicaStats]:
@@ -203,21 +184,6 @@ class Monitor:
             both = f"{self._due.reason}; {opened.reason}"
             opened = OpenedWindow(max(self._due.steps, opened.steps), self._due.overrides or opened.overrides, both)
         self._due = opened
-
-
-def stop() -> None:
-    """Stop reading and sending, before Ray shuts down."""
-    _state.stop.set()
-    stats.stop_channel()
-    for thread in _state.threads:
-        if thread is not threading.current_thread():
-            thread.join(_JOIN_S)
-
-
-def resume() -> None:
-    """Read and send again, after Ray has started."""
-    _state.stop.clear()
-    stats.resume_channel()
 
 
 def _decoded(entries: list[bytes], kind: type[_Stats]) -> list[_Stats]:

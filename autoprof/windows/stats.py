@@ -14,7 +14,7 @@ from weakref import WeakSet
 import msgspec
 
 from autoprof.base import files, identity, process, seam, threads
-from autoprof.base.originals import os, threading, time
+from autoprof.base.originals import threading, time
 from autoprof.config.conditions import MEMORY, REPORTED
 from autoprof.config.selection import Ranks
 from autoprof.config.settings import Settings
@@ -25,23 +25,27 @@ from autoprof.rundir.records import Line
 
 # Name of the folder, and prefix of the keys in the store.
 STATS_FOLDER = "told"
+# Maximum wait for each thread before Ray shuts down.
+_JOIN_S = 2.0
 # Maximum size of an entry, which usually has a few hundred bytes.
 _MAX_BYTES = 1 << 20
 
 
 class _StatsState(process.State):
-    """Channels of this process, and the event that stops them. Their threads do not exist in a forked child."""
+    """Channels of this process, threads that read statistics, and the event that stops both."""
 
     def begin(self) -> None:
         self.stop = threading.Event()
+        self.threads: list[threading.Thread] = []
         self.channels: WeakSet[StatsChannel] = WeakSet()
 
     def in_child(self) -> None:
+        self.threads = []
         for channel in list(self.channels):
             channel.begin()
 
 
-_state = _StatsState()
+state = _StatsState()
 
 
 class StatsChannel:
@@ -50,7 +54,7 @@ class StatsChannel:
     def __init__(self, run: Runtime) -> None:
         self._run = run
         self.begin()
-        _state.channels.add(self)
+        state.channels.add(self)
 
     def begin(self) -> None:
         """Set up an empty channel, in a new process or a forked child."""
@@ -71,10 +75,7 @@ class StatsChannel:
             if self._running:
                 return
             self._running = True
-        try:
-            threads.start(threading.Thread(target=self._work, name="autoprof-posting", daemon=True).start)
-        except RuntimeError as error:  # the system may have no more threads
-            seam.pass_on(error)
+        if not start_thread(threading.Thread(target=self._work, name="autoprof-posting", daemon=True)):
             self._running = False
 
     def _work(self) -> None:
@@ -82,47 +83,52 @@ class StatsChannel:
             with self._lock:
                 name = min(self._waiting, key=lambda name: self._waiting[name][0], default="")
                 at, make = self._waiting.pop(name, (0.0, None))
-                if make is None or _state.stop.is_set():
+                if make is None or state.stop.is_set():
                     self._running = False
                     return
-            if _state.stop.wait(max(0.0, at - time.monotonic())):
+            if state.stop.wait(max(0.0, at - time.monotonic())):
                 continue
-            try:
+            with seam.guard("posting", report):
                 _put(self._run, name, msgspec.json.encode(make()))
-            except Exception as error:
-                seam.pass_on(error)
-                if not _state.stop.is_set():
-                    runtime.report("posting", error)
+
+
+def start_thread(thread: threading.Thread) -> bool:
+    """Start a thread that reads or sends statistics. Return False if the system has no more threads."""
+    with seam.suppress(RuntimeError):
+        threads.start(thread.start)
+        return True
+    return False
+
+
+def report(where: str, error: BaseException) -> None:
+    """Report an error of a thread, unless Ray is shutting down."""
+    if not state.stop.is_set():
+        runtime.report(where, error)
 
 
 def read_entries(run: Runtime, prefix: str) -> list[bytes]:
-    """Return the entries whose names begin with `prefix`.
-
-    Raises:
-        Exception: The store or the folder can't be read.
-    """
+    """Return the entries whose names begin with `prefix`. Ray's store may raise any exception."""
     if cluster.is_up():
         return list(cluster.entries(f"{STATS_FOLDER}/{run.info.id}/{prefix}").values())
     if identity.ranks() == 1:
         return []
-    entries, folder = [], os.path.join(run.rundir.path, STATS_FOLDER)
+    folder = run.rundir.path / STATS_FOLDER
     # Not `Path.glob`: in Python 3.13 it catches every `OSError`, also one that a signal handler raises.
-    with seam.suppress(FileNotFoundError):
-        for name in sorted(os.listdir(folder)):
-            if name.startswith(prefix) and name.endswith(".json"):
-                with seam.suppress(FileNotFoundError):
-                    entries.append(files.read(os.path.join(folder, name), _MAX_BYTES))
-    return entries
+    names = [name for name in files.names_in(folder) if name.startswith(prefix) and name.endswith(".json")]
+    return [entry for name in names if (entry := files.try_read(folder / name, _MAX_BYTES)) is not None]
 
 
-def stop_channel() -> None:
-    """Stop sending, before Ray shuts down."""
-    _state.stop.set()
+def stop() -> None:
+    """Stop reading and sending, before Ray shuts down."""
+    state.stop.set()
+    for thread in state.threads:
+        if thread is not threading.current_thread():
+            thread.join(_JOIN_S)
 
 
-def resume_channel() -> None:
-    """Send again, after Ray has started."""
-    _state.stop.clear()
+def resume() -> None:
+    """Read and send again, after Ray has started."""
+    state.stop.clear()
 
 
 def _put(run: Runtime, name: str, content: bytes) -> None:
@@ -246,11 +252,8 @@ class StatsReporter:
 
     def hear(self, line: Line) -> None:
         """Take a span that has ended in this process. Errors are only reported."""
-        try:
+        with seam.guard("telling", runtime.report):
             self._hear(line)
-        except Exception as error:
-            seam.pass_on(error)
-            runtime.report("telling", error)
 
     def take(self) -> tuple[Line | None, list[tuple[str, int, int]]]:
         """Return the ended step with its stages and timers, and drop them."""

@@ -117,11 +117,8 @@ class OpenTriggers:
         if self._registered or not cluster.is_up():
             return
         self._registered = True
-        try:
+        with seam.guard("autoprof trigger --ray can't find this run", log.error_once):
             requests.register(run)
-        except Exception as error:
-            seam.pass_on(error)
-            log.warning_once(f"autoprof trigger --ray can't find this run: {type(error).__name__}: {error}")
 
 
 class _Window:

@@ -115,8 +115,8 @@ class Init(Behaviour):
         # Ray's exit handler, which kills the workers, was registered at Ray's import. This one must run before it.
         _state.end_first()
         # The module is loaded only if a setting compares steps.
-        if (monitor := sys.modules.get("autoprof.windows.monitor")) is not None:
-            monitor.resume()
+        if (stats := sys.modules.get("autoprof.windows.stats")) is not None:
+            stats.resume()
         if run is not None:
             run.register()
             run.hooks.write()  # `autoprof collect` reads the cluster's address there
@@ -232,8 +232,8 @@ def _let_workers_write() -> None:
         return
     try:
         clocks.stop()
-        if (monitor := sys.modules.get("autoprof.windows.monitor")) is not None:
-            monitor.stop()
+        if (stats := sys.modules.get("autoprof.windows.stats")) is not None:
+            stats.stop()
         end.let_workers_write(run)
         through_ray(run)
     except Exception as error:

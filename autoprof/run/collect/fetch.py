@@ -64,7 +64,7 @@ class RayNode:
                 elif time.monotonic() > since + _CALL_S:
                     problem = f"no answer within {_CALL_S:.0f} s"
             self._ray.cancel(reference)
-        except Exception as error:  # an exception of Ray: a worker or the node has died
+        except (self._ray.exceptions.RayError, ConnectionError) as error:  # a worker or the node has died
             first = (str(error).strip().splitlines() or [""])[0]
             is_alive = any(node["NodeID"] == self._node and node["Alive"] for node in self._ray.nodes())
             problem = f"{type(error).__name__}: {first[:200]}" if is_alive else DIED
@@ -204,11 +204,8 @@ class Fetcher:
         target = self._index.target(self._node, file.path)
         if self._index.nodes.get(target) != self._node:
             return False
-        try:
-            status = (self._run / target).lstat()
-        except OSError:
-            return False
-        return (status.st_size, status.st_mtime_ns) == (file.size, file.mtime_ns)
+        status = files.status(self._run / target, follow=False)
+        return status is not None and (status.st_size, status.st_mtime_ns) == (file.size, file.mtime_ns)
 
     def fetch(self, wanted: Sequence[File]) -> Iterator[tuple[File, str]]:
         """Fetch files. Yield each with its problem, or an empty text.
@@ -309,10 +306,8 @@ def _problem(piece: Piece, data: bytes, node_sum: str, problem: str) -> str:
 
 def _size(path: Path) -> int:
     """Return the size of a file here, or -1 if it does not exist."""
-    try:
-        return path.lstat().st_size
-    except OSError:
-        return -1
+    status = files.status(path, follow=False)
+    return -1 if status is None else status.st_size
 
 
 def _sha256(path: Path) -> str:

@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from autoprof.base import files as safe_files
 from autoprof.base import redact
@@ -68,10 +69,10 @@ class Sending:
             raise NoTarget(f"{redact.url(url)}: {problem}")
         from fsspec.core import url_to_fs
 
-        try:
-            self._fs, root = url_to_fs(url)
-        except Exception as error:  # each package raises its own exceptions
-            raise NoTarget(f"{redact.url(url)}: {_describe(error)}") from None
+        opened, problem = _tried(url_to_fs, url)
+        if problem:
+            raise NoTarget(f"{redact.url(url)}: {problem}")
+        self._fs, root = opened
         self._fs.invalidate_cache()
         self._run = run
         self._root = f"{str(root).rstrip('/')}/{run.name}"
@@ -128,15 +129,12 @@ class Sending:
 
     def _try(self, path: str) -> str:
         """Copy a file. Return the problem of the last attempt, or an empty text."""
-        for tries in range(1, _TRIES + 1):
-            try:
-                self._put(path)
+        problem = ""
+        for tries in range(_TRIES):
+            time.sleep(_PAUSE_S * tries)
+            if not (problem := _tried(self._put, path)[1]):
                 break
-            except Exception as error:  # each package raises its own exceptions
-                if tries == _TRIES:
-                    return _describe(error)
-                time.sleep(_PAUSE_S * tries)
-        return ""
+        return problem
 
     def _put(self, path: str) -> None:
         target, source = f"{self._root}/{path}", self._run / path
@@ -153,21 +151,15 @@ class Sending:
         copied = int(self._fs.info(upload)["size"])
         if not before.st_size <= copied <= after.st_size:
             raise OSError(f"{copied} bytes were copied instead of {before.st_size}")
-        if self._renamed:
-            self._rename(upload, target)
-
-    def _rename(self, upload: str, target: str) -> None:
-        try:
-            self._fs.mv(upload, target)
-        except Exception:  # some packages do not replace an existing file
+        if self._renamed and _tried(self._fs.mv, upload, target)[1]:
+            # Some packages do not replace an existing file.
             self._fs.rm_file(target)
             self._fs.mv(upload, target)
 
     def _exists(self, path: str, size: int) -> bool:
-        try:
-            return int(self._fs.info(f"{self._root}/{path}").get("size", -1)) == size
-        except Exception:  # if the package fails, the file is copied again
-            return False
+        # If the package fails, the file is copied again.
+        status, problem = _tried(self._fs.info, f"{self._root}/{path}")
+        return not problem and status.get("size") == size
 
     def _known(self) -> dict[str, tuple[int, int]]:
         known = {}
@@ -179,6 +171,10 @@ class Sending:
         return known
 
 
-def _describe(error: Exception) -> str:
-    first = (str(error).strip().splitlines() or [""])[0]
-    return hidden(f"{type(error).__name__}: {first}", 200)
+def _tried(call: Callable[..., Any], *arguments: str) -> tuple[Any, str]:
+    """Return the result of a call of fsspec, and its problem or an empty text. Each package has its own exceptions."""
+    try:
+        return call(*arguments), ""
+    except Exception as error:
+        first = (str(error).strip().splitlines() or [""])[0]
+        return None, hidden(f"{type(error).__name__}: {first}", 200)

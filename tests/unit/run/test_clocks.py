@@ -103,7 +103,11 @@ def test_a_clock_that_is_known_badly_is_measured_again(monkeypatch: pytest.Monke
     monkeypatch.setattr(
         clocks.cluster, "on_node", lambda task, node, name: SimpleNamespace(remote=lambda function: node)
     )
-    ray = SimpleNamespace(remote=lambda ask: ask, wait=lambda waiting, **_: (waiting[:1], waiting[1:]))
+    ray = SimpleNamespace(
+        remote=lambda ask: ask,
+        wait=lambda waiting, **_: (waiting[:1], waiting[1:]),
+        exceptions=SimpleNamespace(RayError=IndexError),
+    )
     found = {each.host: each.error_ns for each in clocks.offsets(ray, list(errors))}
     assert found == {"near": 3, "busy": 1_000_000, "far": 8_000_000, "gone": 7_000_000}
     assert len(errors["far"]) == 20 - 1 - clocks._ROUNDS

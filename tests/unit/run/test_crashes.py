@@ -18,10 +18,10 @@ BEGIN = """
 import ctypes, faulthandler, json, os, signal, sys
 from pathlib import Path
 from autoprof.base import process
-from autoprof.run.watcher import begin_crash_file as begin, check_crash_file as check, end_crash_file as end
+from autoprof.run.watcher import _state, begin_crash_file as begin, check_crash_file as check
 from autoprof.rundir.layout import RunDir
 
-run = RunDir(Path("run"))
+run, end = RunDir(Path("run")), _state.end_crash_file
 def held():
     return [os.readlink(f"/proc/self/fd/{each}") for each in os.listdir("/proc/self/fd") if int(each) > 100]
 def say(**what):

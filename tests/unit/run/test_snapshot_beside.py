@@ -26,7 +26,7 @@ TAKEN = ProcessStacks(host="h", pid=1, unix_ns=1, left_out=["native stacks"])
 
 
 def test_the_memory_of_this_process_is_known() -> None:
-    sizes = process_state.read_memory()
+    sizes = process_state.with_process_state(TAKEN, "/nonexistent").memory
     assert 0 < sizes["resident"] <= sizes["peak_resident"]
     assert 0 < sizes["used"] < sizes["limit"]
 
@@ -43,11 +43,11 @@ def test_devices_are_asked_for_where_they_are_in_use_alone(monkeypatch: pytest.M
 
     monkeypatch.setattr(memory_state, "state", MemoryState)
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=backend(False), npu=backend(True)))  # type: ignore[arg-type]
-    assert process_state.read_memory() == {"device_used": 500, "device_total": 2000}
+    assert process_state.with_process_state(TAKEN, "/nonexistent").memory == {"device_used": 500, "device_total": 2000}
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=backend(False)))  # type: ignore[arg-type]
-    assert process_state.read_memory() == {}
+    assert process_state.with_process_state(TAKEN, "/nonexistent").memory == {}
     monkeypatch.delitem(sys.modules, "torch")
-    assert process_state.read_memory() == {}
+    assert process_state.with_process_state(TAKEN, "/nonexistent").memory == {}
 
 
 class Distributed:
@@ -200,7 +200,7 @@ def test_what_fails_leaves_the_rest(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     Distributed(monkeypatch, _dump_fr_trace=record(entry(1)))
     found = process_state.with_process_state(TAKEN, str(tmp_path / "nonexistent"))
     assert found.flight_record == ""
-    assert found.left_out[1].startswith("flight record: FileNotFoundError: ")
+    assert found.left_out[1].startswith("flight_record: FileNotFoundError: ")
     assert found.memory["resident"] > 0
 
 

@@ -343,7 +343,7 @@ def test_slowest_ranks_are_rank_0_until_times_are_known(made: Made) -> None:
 def test_a_run_whose_ray_ends_reads_nothing_more(made: Made, mocker: MockerFixture) -> None:
     trainer = Trainer(made(steps="", when=conditions.parse("rank>1.3x")))
     read = mocker.patch.object(stats, "read_entries")
-    monitor.stop()
+    stats.stop()
     trainer.steps(1, 2, 3)
     read.assert_not_called()
 
