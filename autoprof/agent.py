@@ -19,7 +19,7 @@ from autoprof.capture import cupti, lifecycle
 # `dispatch` is imported here because the first call of a hook must not import. If another thread imported it during a
 # fork, the child would wait for that import forever.
 from autoprof.hooks import dispatch, main_script, patching, recipe, registry, returned  # noqa: F401
-from autoprof.run import end, process_state, runtime, seat, torchrun, watcher
+from autoprof.run import end, process_state, runtime, torchrun, watcher
 from autoprof.run.runtime import Runtime
 
 
@@ -35,7 +35,7 @@ class _AgentState(process.State):
     def at_exit(self) -> None:
         if (run := runtime.current()) is None:
             return
-        if files.exists(run.rundir.run_json) or seat.own_seat() is not None:
+        if files.exists(run.rundir.run_json) or run.seat is not None:
             end.end_run(run)
         elif _boot.starter() not in (None, os.getpid()):
             # The process that started the run reports why no hook was applied. It needs the hooks of this process.

@@ -34,7 +34,8 @@ from autoprof.capture.subject import Subject
 from autoprof.config.settings import Settings
 from autoprof.hooks import recipe, registry
 from autoprof.run import clocks, end, hook_log
-from autoprof.run.runtime import RunInfo, Runtime
+from autoprof.run.info import RunInfo
+from autoprof.run.runtime import Runtime
 from autoprof.run.timeline import Span
 from autoprof.rundir import decoder, file_names, layout
 from autoprof.rundir.records import (

@@ -25,7 +25,8 @@ from autoprof.hooks import behaviour as behaviours
 from autoprof.hooks import gates, registry
 from autoprof.hooks.wrapper import wrap
 from autoprof.run import runtime
-from autoprof.run.runtime import RunInfo, Runtime
+from autoprof.run.info import RunInfo
+from autoprof.run.runtime import Runtime
 from tests.support import helpers, packages, processes
 from tests.support.helpers import clean_environment
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import autoprof
-from autoprof.base import files, identity, interpreter, log, process, seam, threads
+from autoprof.base import files, identity, interpreter, log, seam, threads
 from autoprof.base.originals import os, subprocess, threading, time
 from autoprof.base.redact import is_url, url
 from autoprof.config.values import MERGE
-from autoprof.run import cluster, raised, seat
+from autoprof.run import cluster, raised
 from autoprof.run.runtime import Runtime
 from autoprof.rundir.file_names import META, PART, SNAPSHOT, TAKEN, TRACE
 
@@ -33,22 +33,6 @@ _RECORDINGS = (TRACE.removesuffix(_GZ), SNAPSHOT)
 _MADE_BY = re.compile(rf"\.{re.escape(identity.HOST)}\.pid(\d{{1,7}})\.")
 
 
-class _EndState(process.State):
-    """The state of the end in this process.
-
-    Attributes:
-        first: True if this process runs `AUTOPROF_ON_FINISH`; None until it has asked the other nodes.
-        began: Start of this program, in seconds since the epoch. `os.exec` may have replaced an earlier program.
-    """
-
-    def begin(self) -> None:
-        self.first: bool | None = None
-        self.began = time.time()
-
-
-_state = _EndState()
-
-
 def end_run(run: Runtime) -> None:
     """End the run at the exit of the process that started it, or of its last rank. Never raises."""
     with seam.guard("the end of the run can't be written", run.rundir.report):
@@ -66,12 +50,12 @@ def end_run(run: Runtime) -> None:
 
 def _ends(run: Runtime) -> bool:
     """Return True if the run ends with this process."""
-    if (own := seat.own_seat()) is None:
+    if run.seat is None:
         return run.started_here
     run.timeline.flush()
-    last = own.leave("" if run.stopped else raised.exception_type())
+    last = run.seat.leave("" if run.stopped else raised.exception_type())
     if last and not files.exists(run.rundir.run_json):
-        own.clear()
+        run.seat.clear()
     return last
 
 
@@ -83,7 +67,7 @@ def window_passed(run: Runtime) -> None:
     """
     if run.settings.collect:
         return
-    one_of_several = identity.ranks() > 1 and (seat.own_seat() is not None or not run.started_here)
+    one_of_several = identity.ranks() > 1 and (run.seat is not None or not run.started_here)
     if one_of_several or not (run.settings.on_finish or _merging(run)):
         return
 
@@ -111,15 +95,15 @@ def wait_for_files(run: Runtime, folders: bool = True) -> None:
     deadline = time.monotonic() + run.settings.stop_timeout_s
     while time.monotonic() < deadline:
         parts = (part for part in run.rundir.parts() if folders or not files.is_folder(part))
-        if not any(_is_fresh(part) for part in parts):
+        if not any(_is_fresh(part, run.began) for part in parts):
             return
         time.sleep(_PAUSE_S)
 
 
-def _is_fresh(part: Path) -> bool:
-    """Return True if a process is writing a part, or has just renamed it."""
+def _is_fresh(part: Path, began: float) -> bool:
+    """Return True if a process is writing a part, or has just renamed it. `began`: as `Runtime.began`."""
     age = _age_s(part)
-    return age < _STALE_S and not (age > _ORPHAN_S and _is_orphan(part))
+    return age < _STALE_S and not (age > _ORPHAN_S and _is_orphan(part, began))
 
 
 def _report_cut_off(run: Runtime) -> None:
@@ -150,14 +134,14 @@ def _age_s(part: Path) -> float:
     return abs(time.time() - changed) if changed else 0
 
 
-def _is_orphan(part: Path) -> bool:
+def _is_orphan(part: Path, began: float) -> bool:
     """Return True if a part belongs to a recording of a dead process, and no process is finishing it."""
     name = part.name.removesuffix(PART).removesuffix(_GZ)
     match = _MADE_BY.search(name)
     if match is None or not name.endswith(_RECORDINGS):
         return False
     pid = int(match[1])
-    dead = _changed(part) < _state.began if pid == os.getpid() else identity.start_ticks(pid) is None
+    dead = _changed(part) < began if pid == os.getpid() else identity.start_ticks(pid) is None
     return dead and not _is_locked(part.with_name(f"{name}{PART}"))
 
 
@@ -251,9 +235,9 @@ def first_to_finish(run: Runtime) -> bool:
 
     The processes agree while Ray is up, and keep the answer.
     """
-    if _state.first is None and cluster.is_up():
-        _state.first = cluster.claim(f"finish/{run.info.id}")
-    return _state.first is not False
+    if run.first_to_finish is None and cluster.is_up():
+        run.first_to_finish = cluster.claim(f"finish/{run.info.id}")
+    return run.first_to_finish is not False
 
 
 def _command(run: Runtime) -> str:

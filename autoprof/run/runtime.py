@@ -1,12 +1,7 @@
-"""View of one process on its run: settings, run directory, hooks, timeline and errors of autoprof.
-
-The process that starts a run passes the facts of the run to all others in the environment (`RunInfo`).
-"""
+"""View of one process on its run: settings, run directory, hooks, timeline and errors of autoprof."""
 
 from __future__ import annotations
 
-import platform
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,13 +12,12 @@ from autoprof import __version__, _boot
 from autoprof.base import files, identity, log, process, seam
 from autoprof.base.exception_text import described
 from autoprof.base.originals import os, threading, time
-from autoprof.base.redact import hidden, hidden_in, redacted
-from autoprof.config import settings, structs
-from autoprof.config.parsers import MAX_NAME_BYTES
-from autoprof.config.settings import Settings
+from autoprof.base.redact import hidden, hidden_in
+from autoprof.config import settings
 from autoprof.config.values import GROUP, SettingsError
-from autoprof.run import cluster, raised, seat, watcher
+from autoprof.run import cluster, raised, watcher
 from autoprof.run.hook_log import HookLog
+from autoprof.run.info import RunInfo, hand_on, join_launch, read_info, with_id
 from autoprof.run.timeline import Timeline
 from autoprof.rundir import deaths, decoder, layout, processes, runs
 from autoprof.rundir.layout import RunDir
@@ -31,129 +25,22 @@ from autoprof.rundir.ranks import Seat
 from autoprof.rundir.records import Attempt, Death, RunFile, RunNode, RunSettings
 
 
-@structs.complete
-class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts of the run from the process that started it. All processes of the run have them."""
-
-    id: str
-    directory: str
-    command: str
-    cwd: str
-    host: str
-    pid: int
-    started: float
-    python: str
-    settings: Settings
-    # Start time of that process (`identity.start_ticks`), because pids are reused.
-    ticks: int = 0
-    # User id of that process. Ray's workers may run as another user: the user of the cluster.
-    uid: int | None = None
-
-
-# Number of characters of the command line, and of all facts together, that fit in the environment.
-_MAX_COMMAND_CHARS = 1000
-_MAX_INFO_CHARS = 64_000
-
-
-def shortened(command: str) -> str:
-    """Shorten a command line so that it fits in the environment.
-
-    Linux allows 128 kB per variable, and often 2 MB for all variables and arguments (MAX_ARG_STRLEN and ARG_MAX).
-    """
-    cut = len(command) - _MAX_COMMAND_CHARS
-    return command if cut <= 0 else f"{command[:_MAX_COMMAND_CHARS]}... ({cut} characters more)"
-
-
-def read_info(given: Mapping[str, object] | None = None, late: bool = False) -> RunInfo:
-    """Return the facts of the run: from the environment, or, in the process that starts the run, from the settings.
-
-    The process that starts the run also writes the facts to the environment for its children.
-
-    Args:
-        given: Settings from the program. They replace settings from the environment.
-        late: True at the end of the run. A rank that has not joined the run by then does not join it.
-
-    Raises:
-        SettingsError: The settings are wrong, or too long for the environment.
-    """
-    handed = os.environ.get(_boot.RUN_INFO)
-    if handed:
-        return msgspec.json.decode(handed, type=RunInfo)
-    read = settings.load(os.environ, Path(_boot.started_in()), given)
-    run_id = os.environ[_boot.RUN_ID]
-    if run_id in (".", "..", "latest") or os.sep in run_id:
-        raise SettingsError(f"{_boot.RUN_ID}: got {run_id[:80]!r}; it takes a folder's name other than 'latest'")
-    if len(os.fsencode(run_id)) > MAX_NAME_BYTES:
-        raise SettingsError(
-            f"{_boot.RUN_ID}: got {run_id[:20]!r}...; it takes a folder's name, of {MAX_NAME_BYTES} bytes at most"
-        )
-    info = RunInfo(
-        id=run_id,
-        directory=os.path.join(read.dir, run_id),
-        command=redacted(getattr(sys, "orig_argv", sys.argv)),
-        cwd=os.getcwd(),
-        host=identity.HOST,
-        pid=os.getpid(),
-        ticks=identity.start_ticks(os.getpid()) or 0,
-        uid=os.geteuid(),
-        started=time.time(),
-        python=platform.python_version(),
-        settings=read,
-    )
-    info = info if late else with_seat(info, seat.join_launch(read))
-    hand_on(info)
-    if read.recipes:
-        # Children may have another working directory, so they get the settings file's recipes from the environment.
-        os.environ[_boot.RECIPES] = os.pathsep.join(read.recipes)
-        _boot.add_recipes()
-    return info
-
-
-def with_seat(info: RunInfo, taken: Seat | None) -> RunInfo:
-    """Return the facts of the run that this rank has joined. The rank that joined first counts as its starter."""
-    if taken is None:
-        return info
-    first = taken.first
-    starter = {"host": first.host, "pid": first.pid, "ticks": first.ticks, "started": first.started}
-    return msgspec.structs.replace(named_run(info, taken.run_id), **starter)
-
-
-def named_run(info: RunInfo, run_id: str) -> RunInfo:
-    """Return the facts with another run id and its directory."""
-    return msgspec.structs.replace(info, id=run_id, directory=os.path.join(info.settings.dir, run_id))
-
-
-def hand_on(info: RunInfo) -> None:
-    """Write the facts of the run to the environment, for the processes that this one starts.
-
-    Raises:
-        SettingsError: The facts are too long, or are not UTF-8.
-    """
-    read = info.settings
-    # The URL of the run's copy stays in this process, because it may contain a password.
-    public = msgspec.structs.replace(read, collect="1" if read.collect else "")
-    handed_on = msgspec.structs.replace(info, settings=public, command=shortened(info.command))
-    try:
-        text = msgspec.json.encode(handed_on).decode()
-    except UnicodeEncodeError as error:
-        seam.pass_on(error)
-        raise SettingsError(
-            f"{error.object[error.start - 20 if error.start > 20 else 0 : error.end + 20]!r} in the settings or the "
-            "working directory is not UTF-8; autoprof needs names in UTF-8"
-        ) from None
-    if len(text) > _MAX_INFO_CHARS:
-        raise SettingsError(
-            f"the settings are {len(text)} characters long; at most {_MAX_INFO_CHARS} can be handed to the processes "
-            "of a run; shorten the longest of them"
-        )
-    os.environ[_boot.RUN_ID], os.environ[_boot.RUN_INFO] = info.id, text
-
-
 class Runtime:
-    """One process of a run."""
+    """One process of a run.
 
-    def __init__(self, info: RunInfo) -> None:
+    Attributes:
+        info: The facts of the run.
+        seat: The place of this process among the ranks that a launcher started. None without a launcher, and in
+            children of a rank.
+        began: The start, in seconds since the epoch. `os.exec` may have replaced an earlier program of this process.
+        nodes: The nodes of the run that are known at its end.
+        first_to_finish: True if this process runs `AUTOPROF_ON_FINISH`; None until it has asked the other nodes.
+        stopped: True if `autoprof.stop()` ends the run. The end of the process then does not change its state.
+    """
+
+    def __init__(self, info: RunInfo, seat: Seat | None = None) -> None:
         self.info = info
+        self.seat = seat
         self.settings = info.settings
         self.rundir = RunDir(Path(info.directory))
         files.open_to_group(info.settings.access == GROUP)
@@ -163,11 +50,11 @@ class Runtime:
         self.hooks = HookLog(self.rundir, self.timeline, self._join, lambda: watcher.start(self))
         self._joined = self._completed = False
         self._registered = False
-        # The nodes of the run that are known at its end.
-        self.nodes: list[dict[str, Any]] = []
         # The attempts at this run before it was resumed.
         self._earlier: list[Attempt] = []
-        # True if autoprof.stop() ends the run. The end of the process then does not change its state.
+        self.began = time.time()
+        self.nodes: list[dict[str, Any]] = []
+        self.first_to_finish: bool | None = None
         self.stopped = False
 
     @property
@@ -178,7 +65,7 @@ class Runtime:
     @property
     def decides(self) -> bool:
         """Return True if this process answers requests. If several ranks run the trainer, only one answers."""
-        return identity.own_rank() == 0 or (self.started_here and seat.own_seat() is None)
+        return identity.own_rank() == 0 or (self.started_here and self.seat is None)
 
     @property
     def speaks(self) -> bool:
@@ -186,7 +73,7 @@ class Runtime:
         if self.started_here:
             return True
         of_launcher = self.info.host == identity.HOST and self.info.pid == os.getppid() and "RANK" in os.environ
-        return (of_launcher or seat.own_seat() is not None) and identity.own_rank() == 0
+        return (of_launcher or self.seat is not None) and identity.own_rank() == 0
 
     def _join(self) -> None:
         """Make the run directory when the first hook is applied. A process may import a target without using it."""
@@ -274,8 +161,8 @@ class Runtime:
         """Complete `run.json` at the end of the run, with a summary of its processes, or why no hook was applied."""
         # Another rank, or an earlier program of this process, may have written the attempts.
         self._earlier = self._earlier or decoder.read(self.rundir.run_json, RunFile).earlier
-        own_seat = seat.own_seat()
-        error = "" if self.stopped else raised.exception_type() or (own_seat.errors() if own_seat is not None else "")
+        error = raised.exception_type() or (self.seat.errors() if self.seat is not None else "")
+        error = "" if self.stopped else error
         known = {"ended": time.time(), "state": runs.FAILED if error else runs.ENDED}
         known |= {"error": error} if error else {}
         known |= self._deaths() if not self.stopped else {}
@@ -318,6 +205,7 @@ class _RuntimeState(process.State):
     def in_child(self) -> None:
         super().in_child()
         if self.run is not None:
+            self.run.seat = None
             self.run.hooks.begin_anew()
 
 
@@ -348,7 +236,7 @@ def start(given: Mapping[str, object] | None = None, late: bool = False) -> Runt
             return None
         began_here = _boot.RUN_INFO not in os.environ
         try:
-            info = read_info(given, late)
+            info, seat = read_info(given, late)
         except SettingsError as error:
             if given is not None:
                 raise
@@ -359,7 +247,7 @@ def start(given: Mapping[str, object] | None = None, late: bool = False) -> Runt
         if began_here and identity.first_rank() and not (late and files.is_folder(info.directory)):
             for line in (*settings.unknown(os.environ), *settings.unknown_roles(info.settings)):
                 log.warning(line)
-        _state.run = Runtime(info)
+        _state.run = Runtime(info, seat)
         return _state.run
 
 
@@ -373,11 +261,9 @@ def move(run_id: str, launch: str, rank: int) -> None:
         run = _state.run
         if run is None:
             return
-        program = os.urandom(4).hex()
-        taken = seat.take_seat(run.settings, run_id, launch, program, rank)
-        info = with_seat(run.info, taken) if taken is not None else named_run(run.info, run_id)
+        info, seat = join_launch(with_id(run.info, run_id), run_id, launch, os.urandom(4).hex(), rank)
         hand_on(info)
-        _state.run = Runtime(info)
+        _state.run = Runtime(info, seat)
 
 
 def report(where: str, error: BaseException) -> None:

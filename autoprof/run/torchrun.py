@@ -12,10 +12,10 @@ from typing import Any
 
 from autoprof import _boot
 from autoprof._boot import launch
-from autoprof.base import log, process, seam
+from autoprof.base import log, seam
 from autoprof.base.originals import os, time
 from autoprof.config.parsers import MAX_NAME_BYTES
-from autoprof.run import runtime, seat
+from autoprof.run import runtime
 from autoprof.run.runtime import Runtime
 
 # The module in torch 1.9 to 2.13.
@@ -26,22 +26,6 @@ _FIRST_S = 10.0
 _PAUSE_S = 0.02
 
 
-class _TorchrunState(process.State):
-    """The agreement of the agents.
-
-    Attributes:
-        agreed: The run id and the launch, separated by a newline; empty before the agreement.
-        started: True if this agent has started ranks.
-    """
-
-    def begin(self) -> None:
-        self.agreed = ""
-        self.started = False
-
-
-_state = _TorchrunState()
-
-
 def watch() -> None:
     """Make the agent of this process agree with the agents of other nodes before it starts ranks."""
     _boot.when_imported(_MODULE, _wrap)
@@ -49,43 +33,59 @@ def watch() -> None:
 
 def _wrap(module: Any) -> None:
     agent: Any = getattr(module, "LocalElasticAgent", None)
+    agreement = _Agreement()
     start = getattr(agent, "_start_workers", None)
     if start is None:
         return
 
     @functools.wraps(start)
     def start_workers(self: Any, worker_group: Any, *args: Any, **kwargs: Any) -> Any:
-        _agree(worker_group)
+        agreement.reach(worker_group)
         return start(self, worker_group, *args, **kwargs)
 
     agent._start_workers = start_workers
 
 
-def _agree(group: Any) -> None:
-    """Move this agent to the run of the first agent. After an agent has started ranks, it never changes its run."""
-    with seam.guard("the ranks of this node form a separate run", log.error_once):
-        run = runtime.current()
-        # Processes that `srun` or `mpirun` started are already in one run.
-        if run is not None and (_state.agreed or seat.own_seat() is None) and (group.group_world_size or 1) > 1:
-            _take_part(group, run)
-    _state.started = True
+class _Agreement:
+    """The agreement of this process's agent with the agents of other nodes.
 
+    Attributes:
+        agreed: The run id and the launch, separated by a newline; empty before the agreement.
+        started: True if this agent has started ranks.
+    """
 
-def _take_part(group: Any, run: Runtime) -> None:
-    if group.group_rank == 0:
-        agreement = _state.agreed or f"{run.info.id}\n{os.urandom(8).hex()}"
-        # Write it in each round, because each round of torchrun has a new store.
-        group.store.set(_KEY, agreement)
-    else:
-        agreement = "" if _state.started else _read_agreement(group.store)
-    if not agreement or _state.agreed:
-        return
-    _state.agreed = agreement
-    run_id, _, name = agreement.partition("\n")
-    if run_id != os.path.basename(run_id) or not 0 < len(os.fsencode(run_id)) <= MAX_NAME_BYTES or not name.isalnum():
-        raise ValueError(f"the name of the first node's run is not valid: {agreement[:60]!r}")
-    os.environ[launch.LAUNCH_RANK] = f"{group.group_rank}/{group.group_world_size}"
-    runtime.move(run_id, f"torchrun-{name}", group.group_rank)
+    def __init__(self) -> None:
+        self.agreed = ""
+        self.started = False
+
+    def reach(self, group: Any) -> None:
+        """Move this agent to the run of the first agent. After an agent has started ranks, it never changes its run."""
+        with seam.guard("the ranks of this node form a separate run", log.error_once):
+            run = runtime.current()
+            # Processes that `srun` or `mpirun` started are already in one run.
+            if run is not None and (self.agreed or run.seat is None) and (group.group_world_size or 1) > 1:
+                self._take_part(group, run)
+        self.started = True
+
+    def _take_part(self, group: Any, run: Runtime) -> None:
+        if group.group_rank == 0:
+            agreement = self.agreed or f"{run.info.id}\n{os.urandom(8).hex()}"
+            # Write it in each round, because each round of torchrun has a new store.
+            group.store.set(_KEY, agreement)
+        else:
+            agreement = "" if self.started else _read_agreement(group.store)
+        if not agreement or self.agreed:
+            return
+        self.agreed = agreement
+        run_id, _, name = agreement.partition("\n")
+        if (
+            run_id != os.path.basename(run_id)
+            or not 0 < len(os.fsencode(run_id)) <= MAX_NAME_BYTES
+            or not name.isalnum()
+        ):
+            raise ValueError(f"the name of the first node's run is not valid: {agreement[:60]!r}")
+        os.environ[launch.LAUNCH_RANK] = f"{group.group_rank}/{group.group_world_size}"
+        runtime.move(run_id, f"torchrun-{name}", group.group_rank)
 
 
 def _read_agreement(store: Any) -> str:

@@ -276,7 +276,7 @@ def test_autoprof_does_not_wait_for_recordings_of_dead_processes(
     run = made(stop_timeout_s=20.0)
     folder = run.rundir.make(run.rundir.step(1))
     raw, part = (folder / f"{name}{each}.part" for each in (ending.removesuffix(".gz"), ending))
-    mocker.patch.object(end._state, "began", time.time() - 5)
+    run.began = time.time() - 5
     for path in (raw, part):
         path.touch()
         os.utime(path, (time.time() - age_s, time.time() - age_s))

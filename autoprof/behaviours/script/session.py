@@ -22,7 +22,7 @@ from autoprof.behaviours.script import blocks, opened
 from autoprof.behaviours.trainer import running
 from autoprof.capture import writer
 from autoprof.config.settings import Settings
-from autoprof.run import end, runtime, seat
+from autoprof.run import end, runtime
 from autoprof.run.runtime import Runtime
 from autoprof.rundir import decoder
 from autoprof.rundir.records import RunFile
@@ -172,7 +172,7 @@ def _begin(run_settings: dict[str, object]) -> Runtime:
         os.environ[_boot.STARTER] = f":{os.getcwd()}"
         run = runtime.start(run_settings)
         assert run is not None
-        if seat.own_seat() is None and _joins_rank_0():
+        if run.seat is None and _joins_rank_0():
             _join_rank_0(run)
         try:
             run.rundir.make(run.rundir.path)

@@ -1,0 +1,159 @@
+"""Facts of a run, which the process that starts it passes to all others in the environment.
+
+Ranks that a launcher started take their places in one run.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from autoprof import _boot
+from autoprof._boot import launch
+from autoprof.base import files, identity, seam
+from autoprof.base.originals import os, time
+from autoprof.base.redact import redacted
+from autoprof.config import settings, structs
+from autoprof.config.parsers import MAX_NAME_BYTES
+from autoprof.config.settings import Settings
+from autoprof.config.values import GROUP, SettingsError
+from autoprof.rundir import ranks
+from autoprof.rundir.ranks import Seat
+
+
+@structs.complete
+class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """Facts of the run from the process that started it. All processes of the run have them."""
+
+    id: str
+    directory: str
+    command: str
+    cwd: str
+    host: str
+    pid: int
+    started: float
+    python: str
+    settings: Settings
+    # Start time of that process (`identity.start_ticks`), because pids are reused.
+    ticks: int = 0
+    # User id of that process. Ray's workers may run as another user: the user of the cluster.
+    uid: int | None = None
+
+
+# Maximum number of characters of the command line, and of all facts together. Linux allows 128 kB per variable, and
+# often 2 MB for all variables and arguments (MAX_ARG_STRLEN and ARG_MAX).
+_MAX_COMMAND_CHARS = 1000
+_MAX_INFO_CHARS = 64_000
+
+
+def read_info(given: Mapping[str, object] | None = None, late: bool = False) -> tuple[RunInfo, Seat | None]:
+    """Return the facts of the run, and the place of this process among the ranks of a launch. The facts come from the
+    environment, or, in the process that starts the run, from the settings.
+
+    The process that starts the run also writes the facts to the environment for its children.
+
+    Args:
+        given: Settings from the program. They replace settings from the environment.
+        late: True at the end of the run. A rank that has not joined the run by then does not join it.
+
+    Raises:
+        SettingsError: The settings are wrong, or too long for the environment.
+    """
+    handed = os.environ.get(_boot.RUN_INFO)
+    if handed:
+        return msgspec.json.decode(handed, type=RunInfo), None
+    read = settings.load(os.environ, Path(_boot.started_in()), given)
+    run_id = os.environ[_boot.RUN_ID]
+    if run_id in (".", "..", "latest") or os.sep in run_id:
+        raise SettingsError(f"{_boot.RUN_ID}: got {run_id[:80]!r}; it takes a folder's name other than 'latest'")
+    if len(os.fsencode(run_id)) > MAX_NAME_BYTES:
+        raise SettingsError(
+            f"{_boot.RUN_ID}: got {run_id[:20]!r}...; it takes a folder's name, of {MAX_NAME_BYTES} bytes at most"
+        )
+    info = RunInfo(
+        id=run_id,
+        directory=os.path.join(read.dir, run_id),
+        command=redacted(getattr(sys, "orig_argv", sys.argv)),
+        cwd=os.getcwd(),
+        host=identity.HOST,
+        pid=os.getpid(),
+        ticks=identity.start_ticks(os.getpid()) or 0,
+        uid=os.geteuid(),
+        started=time.time(),
+        python=platform.python_version(),
+        settings=read,
+    )
+    seat = None
+    # The boot has detected the launch.
+    name, _, program = os.environ.get(launch.LAUNCH, "").partition(":")
+    rank = os.environ.get(launch.LAUNCH_RANK, "").partition("/")[0]
+    if program and rank.isdecimal() and not late:
+        chosen = os.environ.get(launch.LAUNCH_RUN_ID, "")
+        info, seat = join_launch(info, "" if chosen == name else chosen, name, program, int(rank))
+    hand_on(info)
+    if read.recipes:
+        # Children may have another working directory, so they get the settings file's recipes from the environment.
+        os.environ[_boot.RECIPES] = os.pathsep.join(read.recipes)
+        _boot.add_recipes()
+    return info, seat
+
+
+def join_launch(info: RunInfo, run_id: str, name: str, program: str, rank: int) -> tuple[RunInfo, Seat | None]:
+    """Take the place of this process among the ranks of a launch.
+
+    Args:
+        info: The facts of the run before.
+        run_id: The id that the user chose, or an empty text.
+        name: The name of the launch.
+        program: The random id of this program.
+        rank: The rank.
+
+    Returns:
+        The facts of the ranks' run, and the place. The rank that joined first counts as the starter. If the folder of
+        the runs can't be written, the facts are those before, and the place is None. The first applied hook reports it.
+    """
+    read = info.settings
+    files.open_to_group(read.access == GROUP)
+    with seam.suppress(OSError):
+        seat = ranks.join(Path(read.dir), run_id, name, program, rank, again=name.startswith(launch.LAUNCH_AGAIN))
+        first = seat.first
+        starter = {"host": first.host, "pid": first.pid, "ticks": first.ticks, "started": first.started}
+        return msgspec.structs.replace(with_id(info, seat.run_id), **starter), seat
+    return info, None
+
+
+def with_id(info: RunInfo, run_id: str) -> RunInfo:
+    """Return the facts with another run id and its directory."""
+    return msgspec.structs.replace(info, id=run_id, directory=os.path.join(info.settings.dir, run_id))
+
+
+def hand_on(info: RunInfo) -> None:
+    """Write the facts of the run to the environment, for the processes that this one starts.
+
+    Raises:
+        SettingsError: The facts are too long, or are not UTF-8.
+    """
+    read = info.settings
+    # The URL of the run's copy stays in this process, because it may contain a password.
+    public = msgspec.structs.replace(read, collect="1" if read.collect else "")
+    cut = len(info.command) - _MAX_COMMAND_CHARS
+    command = info.command if cut <= 0 else f"{info.command[:_MAX_COMMAND_CHARS]}... ({cut} characters more)"
+    handed_on = msgspec.structs.replace(info, settings=public, command=command)
+    try:
+        text = msgspec.json.encode(handed_on).decode()
+    except UnicodeEncodeError as error:
+        seam.pass_on(error)
+        raise SettingsError(
+            f"{error.object[error.start - 20 if error.start > 20 else 0 : error.end + 20]!r} in the settings or the "
+            "working directory is not UTF-8; autoprof needs names in UTF-8"
+        ) from None
+    if len(text) > _MAX_INFO_CHARS:
+        raise SettingsError(
+            f"the settings are {len(text)} characters long; at most {_MAX_INFO_CHARS} can be handed to the processes "
+            "of a run; shorten the longest of them"
+        )
+    os.environ[_boot.RUN_ID], os.environ[_boot.RUN_INFO] = info.id, text
