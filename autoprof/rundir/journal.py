@@ -168,6 +168,17 @@ def _groups(file: BinaryIO, at: int, end: int) -> Iterator[tuple[int, list[bytes
         yield at - len(rest), [rest]
 
 
+def lines(path: Path) -> Iterator[bytes]:
+    """Yield the lines of a file without their ends. The last line may be cut off, and a line over 1 MiB is.
+
+    Raises:
+        OSError: The path is not a file, or can't be read to its end.
+    """
+    with io.open(files.opened(path), "rb") as file:
+        for _, group in _groups(file, 0, sys.maxsize):
+            yield from group
+
+
 AnyLine: TypeAlias = ProcessLine | HookLine | ErrorLine | BegunLine | DroppedLine | ExitLine | RaisedLine | MemoryLine
 _decode_other: Callable[[bytes], AnyLine] = msgspec.json.Decoder(AnyLine).decode
 

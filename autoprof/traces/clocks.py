@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from autoprof.rundir import file_names
-from autoprof.rundir.jsonl import lines
+from autoprof.rundir.journal import lines
 from autoprof.rundir.layout import RunDir
 from autoprof.rundir.records import CaptureMeta, Line, Offset
 from autoprof.traces.reader import NO_JSON, Reader, TraceError
@@ -135,7 +135,7 @@ def read_offsets(run: Path) -> Clocks:
         drivers.add(file_names.process_of(path.name)[0])
         for line in lines(path):
             try:
-                offset = msgspec.json.decode(line or b"", type=Offset)
+                offset = msgspec.json.decode(line, type=Offset)
             except NO_JSON:
                 continue
             offsets_by_host.setdefault(offset.host, []).append(offset)

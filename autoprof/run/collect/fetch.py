@@ -14,7 +14,7 @@ from autoprof.base import files
 from autoprof.base.originals import io, json, os, time
 from autoprof.run import cluster
 from autoprof.rundir.file_names import COLLECTING, LINES, PART, RUN
-from autoprof.rundir.jsonl import lines
+from autoprof.rundir.journal import lines
 from autoprof.rundir.records import Size
 
 # Timeout for the answer of a node: Ray may have to start a worker there, and its disk may be slow.
@@ -116,7 +116,7 @@ class Index:
         with contextlib.suppress(OSError):  # nothing has been collected yet
             for line in lines(self._file):
                 with contextlib.suppress(ValueError, TypeError, RecursionError):  # the line is cut off
-                    target, node = json.loads(line or b"")
+                    target, node = json.loads(line)
                     self.nodes[str(target)] = str(node)
 
     def target(self, node: str, path: str) -> str:

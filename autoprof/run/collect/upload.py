@@ -17,7 +17,7 @@ from autoprof.base import redact
 from autoprof.base.originals import json, os, time
 from autoprof.base.redact import hidden
 from autoprof.rundir.file_names import COLLECTING, LINES, PART, RUN
-from autoprof.rundir.jsonl import lines
+from autoprof.rundir.journal import lines
 from autoprof.rundir.records import Missing
 
 # Protocols whose files are visible while they are being written. Object stores show only complete objects.
@@ -166,7 +166,7 @@ class Sending:
         with contextlib.suppress(OSError):
             for line in lines(self._index):
                 with contextlib.suppress(ValueError, TypeError, RecursionError):
-                    path, size, mtime_ns = json.loads(line or b"")
+                    path, size, mtime_ns = json.loads(line)
                     known[str(path)] = size, mtime_ns
         return known
 
