@@ -45,7 +45,7 @@ class Parser(argparse.ArgumentParser):
         first = unknown[0].partition("=")[0]
         if not first.startswith("-"):
             self.error(f"unexpected argument {first!r}")
-        from autoprof.base.similar import did_you_mean
+        from autoprof.base.units import did_you_mean
 
         self.error(f"unknown option {first}{did_you_mean(first, self._option_string_actions)}")
 

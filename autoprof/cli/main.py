@@ -75,7 +75,7 @@ def _run(words: list[str]) -> int:
 
 def _unknown(name: str) -> int:
     """Print that the first argument is neither a command nor an option, and return the exit status."""
-    from autoprof.base.similar import did_you_mean
+    from autoprof.base.units import did_you_mean
     from autoprof.cli.console import complain
 
     if name.startswith("-"):

@@ -12,7 +12,7 @@ import msgspec
 from autoprof.base import files, seam
 from autoprof.base.originals import os
 from autoprof.base.redact import url
-from autoprof.base.similar import did_you_mean
+from autoprof.base.units import did_you_mean
 from autoprof.config import kinds, structs
 from autoprof.config.conditions import HANG, Condition
 from autoprof.config.selection import Ranks

@@ -8,7 +8,7 @@ from typing import Any
 
 from autoprof.base import seam
 from autoprof.base.redact import hidden, is_url
-from autoprof.base.similar import did_you_mean
+from autoprof.base.units import did_you_mean
 from autoprof.config import conditions, parsers
 from autoprof.config.conditions import WHEN_TAKES, Condition
 from autoprof.config.selection import (

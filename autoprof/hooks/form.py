@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from autoprof.base.similar import did_you_mean
+from autoprof.base.units import did_you_mean
 from autoprof.hooks.behaviour import PARAMETER
 
 _NAMES = {str: "a text", int: "a whole number", float: "a number", bool: "true or false", dict: "a table"}

@@ -14,7 +14,7 @@ from packaging.version import InvalidVersion, Version
 
 from autoprof.base import files, seam
 from autoprof.base.originals import os
-from autoprof.base.similar import did_you_mean
+from autoprof.base.units import did_you_mean
 from autoprof.config import kinds, structs
 from autoprof.config.settings import MAX_BYTES
 from autoprof.hooks import behaviour as behaviours

@@ -11,7 +11,7 @@ from typing import Any
 
 from autoprof.base import files, identity, units
 from autoprof.base.originals import os, time
-from autoprof.base.similar import did_you_mean
+from autoprof.base.units import did_you_mean
 from autoprof.rundir import decoder, file_names, layout, processes, ranks
 from autoprof.rundir.file_names import (
     EXIT,

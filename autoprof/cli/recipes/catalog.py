@@ -12,7 +12,7 @@ import msgspec
 
 from autoprof import _boot
 from autoprof._boot import entry_points
-from autoprof.base.similar import did_you_mean
+from autoprof.base.units import did_you_mean
 from autoprof.cli.recipes.lookup import Sources
 from autoprof.hooks import recipe
 from autoprof.hooks.recipe import BoundHook, Recipe, RecipeError, exceeds, fits, installed_version

@@ -20,7 +20,7 @@ import msgspec
 
 from autoprof import _boot
 from autoprof.base import units
-from autoprof.base.similar import did_you_mean
+from autoprof.base.units import did_you_mean
 from autoprof.cli.recipes import catalog, lookup
 from autoprof.cli.recipes.lookup import NotInSource, Sources, Unknown
 from autoprof.hooks import behaviour as behaviours

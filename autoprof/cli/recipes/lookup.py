@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from autoprof import _boot
-from autoprof.base.similar import did_you_mean
+from autoprof.base.units import did_you_mean
 from autoprof.hooks.recipe import script
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
