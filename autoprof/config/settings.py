@@ -16,7 +16,6 @@ from autoprof.base.units import did_you_mean
 from autoprof.config import kinds, structs
 from autoprof.config.conditions import HANG, Condition
 from autoprof.config.selection import Ranks
-from autoprof.config.tool_options import MemoryOptions, NpuOptions, NsysOptions
 from autoprof.config.values import (
     FIELDS,
     FOUND,
@@ -24,6 +23,9 @@ from autoprof.config.values import (
     REASON,
     ROLE_FIELDS,
     ROLES,
+    MemoryOptions,
+    NpuOptions,
+    NsysOptions,
     SettingsError,
     check,
     check_condition,

@@ -1,15 +1,21 @@
-"""Values of settings: choices and parsers, and checks of one value or of a table."""
+"""Values of settings: choices, options of tools, parsers, and checks of one value or of a table.
+
+Options of a tool, besides the contents, come from text such as `AUTOPROF_NPU="level=level2,mstx=false"` or from a table
+`[npu]`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Literal
+
+import msgspec
 
 from autoprof.base import seam
 from autoprof.base.redact import hidden, is_url
 from autoprof.base.units import did_you_mean
-from autoprof.config import conditions, parsers
+from autoprof.config import conditions, parsers, structs
 from autoprof.config.conditions import WHEN_TAKES, Condition
 from autoprof.config.selection import (
     ITERATIONS_TAKE,
@@ -20,7 +26,6 @@ from autoprof.config.selection import (
     Steps,
     parse_iterations,
 )
-from autoprof.config.tool_options import KINDS, parse, takes
 
 PREFIX = "AUTOPROF_"
 TOOLS = ("torch", "npu", "nsys", "memory")
@@ -39,6 +44,77 @@ FOUND = "slowest"
 MERGE = "merge-profiles"
 # All contents. Each backend ignores the ones that it does not know.
 CONTENTS = ("cpu", "cuda", "npu", "memory", "shapes", "stack", "module", "flops", "profile-by-stage", MERGE)
+
+
+@structs.complete
+class NpuOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of torch_npu's profiler, by the names in its `_ExperimentalConfig` (torch_npu 2.5.1 to 2.14.0).
+
+    Attributes:
+        level: Amount of data collected from the device.
+        aic_metrics: Counters of the AI cores; by default `none` at `level_none` and `level0`.
+        export: Output of the analysis: text for Perfetto, databases for MindStudio Insight, or both.
+        mstx: True to record ranges that frameworks mark, except those of communication.
+        l2_cache: True to count hits of the L2 cache.
+        op_attr: True to collect the attributes of operators, with `db` or `both`.
+        analyse: True to analyse each recording right after it, in another process. `autoprof analyse` does it later.
+    """
+
+    level: Literal["level_none", "level0", "level1", "level2"] = "level1"
+    aic_metrics: Literal[
+        "pipe_utilization",
+        "arithmetic_utilization",
+        "memory",
+        "memory_l0",
+        "memory_ub",
+        "memory_access",
+        "resource_conflict_ratio",
+        "l2_cache",
+        "none",
+    ] = "pipe_utilization"
+    export: Literal["text", "db", "both"] = "text"
+    mstx: bool = True
+    l2_cache: bool = False
+    op_attr: bool = False
+    analyse: bool = True
+
+
+@structs.complete
+class NsysOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of Nsight Systems.
+
+    Attributes:
+        trace: Value of `nsys profile --trace`, separated by `+`.
+        sample: Value of `nsys profile --sample`; `process-tree` samples host stacks and context switches.
+        python_backtrace: True to record the Python stack of CUDA calls (`--python-backtrace=cuda`).
+        gpu_metrics: Devices whose hardware counters are sampled (`--gpu-metrics-devices`), separated by `+`; `all`, or
+            `none`.
+        executable: The `nsys` to use, by default the first on the path. With Ray, its file name must be `nsys`.
+    """
+
+    trace: str = "cuda+nvtx+osrt+cublas+cudnn"
+    sample: Literal["none", "process-tree"] = "none"
+    python_backtrace: bool = False
+    gpu_metrics: str = "none"
+    executable: str = "nsys"
+
+
+@structs.complete
+class MemoryOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of the history of CUDA's caching allocator (torch.cuda.memory).
+
+    Attributes:
+        max_entries: Maximum number of allocations and frees kept, the newest ones. Each takes a few kB.
+        stacks: Stacks of each entry: Python only, Python and C++ (`all`, slow to write), or none.
+        oom: True to write a snapshot to `oom/` when CUDA runs out of memory, in any step; at most three per process.
+    """
+
+    max_entries: int = 100_000
+    stacks: Literal["python", "all", "none"] = "python"
+    oom: bool = False
+
+
+OPTIONS: dict[str, type[msgspec.Struct]] = {"npu": NpuOptions, "nsys": NsysOptions, "memory": MemoryOptions}
 
 
 class SettingsError(ValueError):
@@ -142,6 +218,35 @@ def one_line(error: Exception) -> str:
     return hidden(" ".join(str(error).split()), 200)
 
 
+def _parse_options(kind: type[msgspec.Struct], text: object) -> msgspec.Struct:
+    """Return the options of a tool, from a table or from text such as `level=level2,mstx=false`.
+
+    Raises:
+        ValueError: An option is unknown or has a wrong value. The message names it.
+    """
+    if isinstance(text, str):
+        pairs = [pair.partition("=") for pair in text.split(",") if pair.strip()]
+        if unclear := [name for name, equals, _ in pairs if not equals]:
+            raise ValueError(f"{unclear[0].strip()!r} is not name=value")
+        text = {name.strip().lower(): value.strip() for name, _, value in pairs}
+        return _convert(kind, text, strict=False)
+    if not isinstance(text, dict):
+        raise ValueError("")
+    return _convert(kind, {str(name).lower(): value for name, value in text.items()}, strict=True)
+
+
+def _options_taken(kind: type[msgspec.Struct]) -> str:
+    """Return the options of a tool in words."""
+    return "name=value, separated by commas, of " + ", ".join(kind.__struct_fields__)
+
+
+def _convert(kind: type[msgspec.Struct], values: Mapping[str, object], strict: bool) -> msgspec.Struct:
+    try:
+        return msgspec.convert({name.replace("-", "_"): value for name, value in values.items()}, kind, strict=strict)
+    except msgspec.ValidationError as error:
+        raise ValueError(str(error)) from None
+
+
 PARSERS: dict[str, tuple[Callable[[object], Any], str]] = {
     "steps": (parsers.grammar(Steps.parse), STEPS_TAKE + ", a mixture, or nothing for the timeline alone"),
     "when": (conditions.parse, WHEN_TAKES),
@@ -164,7 +269,7 @@ PARSERS: dict[str, tuple[Callable[[object], Any], str]] = {
     "collect": (parsers.switch_or(is_url), "1, 0, or a URL such as s3://bucket/folder"),
     "on_finish": (parsers.text, "a command"),
     "log": (parsers.one_of(LOG_LEVELS), f"one of {', '.join(LOG_LEVELS)}"),
-} | {name: (partial(parse, kind), takes(kind)) for name, kind in KINDS.items()}
+} | {name: (partial(_parse_options, kind), _options_taken(kind)) for name, kind in OPTIONS.items()}
 FIELDS = tuple(PARSERS)
 WINDOW_FIELDS = ("roles", "ranks", "tool", "contents", "rollout_iterations", "mini_batches")
 _CONDITION = "when."

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from autoprof.capture.profilers import nsys
-from autoprof.config.tool_options import NsysOptions
+from autoprof.config.values import NsysOptions
 from tests.support import processes
 from tests.support.helpers import ROOT, clean_environment
 

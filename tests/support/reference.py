@@ -19,7 +19,7 @@ from msgspec import Struct
 from autoprof.cli.commands import COMMANDS
 from autoprof.cli.recipes.check import known_behaviours
 from autoprof.config import kinds, settings, values
-from autoprof.config.tool_options import KINDS
+from autoprof.config.values import OPTIONS
 from autoprof.hooks.form import described, summary, takes
 from autoprof.hooks.recipe import Hook, Recipe
 from tests.support import formats
@@ -126,7 +126,7 @@ def _settings() -> str:
 
 
 def _tool(name: str) -> str:
-    kind = KINDS[name]
+    kind = OPTIONS[name]
     texts = described(kind)
     rows = [
         [f"`{field.name}`", texts[field.name], takes(field.type), _default(field.default)]
@@ -159,7 +159,7 @@ _MORE = {
 }
 _PARTS: dict[str, Callable[[], str]] = {
     "settings": _settings,
-    **{f"options of {name}": partial(_tool, name) for name in KINDS},
+    **{f"options of {name}": partial(_tool, name) for name in OPTIONS},
     "recipe keys": lambda: _fields(Recipe),
     "hook keys": lambda: _fields(Hook),
     "behaviours": _behaviours,

@@ -21,7 +21,7 @@ from autoprof.base.originals import io, os, threading, time
 from autoprof.capture import profilers
 from autoprof.capture.profilers.arguments import taken
 from autoprof.config.settings import Settings
-from autoprof.config.tool_options import MemoryOptions
+from autoprof.config.values import MemoryOptions
 from autoprof.run import runtime
 from autoprof.run.runtime import Runtime
 from autoprof.rundir import file_names, layout

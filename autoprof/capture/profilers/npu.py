@@ -16,7 +16,7 @@ from autoprof.capture.profilers import arguments as profiler_arguments
 from autoprof.capture.profilers import foreign
 from autoprof.capture.profilers.torch import DEVICES, FLAGS, mark, stamp
 from autoprof.config.settings import Settings
-from autoprof.config.tool_options import NpuOptions
+from autoprof.config.values import NpuOptions
 from autoprof.rundir import file_names
 
 _LEVELS = {"level_none": "Level_none", "level0": "Level0", "level1": "Level1", "level2": "Level2"}

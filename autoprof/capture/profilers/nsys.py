@@ -11,7 +11,7 @@ from typing import Any
 from autoprof.base import files, log, process, seam
 from autoprof.base.originals import io, json, os, shutil, subprocess
 from autoprof.config.settings import Settings
-from autoprof.config.tool_options import NsysOptions
+from autoprof.config.values import NsysOptions
 from autoprof.rundir import file_names
 
 # Value of `-o` for Ray's plug-in. nsys replaces %p by the pid of the recorded process.

@@ -22,7 +22,7 @@ from autoprof.capture.profilers.torch import TorchTool
 from autoprof.capture.subject import Subject
 from autoprof.cli.doctor import run as doctor_run
 from autoprof.config.settings import Settings
-from autoprof.config.tool_options import MemoryOptions
+from autoprof.config.values import MemoryOptions
 from autoprof.run.runtime import Runtime
 from autoprof.rundir import file_names, runs
 from autoprof.rundir.runs import UNFINISHED

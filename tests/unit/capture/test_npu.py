@@ -13,7 +13,7 @@ from autoprof.base import identity
 from autoprof.capture import lifecycle
 from autoprof.capture.profilers.npu import experimental_config
 from autoprof.capture.subject import Subject
-from autoprof.config.tool_options import NpuOptions
+from autoprof.config.values import NpuOptions
 from autoprof.run import end
 from autoprof.rundir import file_names, runs
 from autoprof.rundir.runs import UNFINISHED

@@ -21,7 +21,7 @@ from autoprof.capture.subject import Subject
 from autoprof.cli import main
 from autoprof.cli.doctor import run as doctor_run
 from autoprof.config.settings import Settings
-from autoprof.config.tool_options import NpuOptions
+from autoprof.config.values import NpuOptions
 from autoprof.run import end
 from autoprof.run.runtime import Runtime
 from autoprof.rundir import layout, runs

@@ -17,7 +17,7 @@ from autoprof.capture import profilers
 from autoprof.capture.profilers import nsys
 from autoprof.cli.doctor import environment
 from autoprof.config.settings import Settings
-from autoprof.config.tool_options import NsysOptions
+from autoprof.config.values import NsysOptions
 from autoprof.hooks.behaviour import CALL, Call
 from tests.support.nsys_runs import NSYS
 
