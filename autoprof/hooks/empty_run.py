@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from typing import Any
 
@@ -22,7 +22,7 @@ from autoprof.hooks.recipe import RecipeError, fits
 from autoprof.run import end, raised, runtime
 from autoprof.run.runtime import Runtime
 from autoprof.rundir import decoder, processes, ranks
-from autoprof.rundir.processes import WAITING
+from autoprof.rundir.processes import WAITING, merged_hooks
 from autoprof.rundir.records import HookLine, RunFile
 
 Hooks = Mapping[str, HookLine]
@@ -51,7 +51,7 @@ def report() -> None:
             _warn_of_own_recipes(run)
             _end_for_another_program(run)
             return
-        hooks = merged([hooks, active_hooks], "skipped", "failed")
+        hooks = merged_hooks([hooks, active_hooks], "skipped", "failed")
     reason = cause(hooks, versions, run.settings)
     log.warning(f"no hook was applied in this run, so there is no profile: {reason}")
     if hooks:
@@ -79,7 +79,7 @@ def _warn_of_own_recipes(run: Runtime) -> None:
     for path in _own_recipes(run.settings):
         with seam.suppress(RecipeError):
             keys = {hook.key for hook in recipe.load(path) if not registry.left_out(run, hook)}
-            hooks = merged((hooks for hooks, _ in _by_process(run)), "skipped", "failed", "applied")
+            hooks = merged_hooks((hooks for hooks, _ in _by_process(run)), "skipped", "failed", "applied")
             tried = [hook for hook in hooks.items() if hook[0] in keys and hook[1].reason != WAITING]
             names = [f"{key.partition('/')[2]} ({hook.reason})" for key, hook in tried if hook.state != "applied"]
             if names:
@@ -160,21 +160,6 @@ def of_target(target: str, hooks: Hooks, version: str, seen: str = "was imported
 def _hooks_of(target: str, hooks: Hooks) -> list[HookLine]:
     """Return the hooks of a target."""
     return [hook for key, hook in hooks.items() if key.partition("/")[0] == target]
-
-
-def merged(processes: Iterable[Hooks], *states: str) -> dict[str, HookLine]:
-    """Return the most important entry of each hook: the later a state is in `states`, the more important it is."""
-
-    def importance(hook: HookLine) -> tuple[int, bool]:
-        return states.index(hook.state) if hook.state in states else -1, hook.reason != WAITING
-
-    hooks: dict[str, HookLine] = {}
-    for process in processes:
-        for key, hook in process.items():
-            before = hooks.setdefault(key, hook)
-            if before is not hook and importance(hook) > importance(before):
-                hooks[key] = hook
-    return hooks
 
 
 def _by_process(run: Runtime) -> Iterator[tuple[Hooks, Mapping[str, str]]]:

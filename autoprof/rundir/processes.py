@@ -472,6 +472,21 @@ WAITING = "the module was not imported here"
 _LOOPBACK = ("127.", "localhost:", "[::1]:")
 
 
+def merged_hooks(processes: Iterable[Mapping[str, HookLine]], *states: str) -> dict[str, HookLine]:
+    """Return the most important entry of each hook: the later a state is in `states`, the more important it is."""
+
+    def importance(hook: HookLine) -> tuple[int, bool]:
+        return states.index(hook.state) if hook.state in states else -1, hook.reason != WAITING
+
+    hooks: dict[str, HookLine] = {}
+    for process in processes:
+        for key, hook in process.items():
+            before = hooks.setdefault(key, hook)
+            if before is not hook and importance(hook) > importance(before):
+                hooks[key] = hook
+    return hooks
+
+
 def last_facts(path: Path) -> ProcessLine | None:
     """Return the last process line of a journal, with the last states of its hooks.
 

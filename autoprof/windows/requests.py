@@ -19,7 +19,6 @@ from autoprof.base.originals import os, time
 from autoprof.base.redact import hidden
 from autoprof.config import structs, values
 from autoprof.config.selection import STEPS_TAKE, Steps
-from autoprof.run import cluster, runtime
 from autoprof.rundir import layout
 from autoprof.rundir.layout import RunDir, write_json
 
@@ -296,24 +295,6 @@ class Registered(msgspec.Struct, frozen=True, kw_only=True):
     ticks: int
     started: float = 0.0
     uid: int | None = None
-
-
-def register(run: RunDir) -> None:
-    """Write into Ray's key-value store that this process takes the requests of this run."""
-    import ray
-
-    current = runtime.current()
-    entry = Registered(
-        id=run.path.name,
-        directory=str(run.path),
-        host=identity.HOST,
-        node=ray.get_runtime_context().get_node_id(),
-        pid=os.getpid(),
-        ticks=identity.start_ticks(os.getpid()) or 0,
-        started=current.info.started if current is not None else time.time(),
-        uid=current.info.uid if current is not None else os.geteuid(),
-    )
-    cluster.put(registered(run.path.name), msgspec.json.encode(entry))
 
 
 def registered(run_id: str) -> str:

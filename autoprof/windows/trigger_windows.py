@@ -5,10 +5,13 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import msgspec
+
 from autoprof.base import files, identity, log, seam
+from autoprof.base.originals import os, time
 from autoprof.config import values
 from autoprof.config.selection import Steps
-from autoprof.run import cluster
+from autoprof.run import cluster, runtime
 from autoprof.rundir import layout
 from autoprof.rundir.layout import RunDir
 from autoprof.windows import requests
@@ -118,7 +121,25 @@ class OpenTriggers:
             return
         self._registered = True
         with seam.guard("autoprof trigger --ray can't find this run", log.error_once):
-            requests.register(run)
+            _register(run)
+
+
+def _register(run: RunDir) -> None:
+    """Write into Ray's key-value store that this process takes the requests of this run."""
+    import ray
+
+    current = runtime.current()
+    entry = requests.Registered(
+        id=run.path.name,
+        directory=str(run.path),
+        host=identity.HOST,
+        node=ray.get_runtime_context().get_node_id(),
+        pid=os.getpid(),
+        ticks=identity.start_ticks(os.getpid()) or 0,
+        started=current.info.started if current is not None else time.time(),
+        uid=current.info.uid if current is not None else os.geteuid(),
+    )
+    cluster.put(requests.registered(run.path.name), msgspec.json.encode(entry))
 
 
 class _Window:

@@ -11,9 +11,7 @@ import msgspec
 
 from autoprof.base.redact import hidden_in, plain
 from autoprof.cli import arguments, console
-from autoprof.cli.doctor import environment
-from autoprof.cli.doctor.environment import Report
-from autoprof.cli.doctor.run import examine_run
+from autoprof.cli.doctor import Report
 from autoprof.config import settings
 
 
@@ -28,10 +26,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(parsed: argparse.Namespace) -> int:
     """Run the command and return its exit status."""
+    # Imported here: a check of a run needs no hooks, and a check of the environment no figures of runs.
     if parsed.name:
+        from autoprof.cli.doctor.run import examine_run
+
         report = examine_run(arguments.find_run(parsed))
     else:
-        report = environment.examine_environment(settings.load(os.environ, Path.cwd()), parsed.deep)
+        from autoprof.cli.doctor.environment import examine_environment
+
+        report = examine_environment(settings.load(os.environ, Path.cwd()), parsed.deep)
     report = _without_secrets(report)
     if parsed.json:
         console.print_json(report)

@@ -6,7 +6,6 @@ Hooks are looked up in the metadata and the source of the installed targets. Onl
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,7 +17,7 @@ from autoprof import _boot
 from autoprof.capture import cupti, profilers
 from autoprof.capture.budget import Budget, OverBudget
 from autoprof.capture.profilers import npu, nsys
-from autoprof.cli.documents import Document
+from autoprof.cli.doctor import Report, list_hooks, problems_found
 from autoprof.cli.recipes import catalog
 from autoprof.cli.recipes.lookup import ChildFailed, NotInSource, Sources, Unknown, in_child
 from autoprof.config.settings import Settings, unknown, unknown_roles
@@ -102,19 +101,6 @@ def _renamed_vllm(versions: dict[str, str], sources: Sources) -> dict[str, dict[
 
 # Libraries that trainers are built on; they have no steps themselves.
 _NO_TRAINERS = {"ray", "codetiming"}
-# A failed import. ModuleNotFoundError is no problem: it means that an optional dependency is not installed.
-_RAISED = re.compile("importing [^ ]+ raised (?!ModuleNotFoundError:)")
-
-
-class Report(Document, kw_only=True):
-    """`autoprof doctor --json`."""
-
-    subject: str  # The environment or the run.
-    verdict: str = ""  # The result in one sentence.
-    facts: dict[str, str] = {}  # States and figures, by name.
-    hooks: list[tuple[str, str, str]] = []  # Each hook, its state and the reason.
-    problems: list[str] = []  # Problems, and what to do about them; with problems the exit status is 1.
-    notes: list[str] = []  # Other observations.
 
 
 def examine_environment(settings: Settings, deep: bool = False) -> Report:
@@ -143,12 +129,12 @@ def examine_environment(settings: Settings, deep: bool = False) -> Report:
     versions = content["versions"]
     for name, version in sorted(versions.items()):
         report.facts[name] = version or "without a version"
-    check_versions(report, versions, settings.recipes)
+    _check_versions(report, versions, settings.recipes)
     report.notes += unread(os.environ, versions.get("vllm", ""))
     report.problems += unknown(os.environ)
     report.notes += unknown_roles(settings)
     _check_targets(report, content)
-    list_hooks(report, content)
+    list_hooks(report, content["hooks"])
     if absent := content["absent"]:
         report.notes.append(f"not installed here: {', '.join(absent)}")
     report.verdict = _verdict(report, deep)
@@ -173,12 +159,6 @@ def _verdict(report: Report, deep: bool) -> str:
     if not targets - _NO_TRAINERS:
         return "no problems found, but no trainer or engine with a recipe is installed here"
     return "no problems found" + ("" if deep else "; nothing was imported; --deep imports the targets")
-
-
-def problems_found(report: Report) -> str:
-    """Return the verdict as the number of problems, in words."""
-    count = len(report.problems)
-    return f"{count} problem{'' if count == 1 else 's'} found" if count else "no problems found"
 
 
 def _combined(looked_up: dict[str, Any], probed: dict[str, Any]) -> dict[str, Any]:
@@ -259,7 +239,7 @@ def _check_recipes(report: Report, extra: Sequence[str]) -> None:
     report.problems += catalog.place_problems()
 
 
-def check_versions(report: Report, versions: dict[str, str], extra: Sequence[str]) -> None:
+def _check_versions(report: Report, versions: dict[str, str], extra: Sequence[str]) -> None:
     """Report the targets that are newer than the releases that their recipes were made for."""
     files = catalog.recipe_files(extra)
     for target, version in sorted(versions.items()):
@@ -289,20 +269,6 @@ def _probe(report: Report) -> dict[str, Any]:
         report.problems.append(str(error))
         return {}
     return content
-
-
-def list_hooks(report: Report, content: dict[str, Any]) -> None:
-    """Add the hooks and their problems to a report. Hooks that share a failed import make one problem."""
-    failures: dict[tuple[str, str], list[str]] = {}
-    for key, hook in sorted(content.get("hooks", {}).items()):
-        reason = hook["reason"] or (hook.get("fired", "") if hook["state"] == "applied" else "")
-        report.hooks.append((key, hook["state"], reason))
-        if hook["state"] == "failed":
-            failures.setdefault((key, hook["reason"]), []).append(key)
-        elif _RAISED.match(hook["reason"]):
-            failures.setdefault(("", hook["reason"]), []).append(key)
-    for (_, reason), keys in failures.items():
-        report.problems.append(f"hook{'s' if len(keys) > 1 else ''} {', '.join(keys)}: {reason}")
 
 
 # Variables that releases of vLLM read (vllm/envs.py, 0.9.2 to 0.33.0). 0.13 added `profiler_config`, and 0.16 removed

@@ -10,10 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from autoprof.base import units
-from autoprof.cli.doctor import environment
-from autoprof.cli.doctor.environment import Report
+from autoprof.cli.doctor import Report, list_hooks, problems_found
 from autoprof.config.selection import Steps
-from autoprof.hooks import empty_run
 from autoprof.report.figures.timeline import journals_of
 from autoprof.report.findings import findings
 from autoprof.report.hangs import read, sentences
@@ -21,7 +19,7 @@ from autoprof.report.hangs.read import OpenSpans
 from autoprof.rundir import deaths, decoder, journal, runs
 from autoprof.rundir.file_names import COLLECTED, META, NOT_ANALYSED, SNAPSHOT
 from autoprof.rundir.layout import RunDir
-from autoprof.rundir.processes import ProcessState, open_until_now
+from autoprof.rundir.processes import ProcessState, merged_hooks, open_until_now
 from autoprof.rundir.records import CollectedFile, OutOfMemoryMeta
 from autoprof.rundir.runs import UNFINISHED, CaptureFile, Run
 from autoprof.windows import requests
@@ -39,7 +37,7 @@ def check_deaths(report: Report, run: Run) -> bool:
 
 def examine_run(run: runs.Run) -> Report:
     """Return a report on a run: the hooks in its processes, its steps and captures, and its problems."""
-    report = environment.Report(subject=f"run: {run.path}")
+    report = Report(subject=f"run: {run.path}")
     report.facts["state"] = run.outcome
     report.facts["settings"] = f"steps {_steps(run, '?') or 'none, the timeline alone'}"
     left_out = list(run.left_out)
@@ -51,9 +49,9 @@ def examine_run(run: runs.Run) -> Report:
         for process in processes
         for source, error in process.errors.items()
     ]
-    versions = {name: version for process in processes for name, version in process.versions.items()}
-    environment.check_versions(report, versions, run.info.settings.recipes)
-    environment.list_hooks(report, {"hooks": _hooks(processes)})
+    hooks = _hooks(processes)
+    report.notes += _outside_versions(hooks)
+    list_hooks(report, hooks)
     executed_s = _executed_s(run)
     report.notes += [
         f"timeline/{state.file.name}: {units.count(state.damaged, 'line')} left out: truncated, or not a span"
@@ -75,7 +73,7 @@ def examine_run(run: runs.Run) -> Report:
     report.problems += left_out
     if not check_deaths(report, run):
         _check_end(report, run)
-    report.verdict = environment.problems_found(report)
+    report.verdict = problems_found(report)
     return report
 
 
@@ -123,11 +121,21 @@ def _executed_s(run: runs.Run) -> dict[int, float]:
 def _hooks(processes: list[ProcessState]) -> dict[str, dict[str, Any]]:
     """Return each hook's most important state in any process (failed, applied, skipped), and whether it fired."""
     fired = {key for process in processes for key, hook in process.hooks.items() if hook.called}
-    hooks = empty_run.merged((process.hooks for process in processes), "skipped", "applied", "failed")
+    hooks = merged_hooks((process.hooks for process in processes), "skipped", "applied", "failed")
     return {
         key: {"state": hook.state, "reason": hook.reason, "fired": "fired" if key in fired else "never called"}
         for key, hook in hooks.items()
     }
+
+
+def _outside_versions(hooks: Mapping[str, dict[str, Any]]) -> list[str]:
+    """Return a note on each target whose version is outside the range of its recipe."""
+    reasons = [
+        f"{key.partition('/')[0]} {hook['reason']}"
+        for key, hook in hooks.items()
+        if hook["state"] == "applied" and " is outside the recipe's range " in hook["reason"]
+    ]
+    return [f"{reason}; its hooks were tried anyway" for reason in dict.fromkeys(reasons)]
 
 
 def _steps(run: runs.Run, unknown: str) -> str:

@@ -28,7 +28,7 @@ from autoprof.capture.artifacts import Artifacts
 from autoprof.capture.profilers.torch import TorchTool
 from autoprof.capture.subject import Subject
 from autoprof.cli import console
-from autoprof.cli.doctor import command, environment
+from autoprof.cli.doctor import Report, command
 from autoprof.config import values
 from autoprof.hooks import behaviour
 from autoprof.run import hook_log, runtime
@@ -277,8 +277,8 @@ def test_the_error_of_an_upload_has_no_secret_at_its_end() -> None:
 @pytest.mark.parametrize("as_json", [True, False])
 def test_doctor_shows_no_secret(as_json: bool, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
     text = f"token={SECRET}"
-    report = environment.Report(subject="run", facts={"a": text}, hooks=[("a/b", "failed", text)], problems=[text])
-    monkeypatch.setattr(command, "examine_run", lambda _: report)
+    report = Report(subject="run", facts={"a": text}, hooks=[("a/b", "failed", text)], problems=[text])
+    monkeypatch.setattr("autoprof.cli.doctor.run.examine_run", lambda _: report)
     monkeypatch.setattr(command.arguments, "find_run", lambda _: None)
     command.run(argparse.Namespace(name="run", json=as_json, all=True))
     shown = capsys.readouterr().out
@@ -322,7 +322,7 @@ def test_tables_show_names_and_obey_none(
 
 
 def test_doctor_shows_names_and_obeys_none(capsys: pytest.CaptureFixture[str]) -> None:
-    command.show(environment.Report(subject="\x1b[2J", facts={"a\r": "b\x1b]0;x\x07"}, problems=["\x1b[31m[red]"]))
+    command.show(Report(subject="\x1b[2J", facts={"a\r": "b\x1b]0;x\x07"}, problems=["\x1b[31m[red]"]))
     assert not set("\x1b\r\x07") & set(capsys.readouterr().out)
 
 

@@ -14,8 +14,7 @@ from pytest_mock import MockerFixture
 
 from autoprof.capture import budget, lifecycle, writer
 from autoprof.capture.budget import Budget, OverBudget
-from autoprof.cli.doctor import environment
-from autoprof.cli.doctor.environment import Report
+from autoprof.cli.doctor import Report, environment
 from autoprof.config.settings import Settings
 from autoprof.run import step_announcement
 from autoprof.run.runtime import Runtime

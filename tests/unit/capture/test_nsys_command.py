@@ -15,7 +15,7 @@ from ray.runtime_env import RuntimeEnv
 from autoprof.behaviours.ray import nsys_actors
 from autoprof.capture import profilers
 from autoprof.capture.profilers import nsys
-from autoprof.cli.doctor import environment
+from autoprof.cli.doctor import Report, environment
 from autoprof.config.settings import Settings
 from autoprof.config.values import NsysOptions
 from autoprof.hooks.behaviour import CALL, Call
@@ -157,8 +157,8 @@ def test_without_a_python_beside_the_interpreter(installed: Path, mocker: Any, t
     assert "Ray's nsight plug-in runs `python`" in warning.call_args.args[0]
 
 
-def doctored(check: Callable[[environment.Report], None]) -> environment.Report:
-    report = environment.Report(subject="x")
+def doctored(check: Callable[[Report], None]) -> Report:
+    report = Report(subject="x")
     check(report)
     return report
 

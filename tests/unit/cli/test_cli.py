@@ -17,7 +17,7 @@ import pytest
 from autoprof.capture.finisher import job
 from autoprof.cli import documents, main
 from autoprof.cli.arguments import Parser
-from autoprof.cli.doctor import environment
+from autoprof.cli.doctor import Report, environment
 from autoprof.cli.recipes import documents as recipe_documents
 from autoprof.report.model import RunFigures
 from autoprof.report.page.server import Server
@@ -281,10 +281,14 @@ def test_doctor_says_what_is_newer_than_its_recipe(
     assert hooks["madeup/here"] == ("found", f"{version} is outside the recipe's range >=0.0.1,<0.1")
 
     folder = make_run(tmp_path / "autoprof_runs", "20261120-101010-aaaaaa")
-    assert "newer than" not in autoprof("doctor", folder.name).stdout
+    assert "outside" not in autoprof("doctor", folder.name).stdout
     process = folder / "timeline" / "h-1.jsonl"
-    process.write_text(process.read_text().replace('"0.9.1"', '"99.0"'))
-    assert "verl 99.0 is newer than the releases that its recipe was made for" in autoprof("doctor", folder.name).stdout
+    outside = "99.0 is outside the recipe's range >=0.6,<0.10"
+    process.write_text(process.read_text().replace('"applied"', f'"applied","reason":"{outside}"'))
+    assert (
+        f"verl {outside}; its hooks were tried anyway"
+        in json.loads(autoprof("doctor", folder.name, "--json").stdout)["notes"]
+    )
 
 
 @pytest.mark.needs("verl")
@@ -370,7 +374,7 @@ def test_json_is_one_object_with_a_version(
         ("analyse", run): documents.Analyses,
         ("open", run, "--port", "0", "--no-browser"): documents.Opened,
         ("report", run): RunFigures,
-        ("doctor", run): environment.Report,
+        ("doctor", run): Report,
         ("recipes", "ray"): recipe_documents.Catalog,
         ("recipes", "--check", str(ROOT / "recipes" / "ray.toml")): recipe_documents.Checked,
         ("recipes", "--behaviours"): recipe_documents.Behaviours,
