@@ -36,7 +36,7 @@ from autoprof.run.collect import upload
 from autoprof.rundir import layout
 from autoprof.rundir.layout import RunDir
 from autoprof.windows import requests
-from autoprof.windows.trigger_windows import OpenTriggers
+from autoprof.windows.chooser import OpenTriggers
 from tests.support.regex_steps import Counting
 from tests.support.secret_forms import ARGUMENT, MUST_HIDE, MUST_SHOW, WEBHOOKS
 

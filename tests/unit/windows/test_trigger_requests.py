@@ -26,9 +26,9 @@ from autoprof.hooks.behaviour import CALL, Call, Outcome, Wait
 from autoprof.run import cluster, end, runtime, step_announcement
 from autoprof.rundir import layout, runs
 from autoprof.rundir.layout import RunDir, write_json
-from autoprof.windows import requests, trigger_windows
+from autoprof.windows import chooser, requests
+from autoprof.windows.chooser import OpenTriggers
 from autoprof.windows.requests import Trigger
-from autoprof.windows.trigger_windows import OpenTriggers
 
 ASKED = {"reason": "autoprof trigger"}
 
@@ -347,7 +347,7 @@ def test_a_process_registers_once_and_a_store_that_fails_costs_no_step(
     tmp_path: Path, mocker: MockerFixture, caplog: pytest.LogCaptureFixture
 ) -> None:
     run, windows = RunDir(tmp_path), OpenTriggers()
-    register = mocker.patch.object(trigger_windows, "_register", side_effect=ConnectionError("no head"))
+    register = mocker.patch.object(chooser, "_register", side_effect=ConnectionError("no head"))
     windows.look(run, 1)
     mocker.patch.object(cluster, "is_up", return_value=True)
     requests.ask(run, Trigger())
