@@ -178,6 +178,7 @@ _FURTHER = (
     "NSYS_REPORT",
     "KEEP_NVTX_INJECTION",
     "TRY",
+    "LOOK_MS",
 )
 VARIABLES = (*map(str.upper, FIELDS), *_FURTHER)
 

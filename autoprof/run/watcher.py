@@ -301,8 +301,11 @@ def _handles_signals() -> bool:
     return any(int(values.get(name, "-1"), 16) & bits for name in ("SigCgt", "SigIgn"))
 
 
-# Time between two checks, and between two flushes of the timeline.
-LOOK_S, FLUSH_S = 10.0, 1.0
+# Time between two checks, which tests shorten.
+_LOOK_MS = os.environ.get("AUTOPROF_LOOK_MS", "")
+LOOK_S = int(_LOOK_MS) / 1000 if _LOOK_MS.isdecimal() else 10.0
+# Time between two flushes of the timeline.
+FLUSH_S = 1.0
 # Maximum wait of a fork or of the process's exit for a running check.
 _END_S = 1.0
 # From Python 3.13 on, `os.fork` counts the threads, to warn about them, after the handlers in the parent have run

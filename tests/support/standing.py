@@ -102,11 +102,6 @@ def run_kind(kind: str, rank: int) -> None:
 
 
 def main() -> int:
-    if os.environ.get("AUTOPROF"):
-        from autoprof.run import watcher
-
-        # The default of ten seconds is too long for tests.
-        watcher.LOOK_S = 0.5
     if sys.argv[1:]:
         run_kind(sys.argv[1], int(sys.argv[2]))
         return 0

@@ -36,7 +36,6 @@ trainer.number = 100
 trainer.fit(2)
 print(trainer.number)
 """
-# autoprof can take ten seconds to notice that the folder was moved.
 UNTIL = """
 import time
 deadline = time.monotonic() + 60
@@ -52,7 +51,7 @@ class Away:
     def __init__(self, folder: Path, does: str, until: str) -> None:
         self.place = Place(folder)
         self.moved = self.place.folder / "moved"
-        self.ended = self.place.ended(AWAY.format(does=does, until=until))
+        self.ended = self.place.ended(AWAY.format(does=does, until=until), AUTOPROF_LOOK_MS="200")
 
 
 @pytest.fixture(

@@ -105,8 +105,10 @@ def test_the_cost_of_a_run_does_not_grow_with_the_existing_files(tmp_path: Path,
         step = place / "autoprof_runs" / "old" / "global_step_000002"
         step.mkdir(parents=True)
         for number in range(count // 2):
-            (step / f"x{number}.meta.json.part").touch()
-            (step / f"x{number}.pt.trace.json.part").touch()
+            for name in (f"x{number}.meta.json.part", f"x{number}.pt.trace.json.part"):
+                (step / name).touch()
+                # The end of a run waits for files that were written lately.
+                os.utime(step / name, (1, 1))
         info = {"id": "old", "state": state, "host": HOST, "pid": 2**30}
         layout.write_json(step.parent / "run.json", info)
         (step.parent.parent / "latest").symlink_to("old")

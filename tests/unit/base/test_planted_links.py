@@ -27,6 +27,8 @@ def theirs(tmp_path: Path) -> Path:
     """File of the user that is the target of links."""
     path = tmp_path / "precious"
     path.write_text(PRECIOUS)
+    # The end of a run waits for files that were written lately.
+    os.utime(path, (1, 1))
     return path
 
 

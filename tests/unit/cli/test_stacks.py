@@ -40,7 +40,7 @@ class Run:
         self.process = subprocess.Popen(
             [sys.executable, str(SCRIPT)],
             cwd=folder,
-            env=clean_environment(AUTOPROF="1", PYTHONUNBUFFERED="1"),
+            env=clean_environment(AUTOPROF="1", AUTOPROF_LOOK_MS="500", PYTHONUNBUFFERED="1"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -308,6 +308,7 @@ print("threads", threading.active_count())
 """
     environment = helpers.clean_environment(
         AUTOPROF="1",
+        AUTOPROF_LOOK_MS="200",
         AUTOPROF_STEPS="",
         AUTOPROF_WHEN="hang>1s",
         AUTOPROF_RECIPES=str(tmp_path / "lib" / "small.toml"),

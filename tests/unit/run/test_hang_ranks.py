@@ -46,7 +46,9 @@ class Trainer:
 
 def test_both_ranks_say_where_they_stand_and_torch_says_who_is_missing(tmp_path: Path) -> None:
     script = "import small; small.Trainer().fit()"
-    run = torchrun(tmp_path, script, trainer=TRAINER, AUTOPROF_STEPS="", AUTOPROF_WHEN="hang>1s")
+    run = torchrun(
+        tmp_path, script, trainer=TRAINER, AUTOPROF_STEPS="", AUTOPROF_WHEN="hang>1s", AUTOPROF_LOOK_MS="200"
+    )
     (folder,) = sorted((Path(run.path) / "hangs").iterdir())
     assert folder.name == "step_000005"
     why = decoder.read(folder / "why.json", Why)
