@@ -36,7 +36,7 @@ from autoprof.rundir.records import (
 RUNNING, GONE, EXITED, ELSEWHERE = "running", "gone", "exited", "elsewhere"
 
 
-class ProcessState(Struct, frozen=True, kw_only=True):
+class ProcessState(Struct, kw_only=True):
     """Last state of a process, with its open spans. All times are in nanoseconds since the epoch.
 
     Attributes:
@@ -73,10 +73,10 @@ class ProcessState(Struct, frozen=True, kw_only=True):
     pid: int
     ticks: int
     namespace: int = 0
-    state: str
-    error: str
+    state: str = ELSEWHERE
+    error: str = ""
     last_ns: int
-    spans: list[OpenSpan]
+    spans: list[OpenSpan] = []
     file: Path
     exception: Raised | None = None
     raised: RaisedLine | None = None
@@ -240,15 +240,14 @@ def _ends(path: str | Path, length: int = _TAIL_BYTES[0]) -> _Ends | None:
 
 def last_state(path: Path) -> ProcessState | None:
     """Return the last state of the process with this journal, or None if it can't be read."""
-    host, pid = file_names.process_of(path.name)
     history = None
     for length in _TAIL_BYTES:
         if (ends := _ends(path, length)) is None:
             return None
-        history = _History(ends.process, b"" if ends.is_whole else ends.head)
+        history = _History(path, ends)
         if history.read(ends.tail, ends.is_whole):
             break
-    return history.state(path, host, pid) if history is not None else None
+    return history.ended() if history is not None else None
 
 
 def exit_line(run: Path, host: str, pid: int, ticks: int) -> ExitLine | None:
@@ -290,29 +289,39 @@ def _hook_lines(text: bytes) -> list[HookLine]:
 
 
 class _History:
-    """State of a process, updated line by line."""
+    """Reader of a journal, line by line, which updates the state of the process."""
 
-    def __init__(self, process: ProcessLine, head: bytes) -> None:
-        """Begin with the first line of the journal, and the lines of hooks and errors at its beginning."""
-        self._process = self._latest_process = process
-        self._hooks: dict[str, HookLine] = {}
-        self._errors: dict[str, ErrorLine] = {}
+    def __init__(self, path: Path, ends: _Ends) -> None:
+        """Begin with the first line of the journal, and the lines of hooks at its beginning."""
+        process = ends.process
+        host, pid = file_names.process_of(path.name)
+        self.state = ProcessState(
+            host=host,
+            pid=pid,
+            ticks=process.ticks,
+            namespace=process.namespace,
+            file=path,
+            begun_ns=process.clock.unix_ns,
+            last_ns=process.clock.unix_ns,
+            moved_ns=process.clock.unix_ns,
+            boot=process.boot,
+            stderr=process.stderr,
+            memory=(process.memory, process.memory),
+            parent=process.parent,
+            process=process.process,
+            node=process.node,
+            versions=process.versions,
+        )
+        self._process = process
+        self._exit: ExitLine | None = None
         self._begun: dict[tuple[str, str, int], BegunLine] = {}
         # The last span of each kind, name, role, rank and ids. An earlier one that is still open never wrote its end.
         self._latest: dict[tuple[object, ...], tuple[str, str, int]] = {}
-        self._last_ns = self._moved_ns = process.clock.unix_ns
-        self._memory = process.memory
-        self._exit: ExitLine | None = None
-        self._stage: Line | None = None
-        self._step: Line | None = None
-        self._lost: list[RaisedLine] = []
-        # The exception that left a step or a stage, and the innermost span that it left.
-        self._raised: RaisedLine | None = None
-        self._within, self._within_ns = "", 0
-        self._drives = False
-        self._damaged = 0
-        for line in _hook_lines(b"\n".join(text for text in head.split(b"\n") if text.startswith(_HOOK_LINE[1:]))):
-            self._hooks[line.hook] = line
+        # The start of the innermost span that the exception left.
+        self._within_ns = 0
+        texts = [] if ends.is_whole else ends.head.split(b"\n")
+        for line in _hook_lines(b"\n".join(text for text in texts if text.startswith(_HOOK_LINE[1:]))):
+            self.state.hooks[line.hook] = line
 
     def read(self, text: bytes, whole: bool) -> bool:
         """Add lines, from the last part on. Return False if earlier lines matter too.
@@ -326,17 +335,18 @@ class _History:
             if (line := journal.decoded(each)) is not None:
                 self.add(line)
             elif each.strip() and not journal.is_foreign(each):
-                self._damaged += 1
+                self.state.damaged += 1
         if whole:
             return True
         part = journal.decoded(text[begin : text.find(b"\n", begin)])
         if not isinstance(part, ProcessLine):
             return False
-        self._drives |= part.steps > 0
-        return not part.raised and (self._step is not None or not part.steps)
+        self.state.drives |= part.steps > 0
+        return not part.raised and (self.state.stepped is not None or not part.steps)
 
     def add(self, line: journal.AnyLine | Line) -> None:
         """Add the next line."""
+        state = self.state
         if isinstance(line, Line):
             self._end(line)
         elif isinstance(line, BegunLine):
@@ -344,34 +354,36 @@ class _History:
         elif isinstance(line, DroppedLine):
             self._begun.pop((line.span, line.name, line.start_ns), None)
         elif isinstance(line, HookLine):
-            self._hooks[line.hook] = line
+            state.hooks[line.hook] = line
         elif isinstance(line, ErrorLine):
-            self._errors[line.where] = line
+            state.errors[line.where] = line
         elif isinstance(line, ProcessLine):
             self._begin_part(line)
         else:
-            self._last_ns = max(self._last_ns, line.unix_ns)
+            state.last_ns = max(state.last_ns, line.unix_ns)
             if isinstance(line, MemoryLine):
-                self._memory = line.memory
+                state.memory = state.memory[0], line.memory
             elif isinstance(line, ExitLine):
                 self._exit = line
             elif line.span in ("step", "stage"):
-                self._raised = line
+                state.raised = line
             else:
-                self._lost.append(line)
+                state.lost.append(line)
 
     def _begin_part(self, line: ProcessLine) -> None:
-        self._latest_process, self._memory = line, line.memory
-        self._last_ns = max(self._last_ns, line.clock.unix_ns)
-        for name, state in line.hooks.items():
-            hook = self._hooks.get(name) or HookLine(hook=name)
-            called, state = state == "called", "applied" if state == "called" else state
-            if (hook.state, hook.called) != (state, called):
-                self._hooks[name] = structs.replace(hook, state=state, called=called)
+        state = self.state
+        state.process, state.node, state.versions = line.process, line.node, line.versions
+        state.memory = state.memory[0], line.memory
+        state.last_ns = max(state.last_ns, line.clock.unix_ns)
+        for name, outcome in line.hooks.items():
+            hook = state.hooks.get(name) or HookLine(hook=name)
+            called, outcome = outcome == "called", "applied" if outcome == "called" else outcome
+            if (hook.state, hook.called) != (outcome, called):
+                state.hooks[name] = structs.replace(hook, state=outcome, called=called)
 
     def _begin(self, line: BegunLine) -> None:
         span = (line.span, line.name, line.start_ns)
-        self._drives |= line.span == "step"
+        self.state.drives |= line.span == "step"
         # Only one step is open at a time.
         key = ("step",) if line.span == "step" else (line.span, line.name, line.role, line.rank, str(line.ids))
         before = self._latest.get(key)
@@ -382,58 +394,38 @@ class _History:
         self._moved(line.start_ns)
 
     def _end(self, line: Line) -> None:
+        state = self.state
         self._begun.pop((line.kind, line.name, line.start_ns), None)
         self._moved(line.end_ns)
         if line.kind == "stage":
-            self._stage = line
+            state.ended = line
         elif line.kind == "step":
-            self._step, self._drives = line, True
+            state.stepped, state.drives = line, True
         if line.error is None:
             # A span around the exception that ended without an error shows that it was caught.
-            raised_in = self._raised is not None and line.start_ns < self._raised.unix_ns
+            raised_in = state.raised is not None and line.start_ns < state.raised.unix_ns
             if line.kind == "step" or (line.kind == "stage" and raised_in):
-                self._raised, self._within, self._within_ns = None, "", 0
+                state.raised, state.within, self._within_ns = None, "", 0
         elif line.kind != "step" and line.start_ns >= self._within_ns:
-            self._within, self._within_ns = line.name, line.start_ns
+            state.within, self._within_ns = line.name, line.start_ns
 
     def _moved(self, unix_ns: int) -> None:
-        self._last_ns, self._moved_ns = max(self._last_ns, unix_ns), max(self._moved_ns, unix_ns)
+        self.state.last_ns = max(self.state.last_ns, unix_ns)
+        self.state.moved_ns = max(self.state.moved_ns, unix_ns)
 
-    def state(self, path: Path, host: str, pid: int) -> ProcessState:
+    def ended(self) -> ProcessState:
         """Return the state of the process after the last line."""
-        process, exit_line = self._process, self._exit
-        state = _state(host, pid, process, exit_line is not None)
-        begun = sorted(self._begun.values(), key=lambda line: line.start_ns) if state != EXITED else []
-        return ProcessState(
-            host=host,
-            pid=pid,
-            ticks=process.ticks,
-            namespace=process.namespace,
-            state=state,
-            error=exit_line.error if exit_line is not None else "",
-            begun_ns=process.clock.unix_ns,
-            last_ns=max(self._last_ns, _crashed_ns(path)) if state == GONE else self._last_ns,
-            spans=[_open_span(line) for line in begun],
-            file=path,
-            exception=exit_line.exception if exit_line is not None else None,
-            raised=self._raised,
-            ended=self._stage,
-            stepped=self._step,
-            moved_ns=max(self._moved_ns, exit_line.unix_ns) if exit_line is not None else self._moved_ns,
-            lost=self._lost,
-            within=self._within,
-            drives=self._drives or (exit_line is not None and exit_line.steps > 0),
-            damaged=self._damaged,
-            boot=process.boot,
-            stderr=process.stderr,
-            memory=(process.memory, self._memory),
-            parent=process.parent,
-            process=self._latest_process.process,
-            node=self._latest_process.node,
-            versions=self._latest_process.versions,
-            hooks=self._hooks,
-            errors=self._errors,
-        )
+        state, exit_line = self.state, self._exit
+        state.state = _state(state.host, state.pid, self._process, exit_line is not None)
+        if exit_line is not None:
+            state.error, state.exception = exit_line.error, exit_line.exception
+            state.moved_ns = max(state.moved_ns, exit_line.unix_ns)
+            state.drives |= exit_line.steps > 0
+        else:
+            state.spans = [_open_span(line) for line in sorted(self._begun.values(), key=lambda line: line.start_ns)]
+        if state.state == GONE:
+            state.last_ns = max(state.last_ns, _crashed_ns(state.file))
+        return state
 
 
 def _open_span(line: BegunLine) -> OpenSpan:
