@@ -12,6 +12,7 @@ import msgspec
 from autoprof.base import files, log, seam
 from autoprof.base.originals import threading
 from autoprof.base.redact import hidden, redacted
+from autoprof.run.timeline import Timeline
 from autoprof.rundir import processes
 from autoprof.rundir.layout import RunDir
 from autoprof.rundir.records import ErrorLine, HookLine
@@ -34,20 +35,6 @@ class LoggedHook(Protocol):
         """Return the module, the attribute and the behaviour."""
 
 
-class LineWriter(Protocol):
-    """The methods of a timeline that a hook log needs."""
-
-    def write(self, *lines: HookLine | ErrorLine) -> None:
-        """Write lines."""
-
-    def begin_part(self) -> None:
-        """Make the file if it does not exist. Otherwise begin a new part with the next lines."""
-
-    @property
-    def has_file(self) -> bool:
-        """Return True if the file was made."""
-
-
 class HookLog:
     """Outcomes of hooks, written once a hook that is not passive was applied or has failed.
 
@@ -66,7 +53,7 @@ class HookLog:
     """
 
     def __init__(
-        self, directory: RunDir, timeline: LineWriter, join: Callable[[], None], at_work: Callable[[], None]
+        self, directory: RunDir, timeline: Timeline, join: Callable[[], None], at_work: Callable[[], None]
     ) -> None:
         self._directory = directory
         self._timeline = timeline

@@ -435,7 +435,7 @@ def take_snapshot(timeline: Timeline) -> ProcessStacks:
         rank=_rank(),
         by="itself",
         left_out=left_out,
-        spans=list(map(_open, spans)),
+        spans=[OpenSpan.of(span.line) for span in spans],
         threads=[
             replace(stack.thread, spans=sorted(indexes)) for stack, indexes in zip(threads, by_thread, strict=True)
         ],
@@ -460,20 +460,6 @@ def _owned(
         if thread is not None:
             by_thread[thread].add(index)
     return by_thread, by_task
-
-
-def _open(span: Span) -> OpenSpan:
-    line = span.line
-    return OpenSpan(
-        kind=line.span,
-        name=writable(line.name),
-        step=line.step,
-        role=writable(line.role),
-        rank=line.rank,
-        start_ns=line.start_ns,
-        ids={name: writable(value) if isinstance(value, str) else value for name, value in line.ids.items()},
-        stage_kind=line.stage_kind,
-    )
 
 
 def _rank() -> int | None:

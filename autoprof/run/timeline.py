@@ -382,7 +382,7 @@ class Timeline:
         is_moved = self.has_file and self._file.is_moved()
         if is_moved:
             with self._writing:
-                self._close()
+                self._on_disk(self._file.close)
         now = time.monotonic_ns()
         silent = bool(self.announced) and now - self._written > _MAX_SILENCE_NS
         if self.has_file and (line := self._memory.look(silent or is_moved)) is not None:
@@ -394,11 +394,7 @@ class Timeline:
             # If the span has ended meanwhile, its end may come before this start. Readers close it all the same.
             self._lines.append(span.line)
         self.flush()
-        try:
-            self._file.sync()
-        except OSError as problem:
-            seam.pass_on(problem)
-            log.warning_once(self._run.unwritable(problem))
+        self._on_disk(self._file.sync)
 
     def leave(self) -> None:
         """Write the last line of this process, if it has any."""
@@ -414,11 +410,12 @@ class Timeline:
         """Close the file. Later lines open it again."""
         if not self._writing.locked():
             with self._writing:
-                self._close()
+                self._on_disk(self._file.close)
 
-    def _close(self) -> None:
+    def _on_disk(self, work: Callable[[], None]) -> None:
+        """Sync or close the file. A network file system reports a full disk only then."""
         try:
-            self._file.close()
+            work()
         except OSError as problem:
             seam.pass_on(problem)
             log.warning_once(self._run.unwritable(problem))

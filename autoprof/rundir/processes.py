@@ -422,23 +422,10 @@ class _History:
             state.moved_ns = max(state.moved_ns, exit_line.unix_ns)
             state.drives |= exit_line.steps > 0
         else:
-            state.spans = [_open_span(line) for line in sorted(self._begun.values(), key=lambda line: line.start_ns)]
+            state.spans = [OpenSpan.of(line) for line in sorted(self._begun.values(), key=lambda line: line.start_ns)]
         if state.state == GONE:
             state.last_ns = max(state.last_ns, _crashed_ns(state.file))
         return state
-
-
-def _open_span(line: BegunLine) -> OpenSpan:
-    return OpenSpan(
-        kind=line.span,
-        name=line.name,
-        step=line.step,
-        role=line.role,
-        rank=line.rank,
-        start_ns=line.start_ns,
-        ids=line.ids,
-        stage_kind=line.stage_kind,
-    )
 
 
 def _crashed_ns(path: Path) -> int:

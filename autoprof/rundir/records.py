@@ -12,6 +12,7 @@ from typing import Annotated, Any, TypeAlias
 
 from msgspec import Meta, Struct
 
+from autoprof.base.redact import writable
 from autoprof.config import structs
 
 # Nanoseconds and seconds since the epoch, up to the year 2116.
@@ -516,6 +517,20 @@ class OpenSpan(Struct, frozen=True, kw_only=True, omit_defaults=True):
     start_ns: Ns = 0  # The start, in nanoseconds since the epoch.
     ids: Mapping[str, Id | None] = {}  # The ids of the sample, request or replica.
     stage_kind: str = ""  # The kind of the stage.
+
+    @classmethod
+    def of(cls, line: BegunLine) -> OpenSpan:
+        """Return the span that began with a line."""
+        return cls(
+            kind=line.span,
+            name=writable(line.name),
+            step=line.step,
+            role=writable(line.role),
+            rank=line.rank,
+            start_ns=line.start_ns,
+            ids={name: writable(value) if isinstance(value, str) else value for name, value in line.ids.items()},
+            stage_kind=line.stage_kind,
+        )
 
 
 class Thread(Struct, frozen=True, kw_only=True, omit_defaults=True):
