@@ -22,7 +22,7 @@ from autoprof.capture import lifecycle
 from autoprof.capture.profilers import nothing
 from autoprof.config.settings import Settings
 from autoprof.hooks import behaviour as behaviours
-from autoprof.hooks import gates, registry
+from autoprof.hooks import registry
 from autoprof.hooks.wrapper import wrap
 from autoprof.run import runtime
 from autoprof.run.info import RunInfo
@@ -272,7 +272,7 @@ def behave(monkeypatch: pytest.MonkeyPatch) -> Callable[[behaviours.Behaviour], 
     """Give all hooks one behaviour, and forget earlier failures."""
 
     def use(behaviour: behaviours.Behaviour) -> None:
-        gates._state.begin()
+        registry._state.begin()
         monkeypatch.setattr(registry, "behaviour", lambda key: behaviour)
 
     return use

@@ -94,15 +94,21 @@ Around: TypeAlias = Generator["Wait | None", Any, "Reply | None"]
 
 
 class Call:
-    """One call of a wrapped function."""
+    """One call of a wrapped function.
 
-    __slots__ = ("args", "function", "key", "kwargs")
+    Attributes:
+        on_interrupt: Function that ends everything that the behaviour has opened. It is called if the behaviour is
+            interrupted or closed, perhaps more than once. The behaviour sets it before it opens something.
+    """
+
+    __slots__ = ("args", "function", "key", "kwargs", "on_interrupt")
 
     def __init__(self, key: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.key = key
         self.function = function
         self.args = args
         self.kwargs = kwargs
+        self.on_interrupt: Callable[[], None] | None = None
 
     @property
     def instance(self) -> Any:

@@ -33,7 +33,7 @@ class _MainScriptState(process.State):
         self.waiting: dict[str, list[BoundHook]] = {}
         self.files: set[str] = set()
         self.calls = 0
-        if sys.gettrace() is _called:
+        if sys.gettrace() is _traced:
             sys.settrace(None)
 
 
@@ -46,7 +46,7 @@ def watch(hook: BoundHook) -> None:
     """Apply a hook as soon as the script defines its name: now, or while the script's top level is executed."""
     # This reason remains if a debugger or a coverage tool replaces the trace function.
     _skip([hook], f"autoprof did not see {hook.hook.module} define it; does a debugger or a coverage tool trace it?")
-    if sys.gettrace() not in (None, _called):
+    if sys.gettrace() not in (None, _traced):
         return
     _state.waiting.setdefault(hook.hook.module, []).append(hook)
     _state.files.add(hook.hook.module)
@@ -54,52 +54,44 @@ def watch(hook: BoundHook) -> None:
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         if _file_of(frame) is not None:
-            frame.f_trace = _executed
+            frame.f_trace = _traced
             _apply_defined(frame)
         frame = frame.f_back
     if _state.waiting:
-        sys.settrace(_called)
+        sys.settrace(_traced)
 
 
-def _called(frame: FrameType, event: str, arg: Any) -> Any:
+def _traced(frame: FrameType, event: str, arg: Any) -> Any:
     """Trace a frame line by line if it is the top level of a file with hooks."""
     try:
+        if event != "call":
+            return _executed(frame, event)
         if frame.f_code.co_name == _TOP_LEVEL and (file := _file_of(frame)) is not None:
             _leave_out_unknown(file, frame.f_code)
-            return _executed if file in _state.waiting else None
+            return _traced if file in _state.waiting else None
         _state.calls += 1
         if _state.calls % CHECK_AFTER_CALLS == 0 and (_state.calls >= MAX_CALLS or _was_called()):
             for file in list(_state.waiting):
                 _give_up(file, "had not defined it when its work began")
         if not _state.waiting:
             _end(frame)
-    except Exception as error:
+    except Exception as error:  # Python would raise it in the traced function
         seam.pass_on(error)
-        _failed(frame, error)
+        runtime.report("main", error)
+        _state.waiting.clear()
+        _end(frame)
     return None
 
 
-def _executed(frame: FrameType, event: str, arg: Any) -> Any:
-    """Apply the hooks for names that the executed lines have defined."""
-    try:
-        _apply_defined(frame)
-        if event == "return" and (file := _file_of(frame)) is not None:
-            _give_up(file, "was executed without defining it")
-        if not _state.waiting:
-            _end(frame)
-            return None
-    except Exception as error:
-        seam.pass_on(error)
-        _failed(frame, error)
-        return None
-    return _executed
-
-
-def _failed(frame: FrameType, error: Exception) -> None:
-    """End tracing after an error in autoprof: Python would raise a trace function's error in the traced function."""
-    runtime.report("main", error)
-    _state.waiting.clear()
+def _executed(frame: FrameType, event: str) -> Any:
+    """Apply the hooks for names that the executed lines have defined. Return the trace function for the next lines."""
+    _apply_defined(frame)
+    if event == "return" and (file := _file_of(frame)) is not None:
+        _give_up(file, "was executed without defining it")
+    if _state.waiting:
+        return _traced
     _end(frame)
+    return None
 
 
 def _apply_defined(frame: FrameType) -> None:
@@ -148,7 +140,7 @@ def _skip(hooks: list[BoundHook], reason: str) -> None:
 
 def _end(frame: FrameType) -> None:
     frame.f_trace = None
-    if sys.gettrace() is _called:
+    if sys.gettrace() is _traced:
         sys.settrace(None)
 
 

@@ -14,6 +14,8 @@ from collections.abc import Collection, Iterator, Mapping
 from types import (
     BuiltinFunctionType,
     FunctionType,
+    GetSetDescriptorType,
+    MemberDescriptorType,
     MethodDescriptorType,
     MethodType,
     ModuleType,
@@ -26,12 +28,14 @@ import wrapt
 from autoprof import _boot
 from autoprof.base import exception_text, seam
 from autoprof.base.originals import os
-from autoprof.hooks import gates, registry
+from autoprof.hooks import registry
 from autoprof.hooks.recipe import BoundHook, outside
 from autoprof.hooks.wrapper import wrap, wrapped_by, wrapper_key
 from autoprof.run import call_counts, runtime
 
 _TABLES = (dict, list, OrderedDict, defaultdict)
+# Types of the `__dict__` that Python gives to classes: of instances, and of modules.
+_DESCRIPTORS = (GetSetDescriptorType, MemberDescriptorType)
 # Items of a table that is searched for functions. Longer tables hold data.
 MAX_TABLE_ITEMS = 10_000
 
@@ -77,14 +81,17 @@ def _tables(value: Any, package: str) -> Iterator[Any]:
 
 
 def _namespace(value: Any) -> Mapping[str, Any]:
-    """Return the attributes of a module, a class or an instance, without loading a lazy module."""
-    try:
-        base = type if issubclass(type(value), type) else object
-        attributes: Mapping[str, Any] = base.__getattribute__(value, "__dict__")
-    except Exception as error:  # an instance without `__dict__`, or whose `__dict__` is a property that raises
-        seam.pass_on(error)
-        return {}
-    return attributes
+    """Return the attributes of a module, a class or an instance, without running code of the user.
+
+    That code may load a lazy module, or be a property `__dict__` that raises.
+    """
+    if issubclass(type(value), type):
+        return type.__getattribute__(value, "__dict__")  # type: ignore[no-any-return]
+    for base in type.__getattribute__(type(value), "__mro__"):
+        descriptor = type.__getattribute__(base, "__dict__").get("__dict__")
+        if descriptor is not None:
+            return descriptor.__get__(value) if isinstance(descriptor, _DESCRIPTORS) else {}
+    return {}
 
 
 def _package(module: Any) -> str:
@@ -165,35 +172,30 @@ def _main_name() -> str:
 
 
 def apply_to_module(hook: BoundHook, module: ModuleType) -> None:
-    """Apply a hook to its module, which was just imported. Errors are reported, not raised."""
-    # An exception here would fail the user's import.
-    try:
-        _apply(hook, module, hook.hook.attribute)
-    except Exception as error:
-        seam.pass_on(error)
-        runtime.report(hook.key, error)
+    """Apply a hook to its module, which was just imported."""
+    _apply(hook, module, hook.hook.attribute)
 
 
 def _apply(hook: BoundHook, root: Any, path: str) -> None:
+    """Apply a hook. Its errors go to the log of hooks: an exception here would fail the user's import."""
     run = runtime.current()
     if run is None:
         return
-    if reason := registry.left_out(run, hook):
-        run.hooks.skipped(hook, reason)
-        return
-    version = registry.target_version(run, hook.recipe)
-    try:
+
+    def failed(key: str, error: BaseException) -> None:
+        if isinstance(error, LookupError):
+            run.hooks.skipped(hook, exception_text.text(error))
+        else:
+            run.hooks.failed(hook, exception_text.described(error))
+
+    with seam.guard(hook.key, failed):
+        if reason := registry.left_out(run, hook):
+            run.hooks.skipped(hook, reason)
+            return
         _patch(hook, root, path)
         if (group := hook.behaviour.idle_unless()) and not call_counts.state.on:
-            gates.idle_unless(group, hook.key)
-    except LookupError as error:
-        seam.pass_on(error)
-        run.hooks.skipped(hook, exception_text.text(error))
-    except Exception as error:
-        seam.pass_on(error)
-        run.hooks.failed(hook, exception_text.described(error))
-    else:
-        run.hooks.applied(hook, outside(version, hook.recipe))
+            registry.idle_unless(group, hook.key)
+        run.hooks.applied(hook, outside(registry.target_version(run, hook.recipe), hook.recipe))
 
 
 def owner_of(root: Any, path: str) -> tuple[Any, str, Any]:

@@ -1,4 +1,8 @@
-"""Hooks of the recipes that this process has read."""
+"""Hooks of the recipes that this process has read, and their gates.
+
+If the gate of a hook is closed, its wrapper calls the user's function directly. A gate is closed while its hook has
+failed too often, or while nothing uses the calls that the hook counts.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +17,51 @@ from autoprof.run import runtime
 from autoprof.run.runtime import Runtime
 
 DISABLED = "AUTOPROF_DISABLE names it"
+# Failures in a row after which a hook is disabled.
+FAILURES = 5
+SWITCHED_OFF = f"it failed {FAILURES} times in a row and is disabled in this process"
+_FAILED = "it failed too often"
+_IDLE = "nothing counts"
+
+
+class Gate(list[str]):
+    """Reasons why the wrappers of a hook do nothing. Empty, and so false, while they work.
+
+    It is a list because the test of a list is cheap, and it is the only object of autoprof in a wrapper's closure.
+    It pickles as an empty list: a wrapper that is shipped by value must also work in a process without autoprof.
+    """
+
+    def __reduce__(self) -> tuple[type[list[str]], tuple[()]]:
+        return list, ()
+
 
 # Hooks by key.
 bound: dict[str, BoundHook] = {}
+# Gates by hook. They must stay the same objects, since wrappers refer to them.
+_gates: dict[str, Gate] = {}
+# Number of failures in a row, by hook.
+failures: dict[str, int] = {}
 
 
 class _RegistryState(process.State):
-    """Lock of the registry, and the targets whose recipes this process has read."""
+    """Locks of the registry and of the gates, and the tables of both.
+
+    Attributes:
+        read: Targets whose recipes this process has read.
+        groups: Hooks that are idle unless something counts their calls, by group.
+        counting: Objects that count the calls of each group.
+    """
 
     def begin(self) -> None:
-        self.lock = threading.RLock()
+        self.reading = threading.RLock()
+        self.lock = threading.Lock()
         self.read: set[str] = set()
+        self.groups: dict[str, set[str]] = {}
+        self.counting: dict[str, set[object]] = {}
         bound.clear()
+        failures.clear()
+        for gate in _gates.values():
+            gate.clear()
 
 
 _state = _RegistryState()
@@ -65,13 +102,15 @@ def behaviour(key: str) -> Behaviour | None:
         if hook is None:
             return None
         run.hooks.applied(hook, "it came with a class that was pickled by value")
-    run.hooks.called(key)
+    line = run.hooks.hooks.get(key)
+    if line is not None and not line.called:
+        run.hooks.called(key)
     return hook.behaviour
 
 
 def read_recipes(target: str) -> list[BoundHook]:
     """Return the hooks of a target. Its recipe files are read on the first call."""
-    with _state.lock:
+    with _state.reading:
         if target not in _state.read:
             _state.read.add(target)
             for path in _boot.recipe_files().get(target, []):
@@ -97,3 +136,53 @@ def target_version(run: Runtime, target: Recipe) -> str:
     if target.target not in run.hooks.versions:
         run.hooks.versions[target.target] = recipe.installed_version(target)
     return run.hooks.versions[target.target]
+
+
+def gate(key: str) -> Gate:
+    """Return the gate of the hook `key` in this process."""
+    return _gates.setdefault(key, Gate())
+
+
+def failed(key: str) -> bool:
+    """Count a failure of the hook. Return True if it is the last allowed one, which closes the gate."""
+    with _state.lock:
+        failures[key] = failures.get(key, 0) + 1
+        if failures[key] != FAILURES:
+            return False
+        gate(key).append(_FAILED)
+        return True
+
+
+def worked(key: str) -> None:
+    """Forget the failures of a hook that has worked, unless it is disabled."""
+    if key in failures:
+        with _state.lock:
+            if failures.get(key, 0) < FAILURES:
+                failures.pop(key, None)
+
+
+def idle_unless(group: str, key: str) -> None:
+    """Close the gate of the hook `key` while nothing is `counting` for its group."""
+    with _state.lock:
+        keys = _state.groups.setdefault(group, set())
+        if key not in keys:
+            keys.add(key)
+            if not _state.counting.get(group):
+                gate(key).append(_IDLE)
+
+
+def counting(group: str, counter: object, active: bool) -> None:
+    """Register or remove an object that counts the calls of the group's hooks. Repeated calls do no harm."""
+    with _state.lock:
+        counters = _state.counting.setdefault(group, set())
+        if active:
+            counters.add(counter)
+        else:
+            counters.discard(counter)
+        for key in _state.groups.get(group, ()):
+            reasons = _gates[key]
+            if counters:
+                if _IDLE in reasons:
+                    reasons.remove(_IDLE)
+            elif _IDLE not in reasons:
+                reasons.append(_IDLE)

@@ -16,23 +16,14 @@ import types
 import weakref
 from collections import deque
 from collections.abc import Callable
+from types import TracebackType
 from typing import Any, TypeAlias
 
 from autoprof.base import exceptions, process, seam
 from autoprof.base.originals import threading
-from autoprof.hooks import gates
+from autoprof.hooks import registry
 from autoprof.hooks.behaviour import Call, Outcome
-from autoprof.hooks.dispatch import (
-    HookCalls,
-    compiling,
-    enter,
-    enter_coroutine,
-    leave_item,
-    leave_item_coroutine,
-    report,
-    within,
-    within_coroutine,
-)
+from autoprof.hooks.dispatch import HookCall, compiling, drive, drive_coroutine, report
 
 # Function that creates a method of the subclass, from the class.
 Maker: TypeAlias = Callable[[type], Callable[..., Any]]
@@ -118,13 +109,13 @@ class _WatchedObject:
     Attributes:
         reference: Weak reference to the object.
         calls: Functions that return the latest call, by extent (`with` or `next`) and hook.
-        entered: Hook calls of each open block, innermost last, by thread id or asyncio task.
+        entered: Hooks of the open blocks, innermost last, by thread id or asyncio task.
     """
 
     def __init__(self, reference: weakref.ref[Any]) -> None:
         self.reference = reference
         self.calls: dict[tuple[str, str], Callable[[], Call]] = {}
-        self.entered: dict[object, list[HookCalls]] = {}
+        self.entered: dict[object, list[_BlockHooks]] = {}
 
 
 class _ReturnedState(process.State):
@@ -155,7 +146,7 @@ def watch(
     """
     if compiling():
         return returned
-    try:
+    with seam.guard(key, _report):
         call = Call(key, function, args, kwargs)
         wrap = _GENERATORS.get(type(returned)) if around == "next" else None
         if wrap is not None:
@@ -163,11 +154,12 @@ def watch(
             wrapped.__name__, wrapped.__qualname__ = returned.__name__, returned.__qualname__
             return wrapped
         _watch(call, returned, around)
-    except Exception as error:
-        seam.pass_on(error)
-        report(key, error)
-        exceptions.set_traceback(error, None)  # as in dispatch
     return returned
+
+
+def _report(key: str, error: BaseException) -> None:
+    report(key, error)
+    exceptions.set_traceback(error, None)  # as in dispatch
 
 
 def _watch(call: Call, returned: Any, around: str) -> None:
@@ -190,6 +182,8 @@ def _forget(number: int, reference: object) -> None:
     watched = _state.watched.get(number)
     if watched is not None and watched.reference is reference:
         del _state.watched[number]
+        for hooks in [hooks for stack in watched.entered.values() for hooks in reversed(stack)]:
+            hooks.abort()
 
 
 def _weak_call(call: Call) -> Callable[[], Call]:
@@ -213,33 +207,102 @@ def _calls(target: Any, around: str) -> list[Call]:
     if watched is None or watched.reference() is not target or compiling():
         return []
     return [
-        call() for (extent, key), call in reversed(watched.calls.items()) if extent == around and not gates.gate(key)
+        call() for (extent, key), call in reversed(watched.calls.items()) if extent == around and not registry.gate(key)
     ]
 
 
-def _push(target: Any, owner: object, hook_calls: HookCalls) -> None:
-    if hook_calls:
-        _state.watched[id(target)].entered.setdefault(owner, []).append(hook_calls)
+class _BlockHooks:
+    """Hooks around one `with` block of an object, outermost first.
+
+    As a context manager, it surrounds the part of the block in which the object's method is called. If that raises, it
+    leaves the hooks.
+    """
+
+    def __init__(self, calls: list[Call]) -> None:
+        self._calls = calls
+        self._entered: list[HookCall] = []
+
+    def enter(self) -> None:
+        """Enter the hooks."""
+        for call in self._calls:
+            self._entered.append(HookCall.of(call))
+            self._entered[-1].proceed()
+
+    async def enter_coroutine(self) -> None:
+        """Enter the hooks, in a coroutine."""
+        for call in self._calls:
+            self._entered.append(HookCall.of(call))
+            await self._entered[-1].proceed_coroutine()
+
+    def leave(self, error: BaseException | None) -> None:
+        """Leave the hooks, innermost first. `error` is the exception that left the block, if any."""
+        traceback = exceptions.traceback_of(error) if error is not None else None
+        try:
+            while self._entered:
+                self._entered.pop().proceed(Outcome(None, error))
+        finally:
+            self.abort()
+            if error is not None:
+                exceptions.set_traceback(error, traceback)
+            del traceback
+
+    async def leave_coroutine(self, error: BaseException | None) -> None:
+        """Leave the hooks, in a coroutine."""
+        traceback = exceptions.traceback_of(error) if error is not None else None
+        try:
+            while self._entered:
+                await self._entered.pop().proceed_coroutine(Outcome(None, error))
+        finally:
+            self.abort()
+            if error is not None:
+                exceptions.set_traceback(error, traceback)
+            del traceback
+
+    @property
+    def any(self) -> bool:
+        """Return whether a hook has been entered."""
+        return bool(self._entered)
+
+    def abort(self) -> None:
+        """End the hooks that are still entered, after an interrupt or because their object is gone."""
+        while self._entered:
+            self._entered.pop().abort(GeneratorExit())
+
+    def __enter__(self) -> _BlockHooks:
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: TracebackType | None) -> None:
+        if error is not None:
+            self.leave(error)
+
+    async def __aenter__(self) -> _BlockHooks:
+        return self
+
+    async def __aexit__(self, kind: Any, error: BaseException | None, traceback: TracebackType | None) -> None:
+        if error is not None:
+            await self.leave_coroutine(error)
 
 
-def _pop(target: Any, owner: object) -> HookCalls:
-    """Return the hook calls of the block that a thread or task entered last."""
+def _push(target: Any, owner: object, hooks: _BlockHooks) -> None:
+    if hooks.any:
+        _state.watched[id(target)].entered.setdefault(owner, []).append(hooks)
+
+
+def _pop(target: Any, owner: object) -> _BlockHooks:
+    """Return the hooks of the block that a thread or task entered last."""
     watched = _state.watched.get(id(target))
     stack = watched.entered.pop(owner, []) if watched is not None else []
     if watched is not None and len(stack) > 1:
         watched.entered[owner] = stack[:-1]
-    return stack[-1] if stack else []
+    return stack[-1] if stack else _BlockHooks([])
 
 
 def _enter(kind: Any) -> Callable[..., Any]:
     def enter_block(self: Any) -> Any:
-        hook_calls = [enter(call) for call in _calls(self, "with")]
-        try:
+        with _BlockHooks(_calls(self, "with")) as hooks:
+            hooks.enter()
             value = kind.__enter__(self)
-        except BaseException as error:
-            leave_item(hook_calls, Outcome(None, error))
-            raise
-        _push(self, threading.get_ident(), hook_calls)
+            _push(self, threading.get_ident(), hooks)
         return value
 
     return enter_block
@@ -247,13 +310,9 @@ def _enter(kind: Any) -> Callable[..., Any]:
 
 def _exit(kind: Any) -> Callable[..., Any]:
     def exit_block(self: Any, *raised: Any, **named: Any) -> Any:
-        hook_calls = _pop(self, threading.get_ident())
-        try:
+        with _pop(self, threading.get_ident()) as hooks:
             swallowed = kind.__exit__(self, *raised, **named)
-        except BaseException as error:
-            leave_item(hook_calls, Outcome(None, error))
-            raise
-        leave_item(hook_calls, Outcome(None, None if swallowed or len(raised) < 2 else raised[1]))
+            hooks.leave(None if swallowed or len(raised) < 2 else raised[1])
         return swallowed
 
     return exit_block
@@ -261,13 +320,10 @@ def _exit(kind: Any) -> Callable[..., Any]:
 
 def _aenter(kind: Any) -> Callable[..., Any]:
     async def enter_block(self: Any) -> Any:
-        hook_calls = [await enter_coroutine(call) for call in _calls(self, "with")]
-        try:
+        async with _BlockHooks(_calls(self, "with")) as hooks:
+            await hooks.enter_coroutine()
             value = await kind.__aenter__(self)
-        except BaseException as error:
-            await leave_item_coroutine(hook_calls, Outcome(None, error))
-            raise
-        _push(self, asyncio.current_task(), hook_calls)
+            _push(self, asyncio.current_task(), hooks)
         return value
 
     return enter_block
@@ -275,27 +331,30 @@ def _aenter(kind: Any) -> Callable[..., Any]:
 
 def _aexit(kind: Any) -> Callable[..., Any]:
     async def exit_block(self: Any, *raised: Any, **named: Any) -> Any:
-        hook_calls = _pop(self, asyncio.current_task())
-        try:
+        async with _pop(self, asyncio.current_task()) as hooks:
             swallowed = await kind.__aexit__(self, *raised, **named)
-        except BaseException as error:
-            await leave_item_coroutine(hook_calls, Outcome(None, error))
-            raise
-        await leave_item_coroutine(hook_calls, Outcome(None, None if swallowed or len(raised) < 2 else raised[1]))
+            await hooks.leave_coroutine(None if swallowed or len(raised) < 2 else raised[1])
         return swallowed
 
     return exit_block
 
 
 def _next(kind: Any) -> Callable[..., Any]:
-    return lambda self: within([enter(call) for call in _calls(self, "next")], kind.__next__, self)
+    def next_item(self: Any) -> Any:
+        resume = functools.partial(kind.__next__, self)
+        for call in reversed(_calls(self, "next")):
+            resume = functools.partial(drive, call.key, resume, (), {}, call)
+        return resume()
+
+    return next_item
 
 
 def _anext(kind: Any) -> Callable[..., Any]:
     async def next_item(self: Any) -> Any:
-        return await within_coroutine(
-            [await enter_coroutine(call) for call in _calls(self, "next")], kind.__anext__, self
-        )
+        resume = functools.partial(kind.__anext__, self)
+        for call in reversed(_calls(self, "next")):
+            resume = functools.partial(drive_coroutine, call.key, resume, (), {}, call)
+        return await resume()
 
     return next_item
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from autoprof.hooks import returned
-from autoprof.hooks.gates import Gate, gate
+from autoprof.hooks.registry import Gate, gate
 
 
 def wrap(function: Callable[..., Any], key: str, around: str = "call") -> Callable[..., Any]:
@@ -35,10 +35,8 @@ def wrap(function: Callable[..., Any], key: str, around: str = "call") -> Callab
             if around != "next":
                 raise TypeError('it is a generator function; set around = "next"')
             return wrapped(function, key)
-    if around == "call":
-        return (_wrap_coroutine if inspect.iscoroutinefunction(function) else _wrap_plain)(function, key, closed)
-    awaited = inspect.iscoroutinefunction(function)
-    return (_wrap_returning_coroutine if awaited else _wrap_returning)(function, key, closed, around)
+    wrapper = _wrap_coroutine if inspect.iscoroutinefunction(function) else _wrap_plain
+    return wrapper(function, key, closed, around)
 
 
 def wrapped_by(function: Any) -> set[str]:
@@ -62,72 +60,46 @@ def wrapper_key(function: Any) -> str | None:
     return str(cells["key"].cell_contents)
 
 
-def _wrap_plain(function: Callable[..., Any], key: str, closed: Gate) -> Callable[..., Any]:
+def _wrap_plain(function: Callable[..., Any], key: str, closed: Gate, around: str) -> Callable[..., Any]:
     @functools.wraps(function)
     def autoprof_wrapper(*args: Any, **kwargs: Any) -> Any:
         if closed:
             return function(*args, **kwargs)
         try:
-            from autoprof.hooks.dispatch import drive
+            if around == "call":
+                from autoprof.hooks.dispatch import drive
+            else:
+                from autoprof.hooks.returned import watch
         except Exception as error:  # don't call the function here: this error would be the context of the user's errors
             if (seam := sys.modules.get("autoprof.base.seam")) is not None:
                 seam.pass_on(error)
         else:
-            return drive(key, function, args, kwargs)
+            if around == "call":
+                return drive(key, function, args, kwargs)
+            return watch(key, function, args, kwargs, function(*args, **kwargs), around)
         return function(*args, **kwargs)
 
     return autoprof_wrapper
 
 
-def _wrap_coroutine(function: Callable[..., Any], key: str, closed: Gate) -> Callable[..., Any]:
+def _wrap_coroutine(function: Callable[..., Any], key: str, closed: Gate, around: str) -> Callable[..., Any]:
     @functools.wraps(function)
     async def autoprof_wrapper(*args: Any, **kwargs: Any) -> Any:
         if closed:
             return await function(*args, **kwargs)
         try:
-            from autoprof.hooks.dispatch import drive_coroutine
+            if around == "call":
+                from autoprof.hooks.dispatch import drive_coroutine
+            else:
+                from autoprof.hooks.returned import watch
         except Exception as error:
             if (seam := sys.modules.get("autoprof.base.seam")) is not None:
                 seam.pass_on(error)
         else:
-            return await drive_coroutine(key, function, args, kwargs)
+            if around == "call":
+                return await drive_coroutine(key, function, args, kwargs)
+            return watch(key, function, args, kwargs, await function(*args, **kwargs), around)
         return await function(*args, **kwargs)
-
-    return autoprof_wrapper
-
-
-def _wrap_returning(function: Callable[..., Any], key: str, closed: Gate, around: str) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def autoprof_wrapper(*args: Any, **kwargs: Any) -> Any:
-        returned = function(*args, **kwargs)
-        if closed:
-            return returned
-        try:
-            from autoprof.hooks.returned import watch
-        except Exception as error:
-            if (seam := sys.modules.get("autoprof.base.seam")) is not None:
-                seam.pass_on(error)
-        else:
-            return watch(key, function, args, kwargs, returned, around)
-        return returned
-
-    return autoprof_wrapper
-
-
-def _wrap_returning_coroutine(function: Callable[..., Any], key: str, closed: Gate, around: str) -> Callable[..., Any]:
-    @functools.wraps(function)
-    async def autoprof_wrapper(*args: Any, **kwargs: Any) -> Any:
-        returned = await function(*args, **kwargs)
-        if closed:
-            return returned
-        try:
-            from autoprof.hooks.returned import watch
-        except Exception as error:
-            if (seam := sys.modules.get("autoprof.base.seam")) is not None:
-                seam.pass_on(error)
-        else:
-            return watch(key, function, args, kwargs, returned, around)
-        return returned
 
     return autoprof_wrapper
 
@@ -137,10 +109,8 @@ _GENERATORS = (
     (inspect.isasyncgenfunction, returned.wrap_async_generator),
 )
 _WRAPPER_CODES = (
-    _wrap_plain(lambda: None, "", Gate()).__code__,
-    _wrap_coroutine(lambda: None, "", Gate()).__code__,
-    _wrap_returning(lambda: None, "", Gate(), "").__code__,
-    _wrap_returning_coroutine(lambda: None, "", Gate(), "").__code__,
+    _wrap_plain(lambda: None, "", Gate(), "").__code__,
+    _wrap_coroutine(lambda: None, "", Gate(), "").__code__,
     returned.wrap_generator(lambda: None, "").__code__,
     returned.wrap_async_generator(lambda: None, "").__code__,
 )

@@ -39,7 +39,7 @@ def state(number: int) -> dict[str, Any]:
     from autoprof.behaviours.trainer import open_step, running, spans
     from autoprof.capture import lifecycle, writer
     from autoprof.capture.profilers import foreign
-    from autoprof.hooks import gates
+    from autoprof.hooks import registry
     from autoprof.run import runtime, step_announcement
 
     run = runtime.current()
@@ -53,10 +53,10 @@ def state(number: int) -> dict[str, Any]:
         "announced": step_announcement.own()[1],
         "stages": dict(running.running),
         "wholes": list(running.wholes),
-        "gates": {key: list(gate) for key, gate in gates._gates.items()},
-        "gates' lock": gates._state.lock.locked(),
-        "failures": dict(gates._failures),
-        "counting": {group: count for group, count in gates._counting.items() if count},
+        "gates": {key: list(gate) for key, gate in registry._gates.items()},
+        "gates' lock": registry._state.lock.locked(),
+        "failures": dict(registry.failures),
+        "counting": {group: count for group, count in registry._state.counting.items() if count},
         "inside": spans._sample_context.get()[:],
         "spans": len(run.timeline.running),
         "writing lines": run.timeline._writing.locked(),

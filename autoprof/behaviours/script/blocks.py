@@ -17,6 +17,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from autoprof.base.originals import subprocess
     from autoprof.behaviours.script.opened import OpenBlock
 
 
@@ -34,24 +35,31 @@ class Block:
         return None
 
 
-class _BlockState(process.State):
-    """Run and open step of the blocks in this process.
+class _ScriptState(process.State):
+    """Run and open step of this script or notebook.
 
     Attributes:
         on: True if the environment names a run. `start` sets its variables, also for child processes.
         step: Weak reference to the block of the open step. A signal may prevent the call of its `__exit__`; the
             reference is then dead and the step is no longer open.
+        before: Variables as they were before the run that `start` has started; None without such a run.
+        started: Number of runs that this process has started.
+        server: Server of `autoprof open` that shows the run of a notebook's last cell. It outlives that run.
     """
+
+    started = 0
+    server: subprocess.Popen[str] | None = None
 
     def begin(self) -> None:
         self.on = _boot.enabled() and _boot.RUN_ID in os.environ
         self.step: ref[Block] | None = None
+        self.before: dict[str, str | None] | None = None
 
     def in_child(self) -> None:
-        self.step = None
+        self.step = self.before = self.server = None
 
 
-state = _BlockState()
+state = _ScriptState()
 _NOTHING = Block()
 
 
@@ -93,11 +101,13 @@ class _RecordedBlock(Block):
         self._opened: OpenBlock | None = None
 
     def __enter__(self) -> None:
+        entered = False
         try:
             self._enter()
-        except BaseException as error:  # Python does not call `__exit__` if `__enter__` raises
-            self._undo(error)
-            raise
+            entered = True
+        finally:
+            if not entered:  # Python does not call `__exit__` if `__enter__` raises
+                self._undo()
 
     def _enter(self) -> None:
         try:
@@ -120,14 +130,14 @@ class _RecordedBlock(Block):
         try:
             if self._opened is not None:
                 self._opened.leave(error)
-        except BaseException as interrupt:
-            self._undo(interrupt)
-            raise
-        self._opened = None
+        finally:
+            self._undo()
 
-    def _undo(self, error: BaseException) -> None:
-        if self._opened is not None:
-            self._opened.undo(error)
+    def _undo(self) -> None:
+        """End the span and the capture of the block, if they are still open."""
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            opened.undo()
 
     def _open(self) -> OpenBlock | None:
         raise NotImplementedError
@@ -166,18 +176,7 @@ class _StepBlock(_RecordedBlock):
         state.step = ref(self)
         return opened.step(self._number)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        try:
-            super().__exit__(kind, error, traceback)
-        finally:
-            self._forget()
-
-    def _undo(self, error: BaseException) -> None:
-        self._forget()
-        super()._undo(error)
-
-    def _forget(self) -> None:
+    def _undo(self) -> None:
+        super()._undo()
         if state.step is not None and state.step() is self:
             state.step = None

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from autoprof.base import process, seam, units
+from autoprof.base import seam, units
 from autoprof.base.originals import os, subprocess
 from autoprof.behaviours.script import blocks, opened, session
 from autoprof.behaviours.trainer import open_step
@@ -21,18 +21,6 @@ _ROLE, _STAGE = "notebook", "cell"
 USAGE = "%%autoprof [--contents cpu,shapes] [--SETTING VALUE ...] [--open]"
 # Beginning of the last line that `autoprof open` prints before it serves.
 SERVING_MARK = "Ctrl-C"
-
-
-class _NotebookState(process.State):
-    """Server of `autoprof open` that shows the run of the last cell. It outlives that run."""
-
-    server: subprocess.Popen[str] | None = None
-
-    def in_child(self) -> None:
-        self.server = None
-
-
-_state = _NotebookState()
 
 
 def load_ipython_extension(shell: Any) -> None:
@@ -128,17 +116,17 @@ def _serve(folder: Path) -> Iterator[str]:
     _close()
     command = [sys.executable, "-m", "autoprof", "open", str(folder)]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("AUTOPROF")}
-    _state.server = subprocess.Popen(
+    blocks.state.server = subprocess.Popen(
         command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
-    for line in _state.server.stdout or ():
+    for line in blocks.state.server.stdout or ():
         if line.startswith(SERVING_MARK):
             return
         yield line.rstrip("\n")
 
 
 def _close() -> None:
-    server, _state.server = _state.server, None
+    server, blocks.state.server = blocks.state.server, None
     if server is not None:
         server.terminate()
         server.wait()

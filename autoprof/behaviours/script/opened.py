@@ -8,7 +8,7 @@ from autoprof import _boot
 from autoprof.base import identity, log, seam
 from autoprof.behaviours.trainer import open_step, stages, steps
 from autoprof.hooks import dispatch, registry
-from autoprof.hooks.behaviour import Behaviour, Call, Outcome
+from autoprof.hooks.behaviour import Behaviour, Outcome
 from autoprof.hooks.recipe import BoundHook, Hook, Recipe
 from autoprof.run import runtime
 from autoprof.run.runtime import Runtime
@@ -19,33 +19,36 @@ _NAME = "autoprof"
 class OpenBlock:
     """One `with` block, from before its begin to its end."""
 
-    __slots__ = ("_call", "_hook_call", "_run")
+    __slots__ = ("_hook_call", "_run")
 
     def __init__(self, hook: BoundHook, values: dict[str, Any]) -> None:
         self._run = runtime.current()
-        self._call = Call(hook.key, _nothing, (), values)
-        self._hook_call = dispatch.HookCall(hook.key)
+        self._hook_call = dispatch.HookCall(hook.key, _nothing, (), values)
 
     def enter(self) -> None:
         """Enter the block. If `enter` or `leave` is interrupted, the caller must call `undo`."""
-        self._hook_call.enter(self._call)
+        self._hook_call.proceed()
 
     def leave(self, error: BaseException | None) -> None:
         """Leave the block, with the exception that it raised, if any. If its run was stopped meanwhile, drop it."""
         if runtime.current() is self._run:
-            self._hook_call.leave(Outcome(None, error))
+            self._hook_call.proceed(Outcome(None, error))
         else:
-            self._hook_call.give_up()
+            self.undo()
 
-    def undo(self, error: BaseException) -> None:
-        """End the block's recording if `error` interrupted autoprof in `enter` or `leave`."""
-        self._hook_call.undo(error)
+    def undo(self) -> None:
+        """End the span and the capture of the block, if they are still open: `enter` or `leave` was interrupted."""
+        self._hook_call.abort(GeneratorExit())
+
+    def __del__(self) -> None:
+        self.undo()  # a signal may keep Python from calling the `__exit__` of the block
 
 
 def joined() -> Runtime | None:
     """Join the run that the environment names, if any, and register the hooks of blocks. Never raises."""
-    try:
-        run: Runtime | None = _boot.agent().join()
+    run: Runtime | None = None
+    with seam.guard(_NAME, runtime.report) as root:
+        run = _boot.agent().join()
         if run is not None and _STEP.key not in registry.bound:
             for hook in (_STEP, _STAGE, _STOP):
                 registry.bound[hook.key] = hook
@@ -53,11 +56,7 @@ def joined() -> Runtime | None:
                     run.hooks.skipped(hook, registry.DISABLED)
                 else:
                     run.hooks.applied(hook)
-        return run
-    except Exception as error:
-        seam.pass_on(error)
-        runtime.report(_NAME, error)
-        return None
+    return None if root.failed else run
 
 
 def step(number: int | None) -> OpenBlock | None:

@@ -43,26 +43,6 @@ RANK_0_TIMEOUT_S = 10.0
 POLL_INTERVAL_S = 0.02
 
 
-class _ScriptState(process.State):
-    """Run that this process has started by `start`.
-
-    Attributes:
-        before: Variables as they were before the run; None without such a run.
-        started: Number of runs that this process has started.
-    """
-
-    started = 0
-
-    def begin(self) -> None:
-        self.before: dict[str, str | None] | None = None
-
-    def in_child(self) -> None:
-        self.before = None
-
-
-_state = _ScriptState()
-
-
 def start(
     steps: str | int | None = None,
     *,
@@ -103,7 +83,7 @@ def start(
     folder = None if dir is None else os.fspath(dir)
     arguments = {"steps": steps, **named, "dir": folder, **settings}
     run_settings = {name: value for name, value in arguments.items() if value is not None}
-    if _state.before is not None:
+    if blocks.state.before is not None:
         run = runtime.current()
         folder = f", in {run.rundir.path}" if run is not None else ""
         raise RuntimeError(f"a run is already active{folder}; autoprof.stop() ends it")
@@ -133,23 +113,20 @@ def stop() -> Path | None:
     """
     run = opened.joined() if blocks.state.on else None
     if run is None:
-        if _state.before is not None:  # autoprof was disabled meanwhile
-            _restore(_state.before)
+        if blocks.state.before is not None:  # autoprof was disabled meanwhile
+            _restore(blocks.state.before)
         return None
-    try:
+    with seam.guard("autoprof/stop", runtime.report):
         running.end_all("autoprof.stop() was called during the stage")
-    except Exception as error:
-        seam.pass_on(error)
-        runtime.report("autoprof/stop", error)
     blocks.state.step = None
     opened.stop_blocks()
-    if _state.before is None:
+    if blocks.state.before is None:
         settle(run)
         return run.rundir.path
     run.stopped = True
     # If this is interrupted, the next call, or the end of the process, ends the run.
     process.end()
-    _restore(_state.before)
+    _restore(blocks.state.before)
     return run.rundir.path
 
 
@@ -181,13 +158,13 @@ def _begin(run_settings: dict[str, object]) -> Runtime:
             raise OSError(f"can't write to {run.rundir.path}: {error}") from None
         _boot.install()
         _boot.run_script(getattr(sys.modules["__main__"], "__file__", None) or "")
-        _state.before = before
         blocks.state.begin()
         opened.joined()
-    except BaseException:
-        _restore(before)
-        raise
-    _state.started += 1
+        blocks.state.before = before
+    finally:
+        if blocks.state.before is not before:
+            _restore(before)
+    blocks.state.started += 1
     return run
 
 
@@ -211,7 +188,7 @@ def _new_id() -> str:
     with io.open("/proc/stat", opener=files.descriptor) as file:
         booted = next(int(line.split()[1]) for line in file if line.startswith("btime "))
     began = time.localtime(booted + ticks // os.sysconf("SC_CLK_TCK"))
-    digest = hashlib.sha256(f"{identity.machine()} {launcher} {ticks} {_state.started}".encode()).hexdigest()
+    digest = hashlib.sha256(f"{identity.machine()} {launcher} {ticks} {blocks.state.started}".encode()).hexdigest()
     return f"{time.strftime('%Y%m%d-%H%M%S', began)}-{digest[:6]}"
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from autoprof.base import log, process, seam
 from autoprof.base.identity import own_rank
 from autoprof.behaviours.rollout import replicas
-from autoprof.behaviours.trainer import pairs
+from autoprof.behaviours.trainer import running
 from autoprof.capture import whole_step
 from autoprof.config.selection import Ranks
 from autoprof.config.settings import Settings
@@ -20,16 +20,6 @@ from autoprof.hooks.dispatch import ask
 from autoprof.run import end, runtime, step_announcement
 from autoprof.run.timeline import Span
 from autoprof.windows.chooser import Chooser
-
-
-class _WorkerState(process.State):
-    """Workers of the current step, an ordered set. A cluster has hundreds of them."""
-
-    def begin(self) -> None:
-        self.workers: dict[Any, None] = {}
-
-
-_worker_state = _WorkerState()
 
 
 def note_worker(run: runtime.Runtime, overrides: Mapping[str, Any], call: Call, paths: list[str]) -> None:
@@ -48,21 +38,18 @@ def note_worker(run: runtime.Runtime, overrides: Mapping[str, Any], call: Call, 
     for path in paths:
         for rank, worker in enumerate(call.at(path, None) or ()):
             if any(rank in taken for taken in ranks):
-                _worker_state.workers[worker] = None
+                state.workers[worker] = None
 
 
 def step_ended(together: bool) -> None:
     """End the captures of the step, here and in the workers. `together`: the next step may share the capture."""
     whole_step.step_ended(together)
-    for worker in _worker_state.workers:
-        try:
+    for worker in state.workers:
+        with seam.guard("could not notify a worker of the step's end", log.error_once):
             # No wait for the answer: in the actor's queue, this call comes before the trainer's next one.
             worker.__ray_call__.remote(whole_step.end_in_worker, together)
-        except Exception as error:
-            seam.pass_on(error)
-            log.warning_once(f"could not notify a worker of the step's end: {type(error).__name__}: {error}")
     if not together:
-        _worker_state.workers.clear()
+        state.workers.clear()
 
 
 def _ranks(settings: Settings) -> set[str]:
@@ -113,7 +100,7 @@ class OpenStep:
         state.current = None
         if self.off:
             return
-        pairs.end_all()
+        running.end_paired()
         if self.captured:
             yield from replicas.stop(run)
             replicas.close_window()
@@ -134,7 +121,7 @@ class OpenStep:
         if state.current is self:
             state.current = None
         if not self.off:
-            pairs.end_all()
+            running.end_paired()
             replicas.drop()
             step_ended(together=False)
             self._end_span(None)
@@ -163,6 +150,9 @@ class _StepState(process.State):
         executed: Number of steps begun.
         owner: Target whose hooks open steps, or an empty string.
         finished: Last finished step, if a `step.finished` hook reported it.
+        workers: Workers of the current step, an ordered set. A cluster has hundreds of them.
+        open_first: Function that opens the first step before the first stage or span of this process, for trainers
+            whose tick comes at the end of a step.
     """
 
     ends = process.LAST_STEP
@@ -173,6 +163,12 @@ class _StepState(process.State):
         self.executed = 0
         self.owner = ""
         self.finished: int | None = None
+        self.workers: dict[Any, None] = {}
+        self.open_first: Callable[[Call], Generator[Wait, Any, None]] | None = None
+
+    def in_child(self) -> None:
+        super().in_child()
+        self.open_first = None
 
     def at_exit(self) -> None:
         step, self.current = self.current, None
@@ -188,16 +184,13 @@ def executed() -> int:
     return state.executed
 
 
-def finish(error: BaseException | None = None) -> Generator[Wait, Any, None]:
-    """Close the open step, if any: first its open stages and its engines, then its announcement."""
+def finish(call: Call, error: BaseException | None = None) -> Generator[Wait, Any, None]:
+    """Close the open step, if any, in this call: first its open stages and its engines, then its announcement."""
     run, step = runtime.current(), state.current
-    if run is None or step is None:
-        return
-    try:
+    if run is not None and step is not None:
+        before, call.on_interrupt = call.on_interrupt, step.drop
         yield from step.close(error)
-    except BaseException as interrupt:
-        seam.undo(interrupt, step.drop)
-        raise
+        call.on_interrupt = before
 
 
 def drop() -> None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, ClassVar
 
-from autoprof.base import seam
-from autoprof.behaviours.trainer.running import RunningStage, StageKey, inside, running
+from autoprof.behaviours.trainer.running import RunningStage, StageKey, running
 from autoprof.behaviours.trainer.spans import plain
-from autoprof.behaviours.trainer.stages import Stage, current_announcement, kind_of
+from autoprof.behaviours.trainer.stages import Stage, kind_of
 from autoprof.capture.subject import Subject
 from autoprof.config.settings import Settings
 from autoprof.hooks.behaviour import CALL, Around, Behaviour, Call, CallPath
@@ -30,39 +29,16 @@ class StageBegin(Stage):
 
     of: CallPath = ""
 
-    def around(self, call: Call) -> Around:
-        run, key = runtime.current(), self.key(call)
-        if run is None or key is None:
-            yield CALL
-            return None
-        announcement = yield from current_announcement(run, call)
-        off = announcement is not None and announcement.off
-        opened = None if off else self._open(run, key, call, announcement)
-        if opened is None:
-            yield CALL
-            return None
-        try:
-            opened.begin()
-            outcome = yield CALL
-            if outcome.error is not None:
-                opened.end(outcome.error)
-        except BaseException as error:
-            seam.undo(error, opened.cut)
-            raise
-        return None
-
-    def _open(
+    def stage_of(
         self, run: Runtime, key: StageKey, call: Call, announcement: StepAnnouncement | None
-    ) -> _PairedStage | None:
+    ) -> RunningStage | None:
         step = None if announcement is None else announcement.step
         before = running.get(key)
-        if isinstance(before, _PairedStage) and before.step != step:
+        if before is not None and before.paired and before.step != step:
             before.end(cut="no call ended the stage")
-        if inside(key, step):
-            return None
-        opened = self.run(run, key, call, announcement, _PairedStage)
-        assert isinstance(opened, _PairedStage)
-        opened.owner = _owner(self.of, call)
+        opened = super().stage_of(run, key, call, announcement)
+        if opened is not None:
+            opened.paired, opened.owner = True, _owner(self.of, call)
         return opened
 
 
@@ -70,7 +46,7 @@ class SpanBegin(StageBegin):
     """The call opens a span of the timeline, which a `stage.end` hook closes. It is not captured."""
 
     def wanted(
-        self, run: Runtime, key: StageKey, call: Call, announcement: StepAnnouncement
+        self, run: Runtime, key: StageKey, stage: RunningStage, announcement: StepAnnouncement
     ) -> tuple[Subject, Settings] | None:
         return None
 
@@ -89,40 +65,25 @@ class StageEnd(Behaviour):
     role: str = ""
 
     def around(self, call: Call) -> Around:
-        stage: _PairedStage | None = None
-        try:
-            outcome = yield CALL
-            stage = self._fitting(call)
-            if stage is not None:
-                stage.end(outcome.error)
-        except BaseException as error:
-            seam.undo(error, partial(self._cut, stage, call))
-            raise
+        call.on_interrupt = partial(self._cut, call)
+        outcome = yield CALL
+        stage = self._fitting(call)
+        if stage is not None:
+            call.on_interrupt = stage.cut
+            stage.end(outcome.error)
         return None
 
-    def _cut(self, stage: _PairedStage | None, call: Call) -> None:
-        if (stage := stage or self._fitting(call)) is not None:
+    def _cut(self, call: Call) -> None:
+        if (stage := self._fitting(call)) is not None:
             stage.cut()
 
-    def _fitting(self, call: Call) -> _PairedStage | None:
+    def _fitting(self, call: Call) -> RunningStage | None:
         owner = _owner(self.of, call)
         for (role, name), stage in reversed(list(running.items())):
             fits = self.role in ("", role) and self.stage in ("", name)
-            if fits and isinstance(stage, _PairedStage) and stage.owner is owner:
+            if fits and stage.paired and stage.owner is owner:
                 return stage
         return None
-
-
-class _PairedStage(RunningStage):
-    """A running stage that another call must end. `owner` is the object that both calls have in common."""
-
-    owner: Any = None
-
-
-def end_all() -> None:
-    """End the stages that no call has ended, with their step."""
-    for stage in [stage for stage in running.values() if isinstance(stage, _PairedStage)]:
-        stage.end(cut="the step ended before the stage")
 
 
 def _owner(path: str, call: Call) -> Any:
@@ -181,16 +142,13 @@ class TimerStop(Behaviour):
             yield CALL
             return None
         span, step = started
-        try:
-            outcome = yield CALL
-            _, announcement = step_announcement.own()
-            if step is None and announcement is not None and not announcement.off:
-                step = announcement.step
-            if step is None:
-                span.drop()
-            else:
-                span.end(outcome.error, step=step)
-        except BaseException as error:
-            seam.undo(error, span.drop)
-            raise
+        call.on_interrupt = span.drop
+        outcome = yield CALL
+        _, announcement = step_announcement.own()
+        if step is None and announcement is not None and not announcement.off:
+            step = announcement.step
+        if step is None:
+            span.drop()
+        else:
+            span.end(outcome.error, step=step)
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 from autoprof.base import seam
 from autoprof.capture import lifecycle, profilers, whole_step
@@ -12,7 +12,7 @@ from autoprof.capture.recording import Capture
 from autoprof.capture.subject import Subject
 from autoprof.config.selection import parse_iterations
 from autoprof.config.settings import Settings
-from autoprof.hooks import gates
+from autoprof.hooks import registry
 from autoprof.run.runtime import Runtime
 from autoprof.run.timeline import Span
 
@@ -29,9 +29,13 @@ class RunningStage:
         run: Run of this process.
         key: Role and name of the stage.
         step: Step that the trainer has announced, if any.
-        wanted: Subject and settings of the capture, if the window is open for the stage.
+        rank: Global rank of this process.
+        kind: Kind of the stage.
         counts: Unit that is counted inside the stage, if any. The settings may select a part of these units.
-        span: Function that begins and returns the stage's span of the timeline.
+
+    Attributes:
+        paired: True if another call must end the stage.
+        owner: Object that both calls of a paired stage have in common, if any.
     """
 
     def __init__(
@@ -39,30 +43,39 @@ class RunningStage:
         run: Runtime,
         key: StageKey,
         step: int | None,
-        wanted: tuple[Subject, Settings] | None,
+        rank: int,
+        kind: str,
         counts: Counted,
-        span: Callable[[], Span],
     ) -> None:
         self.step = step
+        self.rank = rank
+        self.kind = kind
         self.counts = counts
+        self.paired = False
+        self.owner: Any = None
         self._run = run
         self._key = key
-        self._wanted = wanted
         self._mini_batches = 0
         self._capture: PassCapture | None = None
         self._leave: Callable[[], None] | None = None
-        self._new_span = span
         self._span: Span | None = None
 
-    def begin(self) -> None:
-        """Begin the stage. If `begin` or `end` is interrupted, the caller must call `cut`."""
+    def begin(self, wanted: tuple[Subject, Settings] | None) -> None:
+        """Begin the stage. If `begin` or `end` is interrupted, the caller must call `cut`.
+
+        Args:
+            wanted: Subject and settings of the capture, if the window is open for the stage.
+        """
         # Check the stack's room before the choice of a profiler: in a thread with a small stack, its imports can crash.
-        if self._wanted is not None and lifecycle.has_room(self._wanted[0]):
-            self._begin(self._run, *self._wanted)
-        self._span = self._new_span()
+        if wanted is not None and lifecycle.has_room(wanted[0]):
+            self._begin(self._run, *wanted)
+        role, name = self._key
+        self._span = Span(
+            self._run.timeline, "stage", name, step=self.step, role=role, rank=self.rank, stage_kind=self.kind
+        )
         running[self._key] = self
         if self.counts:
-            gates.counting(self.counts, self, True)
+            registry.counting(self.counts, self, True)
 
     def passed(self) -> None:
         """Count a forward pass or a mini-batch that has ended."""
@@ -92,13 +105,14 @@ class RunningStage:
         if running.get(self._key) is self:
             running.pop(self._key)
         if self.counts:
-            gates.counting(self.counts, self, False)
+            registry.counting(self.counts, self, False)
         span, self._span = self._span, None
         try:
             if span is not None:
                 span.end(error)
         finally:
-            self._end_recording(error, cut)
+            if self._leave is not None or self._capture is not None:
+                self._end_recording(error, cut)
 
     def cut(self) -> None:
         """End a stage whose begin or end was interrupted."""
@@ -109,7 +123,7 @@ class RunningStage:
         if leave is not None:
             leave()
         elif self._capture is None:
-            return
+            pass
         elif not self._capture.begun:
             if not self._capture.told:
                 self._capture.fail(cut if cut == seam.AT_WORK else self._capture.why_nothing())
@@ -152,6 +166,12 @@ def end_all(cut: str) -> None:
     for stage in list(running.values()):
         stage.end(cut=cut)
     wholes.clear()
+
+
+def end_paired() -> None:
+    """End the stages that no call has ended, with their step."""
+    for stage in [stage for stage in running.values() if stage.paired]:
+        stage.end(cut="the step ended before the stage")
 
 
 def in_whole() -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -68,34 +68,28 @@ class CallSpan(NamedCall):
             (yield from current_announcement(run, call)) if self.kind == "stage" else step_announcement.here()
         )
         if inside.off or (announcement is not None and announcement.off):
-            try:
-                token_off = _sample_context.set(inside._replace(off=True))
-                yield CALL
-                _sample_context.reset(token_off)
-            except BaseException as error:
-                seam.undo(error, partial(_sample_context.set, inside))  # type: ignore[arg-type]
-                raise
+            call.on_interrupt = partial(_sample_context.set, inside)  # type: ignore[assignment]
+            token_off = _sample_context.set(inside._replace(off=True))
+            yield CALL
+            _sample_context.reset(token_off)
             return None
         step = self._step(call)
         if step is None:
             step = inside.step if announcement is None else announcement.step
         ids = {**inside.ids, **self._ids(call)} if self.ids else inside.ids
         span = self._begin(run, key, call, step, ids)
-        try:
-            if self.kind != "stage":
-                run.timeline.running.add(span)
-            token = _sample_context.set(_SampleContext(step, ids)) if self.kind == "sample" else None
-            if self.whole:
-                wholes.append(span)
-            outcome = yield CALL
-            if self.whole:
-                wholes.remove(span)
-            span.end(outcome.error, self._counted(call, outcome.result))
-            if token is not None:
-                _sample_context.reset(token)
-        except BaseException as error:
-            seam.undo(error, partial(self._leave, span, inside))
-            raise
+        call.on_interrupt = partial(self._leave, span, inside)
+        if self.kind != "stage":
+            run.timeline.running.add(span)
+        token = _sample_context.set(_SampleContext(step, ids)) if self.kind == "sample" else None
+        if self.whole:
+            wholes.append(span)
+        outcome = yield CALL
+        if self.whole:
+            wholes.remove(span)
+        span.end(outcome.error, self._counted(call, outcome.result))
+        if token is not None:
+            _sample_context.reset(token)
         return None
 
     def _leave(self, span: TimelineSpan, inside: _SampleContext) -> None:
@@ -124,15 +118,15 @@ class CallSpan(NamedCall):
 
     def _step(self, call: Call) -> int | None:
         """Return the step's number from the call, or None. Some frameworks use -1 for no step."""
-        number = plain(_at(call, self.step)) if self.step else None
+        number = plain(_asked(call.at, self.step, None)) if self.step else None
         return number if type(number) is int and number >= 0 else None
 
     def _ids(self, call: Call) -> dict[str, Id]:
         ids: dict[str, Id] = {}
         for name, path in self.ids.items():
-            value = plain(_at(call, path))
+            value = plain(_asked(call.at, path, None))
             if value is None and name in self.otherwise:
-                value = plain(_at(call, self.otherwise[name]))
+                value = plain(_asked(call.at, self.otherwise[name], None))
             if value is not None and value is not False:
                 ids[name] = value
         return ids
@@ -140,10 +134,10 @@ class CallSpan(NamedCall):
     def _counted(self, call: Call, result: Any) -> dict[str, int]:
         counts: dict[str, int] = {}
         for name, path in self.counts.items():
-            if (amount := _amount(_at(call, path))) is not None:
+            if (amount := _amount(_asked(call.at, path, None))) is not None:
                 counts[name] = amount
         for name, path in self.result_counts.items() if result is not None else ():
-            if (amount := _amount(_follow(result, path))) is not None:
+            if (amount := _amount(_asked(follow, result, path, None) if path else result)) is not None:
                 counts[name] = amount
         return counts
 
@@ -158,41 +152,32 @@ def plain(value: Any) -> Id | None:
         return int(value) if value in _WHOLE_NUMBERS else None
     if kind is bool or kind is float or value is None:
         return value  # type: ignore[no-any-return]
-    try:
-        if getattr(value, "ndim", None) == 0 and getattr(getattr(value, "device", "cpu"), "type", "cpu") == "cpu":
-            # A numpy scalar or a scalar tensor. Reading a tensor of another device would block.
-            single = value.item()
-            return plain(single) if type(single) in (str, int, bool, float) else None
-        if hasattr(value, "__len__") and not isinstance(value, str):
-            return kind.__name__
-        return str(value)[:MAX_TEXT_CHARACTERS]
-    except Exception as error:  # raised by the user's class
-        seam.pass_on(error)
-        return None
+    return _asked(_shortened, value)  # type: ignore[no-any-return]
+
+
+def _shortened(value: Any) -> Id | None:
+    """Return an object of the user as a span can hold it."""
+    if getattr(value, "ndim", None) == 0 and getattr(getattr(value, "device", "cpu"), "type", "cpu") == "cpu":
+        # A numpy scalar or a scalar tensor. Reading a tensor of another device would block.
+        single = value.item()
+        return plain(single) if type(single) in (str, int, bool, float) else None
+    if hasattr(value, "__len__") and not isinstance(value, str):
+        return type(value).__name__
+    return str(value)[:MAX_TEXT_CHARACTERS]
 
 
 def _amount(value: Any) -> int | None:
     if value is None or isinstance(value, int):
         return value
+    length = _asked(len, value)
+    number = plain(value) if length is None else length
+    return number if type(number) is int else None
+
+
+def _asked(function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function that runs code of the user's classes, which may raise anything: then return None."""
     try:
-        return len(value)
-    except Exception as error:
-        seam.pass_on(error)
-        number = plain(value)
-        return number if type(number) is int else None
-
-
-def _at(call: Call, path: str) -> Any:
-    try:
-        return call.at(path, None)
-    except Exception as error:  # raised by a property of the user
-        seam.pass_on(error)
-        return None
-
-
-def _follow(root: Any, path: str) -> Any:
-    try:
-        return follow(root, path, None) if path else root
+        return function(*args)
     except Exception as error:
         seam.pass_on(error)
         return None

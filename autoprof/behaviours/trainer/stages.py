@@ -5,13 +5,14 @@ While the user's own profiler is on in a process, autoprof does not record there
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar, Literal
 
 import msgspec
 
-from autoprof.base import identity, process, seam
+from autoprof.base import identity
+from autoprof.behaviours.trainer import open_step
 from autoprof.behaviours.trainer.running import Counted, RunningStage, StageKey, inside, running
 from autoprof.capture import lifecycle
 from autoprof.capture.subject import Subject
@@ -23,7 +24,6 @@ from autoprof.hooks.dispatch import ask
 from autoprof.run import runtime, step_announcement
 from autoprof.run.runtime import Runtime
 from autoprof.run.step_announcement import StepAnnouncement
-from autoprof.run.timeline import Span
 
 
 class NativeStart(Behaviour):
@@ -101,11 +101,6 @@ class NamedCall(Behaviour):
         """Return the global rank of this process."""
         return int(call.at(self.rank)) if self.rank else identity.own_rank()
 
-    def span(self, run: Runtime, key: StageKey, call: Call, step: int | None) -> Span:
-        """Begin and return the stage's span of the timeline."""
-        rank, kind = self.rank_of(call), kind_of(call, key[1])
-        return Span(run.timeline, "stage", key[1], step=step, role=key[0], rank=rank, stage_kind=kind)
-
 
 class Stage(NamedCall):
     """One call is a stage of the step. It is captured if the window is open for its role and rank.
@@ -129,48 +124,41 @@ class Stage(NamedCall):
         if run is None or key is None or (self.outermost and running):
             yield CALL
             return None
-        announcement = yield from current_announcement(run, call)
-        off, step = (False, None) if announcement is None else (announcement.off, announcement.step)
-        if off or inside(key, step):
+        announcement = step_announcement.here()
+        if announcement is None:
+            announcement = yield from current_announcement(run, call)
+        stage = self.stage_of(run, key, call, announcement)
+        if stage is None:
             yield CALL
             return None
-        stage = self.run(run, key, call, announcement)
-        try:
-            stage.begin()
-            outcome = yield CALL
+        call.on_interrupt = stage.cut
+        window = announcement if announcement is not None and announcement.captured else None
+        stage.begin(None if window is None else self.wanted(run, key, stage, window))
+        outcome = yield CALL
+        if outcome.error is not None or not stage.paired:
             stage.end(outcome.error)
-        except BaseException as error:
-            seam.undo(error, stage.cut)
-            raise
         return None
 
-    def run(
-        self,
-        run: Runtime,
-        key: StageKey,
-        call: Call,
-        announcement: StepAnnouncement | None,
-        kind: type[RunningStage] = RunningStage,
-    ) -> RunningStage:
-        """Return the stage, not yet begun."""
+    def stage_of(
+        self, run: Runtime, key: StageKey, call: Call, announcement: StepAnnouncement | None
+    ) -> RunningStage | None:
+        """Return the stage, not yet begun, or None if the call is no stage."""
+        off, step = (False, None) if announcement is None else (announcement.off, announcement.step)
+        if off or inside(key, step):
+            return None
         counts: Counted = "passes" if self.passes else "mini_batches" if self.mini_batches else ""
-        step = wanted = None
-        if announcement is not None:
-            step = announcement.step
-            wanted = self.wanted(run, key, call, announcement) if announcement.captured else None
-        return kind(run, key, step, wanted, counts, lambda: self.span(run, key, call, step))
+        return RunningStage(run, key, step, self.rank_of(call), kind_of(call, key[1]), counts)
 
     def wanted(
-        self, run: Runtime, key: StageKey, call: Call, announcement: StepAnnouncement
+        self, run: Runtime, key: StageKey, stage: RunningStage, announcement: StepAnnouncement
     ) -> tuple[Subject, Settings] | None:
         """Return the subject and the settings of the capture, if the open window takes this role and rank."""
-        role, rank, kind = key[0], self.rank_of(call), kind_of(call, key[1])
+        (role, name), rank = key, stage.rank
         settings = run.settings.overridden(announcement.overrides)
-        if not settings.takes(role, range(rank, rank + 1), kind):
+        if not settings.takes(role, range(rank, rank + 1), stage.kind):
             return None
-        return Subject(step=announcement.step, role=role, stage=key[1], rank=rank, stage_kind=kind), settings.for_role(
-            role
-        )
+        subject = Subject(step=announcement.step, role=role, stage=name, rank=rank, stage_kind=stage.kind)
+        return subject, settings.for_role(role)
 
 
 class StagePass(Behaviour):
@@ -210,24 +198,6 @@ class MiniBatch(Behaviour):
         return None
 
 
-class _FirstStepState(process.State):
-    """Function that opens the first step before the first stage, for trainers whose tick comes at the end of a step."""
-
-    def begin(self) -> None:
-        self.open_first: Callable[[Call], Generator[Wait, Any, None]] | None = None
-
-    def in_child(self) -> None:
-        self.open_first = None
-
-
-_state = _FirstStepState()
-
-
-def open_first_step_by(opener: Callable[[Call], Generator[Wait, Any, None]] | None) -> None:
-    """Set the function by which the first stage or span of this process opens the first step, or None."""
-    _state.open_first = opener
-
-
 def kind_of(call: Call, stage: str) -> str:
     """Return the kind of a stage, from the hook of the call."""
     hook = registry.bound.get(call.key)
@@ -235,9 +205,12 @@ def kind_of(call: Call, stage: str) -> str:
 
 
 def current_announcement(run: Runtime, call: Call) -> Generator[Wait, Any, StepAnnouncement | None]:
-    """Return the announcement of the trainer's current step, or None. Open the first step first, if necessary."""
-    if (opener := _state.open_first) is not None:
-        _state.open_first = None
+    """Return the announcement of the trainer's current step, or None. Open the first step first, if necessary.
+
+    May ask Ray for it. `step_announcement.here` does not.
+    """
+    if (opener := open_step.state.open_first) is not None:
+        open_step.state.open_first = None
         yield from opener(call)
     local = step_announcement.here()
     if local is not None:

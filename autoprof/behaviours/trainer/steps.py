@@ -14,7 +14,7 @@ from autoprof._boot import command
 from autoprof.base import log, seam
 from autoprof.base.originals import time
 from autoprof.behaviours.rollout import replicas
-from autoprof.behaviours.trainer import open_step, pairs, stages
+from autoprof.behaviours.trainer import open_step, running
 from autoprof.behaviours.trainer.open_step import OpenStep, drop, finish, state
 from autoprof.capture import whole_step
 from autoprof.hooks import patching
@@ -78,22 +78,20 @@ class StepBehaviour(Behaviour):
         if state.current is not None:
             if state.current.number == number:
                 return
-            yield from finish()
+            yield from finish(call)
         state.executed += 1
         step = OpenStep(run, number, state.executed)
-        try:
-            state.current = step
-            yield from ask(step.announce, run, lambda: replicas.first_ranks(call, self.replicas))
-            if step.captured:
-                log.info(f"step {number} is captured")
-                clocks.measure(run.rundir, run.hooks)
-                replicas.open_window(number, step.overrides, call, self.replicas)
-                open_step.note_worker(run, step.overrides, call, self.workers)
-                if self.engines == "step" or run.settings.mode == "continuous":
-                    yield from replicas.start(run)
-        except BaseException as error:
-            seam.undo(error, step.drop)
-            raise
+        before, call.on_interrupt = call.on_interrupt, step.drop
+        state.current = step
+        yield from ask(step.announce, run, lambda: replicas.first_ranks(call, self.replicas))
+        if step.captured:
+            log.info(f"step {number} is captured")
+            clocks.measure(run.rundir, run.hooks)
+            replicas.open_window(number, step.overrides, call, self.replicas)
+            open_step.note_worker(run, step.overrides, call, self.workers)
+            if self.engines == "step" or run.settings.mode == "continuous":
+                yield from replicas.start(run)
+        call.on_interrupt = before
 
     def _opens_steps(self, call: Call) -> bool:
         """Return whether the hook opens steps in this process. An inner hook does so only if no other target does."""
@@ -131,12 +129,12 @@ class Tick(StepBehaviour):
 
     def install(self, owner: Any) -> bool:
         if self.at == "end" and not command.THIS.ray_worker:
-            stages.open_first_step_by(self._first)
+            state.open_first = self._first
         return False
 
     def around(self, call: Call) -> Around:
-        stages.open_first_step_by(None)
-        yield from finish()
+        state.open_first = None
+        yield from finish(call)
         outcome = yield CALL
         if not outcome.over:
             yield from self.begin(call)
@@ -157,13 +155,10 @@ class Wrap(StepBehaviour):
     """One call is one step."""
 
     def around(self, call: Call) -> Around:
-        try:
-            yield from self.begin(call)
-            outcome = yield CALL
-            yield from finish(outcome.error)
-        except BaseException as error:
-            seam.undo(error, drop)
-            raise
+        call.on_interrupt = drop
+        yield from self.begin(call)
+        outcome = yield CALL
+        yield from finish(call, outcome.error)
         return None
 
 
@@ -173,12 +168,9 @@ class StepEnd(Behaviour):
     layer: ClassVar[int] = STEP
 
     def around(self, call: Call) -> Around:
-        try:
-            outcome = yield CALL
-            yield from finish(outcome.error)
-        except BaseException as error:
-            seam.undo(error, drop)
-            raise
+        call.on_interrupt = drop
+        outcome = yield CALL
+        yield from finish(call, outcome.error)
         return None
 
 
@@ -222,12 +214,9 @@ class Loop(Behaviour):
     layer: ClassVar[int] = LOOP
 
     def around(self, call: Call) -> Around:
-        try:
-            outcome = yield CALL
-            yield from finish(outcome.error)
-        except BaseException as error:
-            seam.undo(error, drop)
-            raise
+        call.on_interrupt = drop
+        outcome = yield CALL
+        yield from finish(call, outcome.error)
         run = runtime.current()
         if run is not None:
             open_step.step_ended(together=False)
@@ -254,7 +243,7 @@ class Counter(StepBehaviour):
         yield CALL
         if before is not None and value == before + 1:
             if self.last and self.number_of(call) > int(call.at(self.last)):
-                yield from finish()
+                yield from finish(call)
             else:
                 yield from self.begin(call)
         return None
@@ -358,7 +347,7 @@ class Receive(Behaviour):
             and _KEY in dictionary
             and step_announcement.receive(dictionary[_KEY])
         ):
-            pairs.end_all()
+            running.end_paired()
             now = step_announcement.here()
             next_too = now is not None and now.captured and run.settings.consecutive == whole_step.TOGETHER
             whole_step.step_ended(together=next_too)

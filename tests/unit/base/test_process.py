@@ -10,7 +10,7 @@ import pytest
 
 import autoprof
 from autoprof.base import files, log, process
-from autoprof.hooks import gates
+from autoprof.hooks import registry
 from autoprof.run import step_announcement
 from autoprof.run.step_announcement import StepAnnouncement
 
@@ -86,17 +86,17 @@ os.waitpid(child, 0)
 
 
 def test_after_a_reset_nothing_is_known_of_what_was_before(caplog: pytest.LogCaptureFixture) -> None:
-    closed = gates.gate("k")
+    closed = registry.gate("k")
     for _ in range(2):
         log.warning_once("said")
         files.open_to_group(True)
         step_announcement.post("run", StepAnnouncement(step=1, captured=True))
-        for _ in range(gates.FAILURES):
-            gates.failed("k")
+        for _ in range(registry.FAILURES):
+            registry.failed("k")
         assert closed
         process.reset()
         assert not closed
-        assert gates.gate("k") is closed
+        assert registry.gate("k") is closed
         assert step_announcement.own() == (False, None)
         assert step_announcement.read("run") is None
         assert not files._state.group

@@ -21,7 +21,7 @@ import pytest
 
 import autoprof
 from autoprof.base import files, log, originals, seam
-from autoprof.hooks import gates
+from autoprof.hooks import registry
 from autoprof.hooks.behaviour import CALL, Around, Behaviour, Call
 from autoprof.hooks.wrapper import wrap
 from tests.support.helpers import TORCH
@@ -113,13 +113,13 @@ def test_what_a_handler_raises_reaches_the_user(behave: Any, alarm: Any, raises:
     alarm(raises)
     behave(Interrupted(after=after))
     function = wrap(lambda: 7, "k")
-    for _ in range(2 * gates.FAILURES):
+    for _ in range(2 * registry.FAILURES):
         with pytest.raises((Alarm, TimeoutError)) as caught:
             function()
         inner = caught.value.__context__
         assert inner is None or "inside of the handler" in str(inner)
         assert inner is None or inner.__context__ is None
-    assert not gates.gate("k")
+    assert not registry.gate("k")
 
 
 def test_what_the_user_was_handling_stays_the_context(behave: Any, alarm: Any) -> None:
@@ -389,9 +389,9 @@ lost = raised - caught - len(ignored)
 assert 0 <= lost <= MOST, (raised, caught, ignored)
 assert raised > 50 and done > 50, (raised, done)
 from autoprof.capture import lifecycle
-from autoprof.hooks import gates
+from autoprof.hooks import registry
 assert lifecycle.current() is None
-assert not any(gates._gates.values()), gates._gates
+assert not any(registry._gates.values()), registry._gates
 print("equal")
 """
 FIRST_IMPORT = """

@@ -16,7 +16,7 @@ from pytest_mock import MockerFixture
 from autoprof.behaviours.trainer import running
 from autoprof.behaviours.trainer.stages import Stage, StagePass
 from autoprof.capture import lifecycle
-from autoprof.hooks import dispatch, gates, registry
+from autoprof.hooks import dispatch, registry
 from autoprof.hooks.behaviour import CALL, Around, Behaviour, Call
 from autoprof.hooks.wrapper import wrap, wrapped_by
 from autoprof.run import step_announcement
@@ -48,19 +48,19 @@ def failing(mocker: MockerFixture) -> Any:
 def test_a_hook_that_fails_repeatedly_is_disabled(joined: Any, failing: Any, when: str, caplog: Any) -> None:
     run = joined()
     function = wrap(lambda value: value, "target/hook")
-    assert [function(when) for _ in range(gates.FAILURES + 3)] == [when] * (gates.FAILURES + 3)
-    assert failing.call_count == gates.FAILURES
+    assert [function(when) for _ in range(registry.FAILURES + 3)] == [when] * (registry.FAILURES + 3)
+    assert failing.call_count == registry.FAILURES
     assert caplog.text.count("is disabled") == 1
-    assert run.hooks.errors["target/hook"].count == gates.FAILURES
+    assert run.hooks.errors["target/hook"].count == registry.FAILURES
 
 
 def test_a_successful_call_resets_the_count(joined: Any, failing: Any) -> None:
     joined()
     function = wrap(lambda value: value, "target/hook")
-    for _ in range(gates.FAILURES):
-        for value in ["after"] * (gates.FAILURES - 1) + ["well"]:
+    for _ in range(registry.FAILURES):
+        for value in ["after"] * (registry.FAILURES - 1) + ["well"]:
             assert function(value) == value
-    assert not gates.gate("target/hook")
+    assert not registry.gate("target/hook")
 
 
 def test_the_hook_of_a_coroutine_function_is_disabled_too(joined: Any, failing: Any) -> None:
@@ -72,10 +72,10 @@ def test_the_hook_of_a_coroutine_function_is_disabled_too(joined: Any, failing: 
     wrapped = wrap(function, "target/hook")
 
     async def calls() -> list[str]:
-        return [await wrapped("before") for _ in range(gates.FAILURES + 3)]
+        return [await wrapped("before") for _ in range(registry.FAILURES + 3)]
 
-    assert asyncio.run(calls()) == ["before"] * (gates.FAILURES + 3)
-    assert failing.call_count == gates.FAILURES
+    assert asyncio.run(calls()) == ["before"] * (registry.FAILURES + 3)
+    assert failing.call_count == registry.FAILURES
 
 
 def test_the_timeline_names_disabled_hooks(python: Any, tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ options = { number = "self.no_such_thing" }
     result = python(code, AUTOPROF="1", AUTOPROF_RECIPES="toy.toml", PYTHONPATH="lib")
     assert result.stdout.strip() == "[0, 1, 2, 3, 4, 5, 6, 7, 8]"
     (process,) = processes_of(tmp_path / "autoprof_runs" / "latest")
-    reason = f"it failed {gates.FAILURES} times in a row and is disabled in this process"
+    reason = f"it failed {registry.FAILURES} times in a row and is disabled in this process"
     assert process["hooks"]["toy/step"] == {
         "module": "toy",
         "attribute": "Trainer.step",
@@ -148,7 +148,7 @@ def test_a_pass_hook_does_nothing_while_no_stage_counts(joined: Any, hooked: Any
     each = hooked(lambda: None, "stage.pass")
     driven = mocker.spy(dispatch, "drive")
     (key,) = wrapped_by(each)
-    gates.idle_unless("passes", key)
+    registry.idle_unless("passes", key)
     each()
     assert driven.call_count == 0
     stage = hooked(each, "stage", role="rollout", stage="generate", passes=True)
@@ -164,20 +164,20 @@ def test_only_behaviours_that_count_are_ever_idle() -> None:
 
 def test_each_reason_of_a_closed_gate_is_removed_separately(joined: Any) -> None:
     joined()
-    gates.idle_unless("group", "key")
-    for _ in range(gates.FAILURES):
-        gates.failed("key")
-    gates.counting("group", 1, True)
-    assert gates.gate("key") == [gates._FAILED]
-    gates.counting("group", 2, True)
-    gates.counting("group", 2, True)
-    gates.counting("group", 2, False)
-    assert gates.gate("key") == [gates._FAILED]
-    gates.counting("group", 1, False)
-    assert len(gates.gate("key")) == 2
+    registry.idle_unless("group", "key")
+    for _ in range(registry.FAILURES):
+        registry.failed("key")
+    registry.counting("group", 1, True)
+    assert registry.gate("key") == [registry._FAILED]
+    registry.counting("group", 2, True)
+    registry.counting("group", 2, True)
+    registry.counting("group", 2, False)
+    assert registry.gate("key") == [registry._FAILED]
+    registry.counting("group", 1, False)
+    assert len(registry.gate("key")) == 2
 
 
 def test_a_gate_that_is_shipped_by_value_arrives_open() -> None:
-    gates.gate("key").append("closed here")
-    there = cloudpickle.loads(cloudpickle.dumps(gates.gate("key")))
+    registry.gate("key").append("closed here")
+    there = cloudpickle.loads(cloudpickle.dumps(registry.gate("key")))
     assert (type(there), there) == (list, [])
