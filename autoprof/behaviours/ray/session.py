@@ -230,15 +230,12 @@ def _let_workers_write() -> None:
     run = runtime.current()
     if run is None:
         return
-    try:
+    with seam.guard("ray/shutdown", runtime.report):
         clocks.stop()
         if (stats := sys.modules.get("autoprof.windows.stats")) is not None:
             stats.stop()
         end.let_workers_write(run)
         through_ray(run)
-    except Exception as error:
-        seam.pass_on(error)
-        runtime.report("ray/shutdown", error)
 
 
 def _python_path(user_path: str, site: list[str]) -> str:

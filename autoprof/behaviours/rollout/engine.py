@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import abc
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
@@ -14,8 +14,8 @@ from autoprof.capture.profilers.torch import TorchTool
 from autoprof.capture.subject import Subject
 from autoprof.config import kinds, structs
 from autoprof.config.settings import Settings
+from autoprof.hooks import dispatch
 from autoprof.hooks.behaviour import CALL, Around, Behaviour, Call, CallPath, Reply
-from autoprof.hooks.dispatch import Coroutine
 from autoprof.run import runtime
 from autoprof.run.runtime import Runtime
 from autoprof.run.timeline import Span
@@ -97,6 +97,27 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return Span(run.timeline, "window", ROLE, step=self.step, role=ROLE, rank=self.rank, ids=ids)
 
 
+def problem_of(where: str, work: Callable[..., str], *args: Any) -> str:
+    """Call the work of a request, and return its problem, or an error as its problem. `where` is for the report."""
+    try:
+        return work(*args)
+    except Exception as error:
+        seam.pass_on(error)
+        runtime.report(where, error)
+        return f"{type(error).__name__}: {error}"
+
+
+async def awaited_problem(where: str, work: Awaitable[str]) -> str:
+    """Do the same as `problem_of`, in a coroutine. An error is not reported if `where` is empty."""
+    try:
+        return await work
+    except Exception as error:
+        seam.pass_on(error)
+        if where:
+            runtime.report(where, error)
+        return f"{type(error).__name__}: {error}"
+
+
 class EngineActor(Behaviour):
     """A method of the server actor that accepts any keyword. A call with `autoprof=` is a request of the trainer.
 
@@ -122,7 +143,8 @@ class EngineActor(Behaviour):
             if engine is None:
                 return Reply({})
             request = Request.read(content)
-            answer = yield Coroutine(self.start(engine, request) if request.action == "start" else self.stop(engine))
+            work = self.start(engine, request) if request.action == "start" else self.stop(engine)
+            answer = yield dispatch.Coroutine(work)
         except Exception as error:
             seam.pass_on(error)
             return Reply({"problem": f"{type(error).__name__}: {error}"})
@@ -143,11 +165,11 @@ class EngineActor(Behaviour):
         setattr(owner, name, method)
         return True
 
-    def start(self, engine: Any, request: Request) -> abc.Coroutine[Any, Any, dict[str, Any]]:
+    def start(self, engine: Any, request: Request) -> Coroutine[Any, Any, dict[str, Any]]:
         """Start the engine's recording. The answer's `problem` is empty if it succeeded."""
         raise NotImplementedError
 
-    def stop(self, engine: Any) -> abc.Coroutine[Any, Any, dict[str, Any]]:
+    def stop(self, engine: Any) -> Coroutine[Any, Any, dict[str, Any]]:
         """Stop the engine's recording. The answer's `problem` is empty if it succeeded."""
         raise NotImplementedError
 

@@ -9,9 +9,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-from autoprof.base import log, seam
+from autoprof.base import log
 from autoprof.base.originals import time
-from autoprof.behaviours.rollout.engine import ROLE, Request
+from autoprof.behaviours.rollout.engine import ROLE, Request, awaited_problem
 from autoprof.config.values import REASON
 from autoprof.run import end, runtime
 from autoprof.run.timeline import Span
@@ -266,7 +266,7 @@ class ServedEngine:
         return await asyncio.shield(self._spawn(work))
 
     def _spawn(self, work: Coroutine[Any, Any, str]) -> asyncio.Task[str]:
-        task = asyncio.get_running_loop().create_task(_guarded(work))
+        task = asyncio.get_running_loop().create_task(awaited_problem("serve", work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
@@ -274,20 +274,11 @@ class ServedEngine:
 
 async def _problem_of(answer: Awaitable[dict[str, Any]]) -> str:
     """Return the problem in an engine's answer, or an empty string. Log the problem."""
-    try:
-        problem = str((await answer)["problem"])
-    except Exception as error:
-        seam.pass_on(error)
-        problem = f"{type(error).__name__}: {error}"
+
+    async def read() -> str:
+        return str((await answer)["problem"])
+
+    problem = await awaited_problem("", read())
     if problem:
         log.warning(f"the engine could not be recorded: {problem}")
     return problem
-
-
-async def _guarded(work: Coroutine[Any, Any, str]) -> str:
-    try:
-        return await work
-    except Exception as error:
-        seam.pass_on(error)
-        runtime.report("serve", error)
-        return f"{type(error).__name__}: {error}"

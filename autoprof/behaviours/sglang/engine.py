@@ -15,9 +15,8 @@ from typing import Any
 
 import msgspec
 
-from autoprof.base import seam
 from autoprof.behaviours.rollout import engine as rollout_engine
-from autoprof.behaviours.rollout.engine import MARK, Request
+from autoprof.behaviours.rollout.engine import MARK, Request, awaited_problem
 from autoprof.hooks.behaviour import follow
 from autoprof.hooks.wrapper import wrapped_by
 from autoprof.run import runtime
@@ -129,18 +128,17 @@ async def _send(engine: Any, request: Request) -> str:
     `activities` is empty: if a scheduler lacks autoprof's hook, SGLang's profiler then records nothing (0.4.6 to
     0.5.23).
     """
-    fields = {"output_dir": request.text(), "activities": []}
-    try:
-        method = engine.start_profile
+
+    async def send() -> str:
+        method, fields = engine.start_profile, {"output_dir": request.text(), "activities": []}
         if "output_dir" in inspect.signature(method).parameters:
             answer = await method(**fields)
         else:
             answer = await method(_request_type()(**fields))
-    except Exception as error:
-        seam.pass_on(error)
-        return f"{type(error).__name__}: {error}"
-    message = str(getattr(answer, "message", ""))
-    return message.removeprefix(MARK) if message.startswith(MARK) else "the scheduler runs without autoprof"
+        message = str(getattr(answer, "message", ""))
+        return message.removeprefix(MARK) if message.startswith(MARK) else "the scheduler runs without autoprof"
+
+    return await awaited_problem("", send())
 
 
 def _request_type() -> type:

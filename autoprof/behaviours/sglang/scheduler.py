@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 
-from autoprof.base import process, seam
+from autoprof.base import process
 from autoprof.base.originals import time
-from autoprof.behaviours.rollout.engine import MARK, ROLE, Request
+from autoprof.behaviours.rollout.engine import MARK, ROLE, Request, problem_of
 from autoprof.capture import profilers
 from autoprof.capture.pass_capture import PassCapture
 from autoprof.capture.subject import Subject
@@ -176,12 +176,7 @@ class Scheduler(Behaviour):
         if not text.startswith(MARK):
             yield CALL
             return None
-        try:
-            problem = _obey(call.instance, Request.read(text))
-        except Exception as error:
-            seam.pass_on(error)
-            runtime.report("sglang/scheduler", error)
-            problem = f"{type(error).__name__}: {error}"
+        problem = problem_of("sglang/scheduler", lambda: _obey(call.instance, Request.read(text)))
         return Reply(_answer(MARK + problem))
 
 

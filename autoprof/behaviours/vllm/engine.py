@@ -8,6 +8,7 @@ the engine then start and stop. After the capture, it removes the profiler again
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from contextvars import ContextVar
 from typing import Any, Literal
 
@@ -80,27 +81,24 @@ async def start(engine: Any, request: Request) -> dict[str, Any]:
         return {"problem": "it is recording already"}
     if hasattr(engine, USER_PROFILING):
         return {"problem": "another caller is profiling the engine"}
-    try:
-        workers = await _rpc(engine, run, "autoprof_prepare", request.fields())
-    except Exception:
+    async with contextlib.AsyncExitStack() as undo:
         # Prepared workers must not keep autoprof's profiler: it would record a later profiling of the user.
-        with seam.suppress(Exception):
-            await _rpc(engine, run, "autoprof_release")
-        raise
+        undo.push_async_callback(_rpc, engine, run, "autoprof_release")
+        workers = await _rpc(engine, run, "autoprof_prepare", request.fields())
+        undo.pop_all()
     if all(worker["problem"] for worker in workers):
         await _rpc(engine, run, "autoprof_release")
         return _answer(workers)
     setattr(engine, _OPEN, request.span(run))
-    try:
+    async with contextlib.AsyncExitStack() as undo:
+        undo.push_async_callback(stop, engine)
         # Since 0.32, after a failed start, for example without a configured profiler, vLLM refuses further starts until
         # a stop (async_llm.py). The failed caller is not profiling, or `USER_PROFILING` would be set. In the workers,
         # this stop does nothing.
         if getattr(engine, "_profile_session_active", False):
             await _own(engine.stop_profile, run)
         await _own(engine.start_profile, run)
-    except BaseException:
-        await stop(engine)
-        raise
+        undo.pop_all()
     frontend.begin(engine, run, request.subject("frontend"), request.settings(run))
     return _answer(workers)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -148,10 +148,5 @@ def end(engine: Any, cut: str) -> None:
             front_end.close(cut)
 
 
-@contextlib.contextmanager
-def _guard() -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        seam.pass_on(error)
-        runtime.report("vllm/front-end", error)
+def _guard() -> seam.guard:
+    return seam.guard("vllm/front-end", runtime.report)

@@ -14,7 +14,7 @@ from typing import Any
 
 from autoprof.base import seam
 from autoprof.base.originals import threading, time
-from autoprof.behaviours.rollout.engine import ROLE, Request
+from autoprof.behaviours.rollout.engine import ROLE, Request, problem_of
 from autoprof.capture import lifecycle, profilers
 from autoprof.capture.pass_capture import PassCapture
 from autoprof.config.kinds import GENERATE
@@ -79,12 +79,10 @@ class WorkerPasses:
         self._watched.append(owner)
 
     def _counted(self) -> bool:
-        try:
-            return self._before()
-        except Exception as error:
-            seam.pass_on(error)
-            runtime.report("vllm/worker", error)
-            return False
+        recorded = False
+        with seam.guard("vllm/worker", runtime.report):
+            recorded = self._before()
+        return recorded
 
 
 class Recorder:
@@ -207,11 +205,8 @@ def annotation(name: str) -> Any:
 
 
 def _safely(action: Callable[[], None]) -> None:
-    try:
+    with seam.guard("vllm/worker", runtime.report):
         action()
-    except Exception as error:
-        seam.pass_on(error)
-        runtime.report("vllm/worker", error)
 
 
 # Attributes of a worker: its capture, and the replacement of its profiler.
@@ -284,34 +279,28 @@ class _WorkerCapture(PassCapture, Recorder):
 def _prepare(worker: Any, content: dict[str, Any]) -> dict[str, str]:
     """Replace a vLLM worker's profiler by an object of autoprof (`autoprof_prepare`)."""
     _release(worker)  # a capture may remain whose trainer has died
-    session: Recorder = Recorder()
-    try:
-        session, problem = _session(worker, Request.read(content))
-    except Exception as error:
-        seam.pass_on(error)
-        runtime.report("vllm/worker", error)
-        problem = f"{type(error).__name__}: {error}"
-    setattr(worker, _SWAP, ProfilerSwap(worker, session))
+    problem = problem_of("vllm/worker", lambda: _capture(worker, Request.read(content)))
+    setattr(worker, _SWAP, ProfilerSwap(worker, vars(worker).get(_SESSION) or Recorder()))
     return {"problem": problem}
 
 
-def _session(worker: Any, request: Request) -> tuple[Recorder, str]:
+def _capture(worker: Any, request: Request) -> str:
+    """Give the worker its capture, if the window selects it. Return the problem, or an empty string."""
     run = runtime.start()
     if run is None:
-        return Recorder(), "autoprof is off in the worker's process"
+        return "autoprof is off in the worker's process"
     session = _WorkerCapture(worker, run, request)
     rank = session.subject.rank
     if not request.settings(run).takes(ROLE, range(rank, rank + 1), GENERATE):
-        return Recorder(), ""
+        return ""
     if not lifecycle.claim(session, session.tool):
-        return Recorder(), "another profiler is recording in the worker's process"
-    try:
+        return "another profiler is recording in the worker's process"
+    with contextlib.ExitStack() as undo:
+        undo.callback(lifecycle.release, session)
         session.install()
-    except BaseException:
-        lifecycle.release(session)
-        raise
+        undo.pop_all()
     setattr(worker, _SESSION, session)
-    return session, ""
+    return ""
 
 
 def _cut(worker: Any, reason: str) -> dict[str, str]:
@@ -324,16 +313,15 @@ def _cut(worker: Any, reason: str) -> dict[str, str]:
 
 def _release(worker: Any) -> dict[str, str]:
     """Restore a vLLM worker's own profiler (`autoprof_release`)."""
-    try:
-        swap = vars(worker).pop(_SWAP, None)
-        if swap is not None:
-            swap.give_back()
-        session = vars(worker).pop(_SESSION, None)
-        return {"problem": session.uninstall() if session is not None else ""}
-    except Exception as error:
-        seam.pass_on(error)
-        runtime.report("vllm/worker", error)
-        return {"problem": f"{type(error).__name__}: {error}"}
+    return {"problem": problem_of("vllm/worker", _give_back, worker)}
+
+
+def _give_back(worker: Any) -> str:
+    swap = vars(worker).pop(_SWAP, None)
+    if swap is not None:
+        swap.give_back()
+    session = vars(worker).pop(_SESSION, None)
+    return session.uninstall() if session is not None else ""
 
 
 def _rank_in_replica(worker: Any) -> int:
