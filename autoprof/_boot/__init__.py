@@ -120,12 +120,8 @@ def activate() -> None:
     if _activated or not enabled():
         return
     _activated = True
-    try:
+    with _Guard("could not start", switch_off):
         _activate()
-    except BaseException as error:
-        if not _is_own_error(error):
-            raise
-        switch_off(f"could not start ({type(error).__name__}: {error})")
 
 
 def switch_off(reason: str) -> None:
@@ -199,13 +195,10 @@ def _end(pid: int) -> None:
     stopped = issubclass(type(getattr(sys, "last_value", None)), KeyboardInterrupt)
     try:
         if enabled() and not stopped:
-            from autoprof.hooks import empty_run
+            with _Guard("could not find out why there is no profile", _say):
+                from autoprof.hooks import empty_run
 
-            empty_run.report()
-    except BaseException as error:
-        if not _is_own_error(error):
-            raise
-        _say(f"could not find out why there is no profile ({type(error).__name__}: {error})")
+                empty_run.report()
     finally:
         if at_last is not None:
             at_last()
@@ -249,15 +242,11 @@ def when_imported(name: str, hook: "Callable[[ModuleType], None]") -> None:
 
 def run_script(script: str) -> None:
     """Load the recipes for a script that is about to run as `__main__`. Errors of autoprof's own are only printed."""
-    try:
+    with _Guard(f"could not load the recipes for {script}", _say):
         name = os.path.basename(script).removesuffix(".py")
         finder = _finder()
         if finder is not None and name in finder.targets and name in recipe_files(own=False):
             finder.load(name)
-    except BaseException as error:
-        if not _is_own_error(error):
-            raise
-        _say(f"could not load the recipes for {script} ({type(error).__name__}: {error})")
 
 
 def add_recipes() -> None:
@@ -282,36 +271,48 @@ def _new_finder(targets: "Iterable[str]") -> "Finder":
 
 
 def _load(target: str) -> bool:
-    try:
+    with _Guard(f"could not load the recipes for {target}", switch_off) as root:
         agent().load(target)
-    except BaseException as error:
-        if not _is_own_error(error):
-            raise
-        switch_off(f"could not load the recipes for {target} ({type(error).__name__}: {error})")
-        return False
-    return True
+    return not root.failed
 
 
 def _look(folders: "list[str]") -> "Iterable[str]":
-    try:
+    with _Guard("could not look for recipes of distributions", _say):
         from autoprof._boot import entry_points
 
         known = declared_folders() or []
         new = entry_points.new_folders(folders, known)
         os.environ[FOUND] = os.pathsep.join([sys.prefix, *known, *new])
-        return recipe_files() if new else ()
-    except BaseException as error:
-        if not _is_own_error(error):
-            raise
-        _say(f"could not look for recipes of distributions ({type(error).__name__}: {error})")
-        return ()
+        if new:
+            return recipe_files()
+    return ()
 
 
-def _is_own_error(error: BaseException) -> bool:
-    """Return True for an error of autoprof's own, False for a signal or an exception of a signal handler."""
-    from autoprof.base import seam
+class _Guard:
+    """Root of the boot's code, like `seam.guard`. It imports the seam only for an error.
 
-    return seam.of_user(error) is None
+    Attributes:
+        failed: True if an error ended here.
+    """
+
+    def __init__(self, what: str, report: "Callable[[str], None]") -> None:
+        self.failed = False
+        self._what = what
+        self._report = report
+
+    def __enter__(self) -> "_Guard":
+        return self
+
+    def __exit__(self, kind: object, error: "BaseException | None", traceback: object) -> bool:
+        if error is None:
+            return False
+        from autoprof.base import seam
+
+        if seam.of_user(error) is not None:
+            return False
+        self.failed = True
+        self._report(f"{self._what} ({type(error).__name__}: {error})")
+        return True
 
 
 def _say(text: str) -> None:

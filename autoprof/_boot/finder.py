@@ -154,15 +154,16 @@ class Finder:
             self._late.add(name)
             return
         self._loaders.add(thread)
+        loaded = False
         try:
             on = self._load(name)
             while on and self._late:
                 on = self._load(late := self._late.pop())
                 self._loading.discard(late)
-        except BaseException:
-            self.targets.add(name)
-            raise
+            loaded = True
         finally:
+            if not loaded:  # an exception of the user, such as Ctrl-C
+                self.targets.add(name)
             self._loaders.discard(thread)
             self._loading.discard(name)
 
