@@ -14,7 +14,7 @@ from autoprof.base.originals import os, threading
 # handler. If `datetime` is missing, msgspec crashes the process later. So both are imported first.
 with seam.suppress(ImportError):
     import typing_extensions  # noqa: F401
-from autoprof.capture import cupti, lifecycle
+from autoprof.capture import cupti, recorder
 
 # `dispatch` is imported here because the first call of a hook must not import. If another thread imported it during a
 # fork, the child would wait for that import forever.
@@ -79,7 +79,7 @@ def join() -> Runtime | None:
         if run is not None and not _state.joined:
             if command.THIS.launcher:
                 torchrun.watch()
-            lifecycle.watch_others()
+            recorder.watch_others()
             if cupti.guard(run.settings.tool, os.environ) and run.started_here:
                 log.warning(
                     f"{cupti.INJECTION} named libcupti, which keeps torch.profiler from recording GPU activity; "
@@ -95,7 +95,7 @@ def join() -> Runtime | None:
             if run.settings.memory.oom:
                 from autoprof.capture.profilers import memory
 
-                memory.watch_out_of_memory(run, lifecycle.subject)
+                memory.watch_out_of_memory(run, recorder.subject)
             if run.started_here or not command.THIS.ray_worker:
                 _state.end_first()
         _state.joined = True

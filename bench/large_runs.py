@@ -29,8 +29,8 @@ import msgspec
 
 from autoprof import __version__
 from autoprof.base import files, identity, originals, process
+from autoprof.capture.artifacts import Subject
 from autoprof.capture.finisher import job
-from autoprof.capture.subject import Subject
 from autoprof.config.settings import Settings
 from autoprof.hooks import recipe, registry
 from autoprof.run import clocks, end, hook_log

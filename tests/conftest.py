@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
 from autoprof.base import identity, process
-from autoprof.capture import lifecycle
+from autoprof.capture import recorder
 from autoprof.capture.profilers import nothing
 from autoprof.config.settings import Settings
 from autoprof.hooks import behaviour as behaviours
@@ -237,7 +237,7 @@ def made(tmp_path: Path) -> Iterator[Callable[..., Runtime]]:
         )
 
     yield make
-    assert lifecycle._state.active is None
+    assert recorder._state.active is None
 
 
 @pytest.fixture

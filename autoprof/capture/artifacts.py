@@ -1,36 +1,93 @@
-"""Files of one capture. Other threads and processes do most of the work, so that the training thread does not wait."""
+"""Subject, names and files of one capture. Other threads and processes do most of the work on the files, so that the
+training thread does not wait.
+"""
 
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from autoprof.base import files, log, seam, units
-from autoprof.base.exception_text import reason
-from autoprof.base.originals import os
+from autoprof import __version__
+from autoprof.base import files, identity, log, process, seam, units
+from autoprof.base.exception_text import reason as reason_of
+from autoprof.base.originals import os, time
+from autoprof.base.redact import hidden
 from autoprof.capture import cupti, profilers, writer
-from autoprof.capture.budget import Budget, OverBudget
-from autoprof.capture.facts import Facts, clock
+from autoprof.capture.budget import Budget
 from autoprof.capture.profilers import Tool
 from autoprof.capture.profilers.memory import MemoryTool
-from autoprof.capture.subject import Name, Subject
+from autoprof.config.selection import Ranks
 from autoprof.config.settings import Settings
-from autoprof.config.values import GROUP
+from autoprof.config.values import GROUP, MERGE
 from autoprof.run.runtime import Runtime
 from autoprof.run.timeline import Span
 from autoprof.rundir import file_names, layout
-from autoprof.rundir.records import EXPORT
+from autoprof.rundir.records import EXPORT, CaptureMeta, Clock, Moment
+
+# Endings of the files of a capture.
+_PARTS = tuple(f"{ending}{file_names.PART}" for ending in file_names.RAW_ENDINGS)
+_FINAL = (file_names.META, file_names.TRACE, file_names.SNAPSHOT, file_names.NSYS_REPORT, *_PARTS)
+
+
+class Subject(msgspec.Struct, frozen=True, kw_only=True):
+    """Subject of a capture. `rank` is the global rank; only rollout engines have `replica` and `part`."""
+
+    step: int
+    role: str
+    stage: str
+    rank: int
+    replica: int | None = None
+    part: str = ""
+    stage_kind: str = ""
+
+    def file_name(self, repeat: int) -> str:
+        """Return the capture's file name without endings.
+
+        Args:
+            repeat: Number of this run of the stage in the step, from 1.
+        """
+        again = f".{repeat}" if repeat > 1 else ""
+        worker = f"rank{self.rank}" if self.replica is None else f"replica{self.replica}"
+        words = [file_names.tidy(self.role)]
+        if self.replica is None:
+            words.append(f"{file_names.tidy(self.stage)}{again}")
+            words.append(worker)
+        else:
+            words.append(f"{worker}.{file_names.tidy(self.part)}{again}")
+        return ".".join([*words, identity.HOST, f"pid{os.getpid()}"])
+
+
+class _NamesState(process.State):
+    """Number of this process's captures by name. The next capture of that name gets the next number."""
+
+    def begin(self) -> None:
+        self.repeats: Counter[tuple[Subject, str]] = Counter()
+
+    def in_child(self) -> None:
+        self.begin()
+
+
+_state = _NamesState()
 
 
 class Artifacts:
-    """Files of one capture and the tool that makes them.
+    """A tool that records, its files, and the facts for its trace and its meta file.
 
-    Tools beside the profiler (`profilers.beside`) start and stop with it. They have separate files, whose names contain
-    the tool's name.
+    Attributes:
+        subject: The step, role, stage and rank.
+        contents: Contents that the tool records.
+        left_out: Contents of the settings that the tool was not asked to record.
+        lacking: Options that the installed tool does not support.
+        more: Fields of the meta file that are known only at the end.
+        folder: Folder of the step.
+        base: Path of the files without their endings.
+        has_failed: True if a meta file has the reason why there is no trace.
+        problem: Problem that is not in the meta file, or an empty text.
     """
 
     def __init__(
@@ -39,166 +96,154 @@ class Artifacts:
         subject: Subject,
         settings: Settings,
         tool: Tool,
-        name: str = "",
+        suffix: str = "",
         taken: list[str] | None = None,
     ) -> None:
-        """Make the step's folder and take a name in it.
+        """Make the step's folder and take a name in it. If this is interrupted, the caller must remove `taken`.
 
         Args:
             run: The run.
             subject: The step, role, stage and rank.
             settings: The settings of this capture.
             tool: The tool that records.
-            name: Last word of the file names, if any.
+            suffix: Last word of the file names, if any.
             taken: List to which the lock files of names are added before they are made.
 
         Raises:
             OSError: The folder or the name can't be made.
         """
-        self.facts = Facts(run, subject, settings, tool)
+        self.subject = subject
+        self.contents: list[str] = []
+        self.left_out: list[str] = []
+        self.lacking: list[str] = []
+        self.more: dict[str, Any] = {}
+        self.problem = ""
         self._run = run
         self._settings = settings
         self._tool = tool
-        folder = run.rundir.make(run.rundir.step(subject.step))
+        self._started = now()
         # A snapshot has the same name, taken beside a profiler or alone.
-        name = name or (tool.name if tool.name == MemoryTool.name else "")
-        self.folder = folder
-        self._name = Name(folder, subject, name, [] if taken is None else taken)
-        self._raw_base = self._name.base
-        self._beside: list[Artifacts] = []
+        self._suffix = suffix or (tool.name if tool.name == MemoryTool.name else "")
+        self._taken = [] if taken is None else taken
+        self._repeat = _state.repeats[subject, self._suffix] + 1
+        self.folder = run.rundir.make(run.rundir.step(subject.step))
+        self.base = self._take()
+        _state.repeats[subject, self._suffix] = self._repeat
+        self._raw_base = self.base
         kind = (tool.name, subject.role, subject.stage, subject.part.rstrip("0123456789"), settings.contents)
-        self._budget = Budget(settings, kind, subject.step, folder)
-        self._end_range: Callable[[], None] = _nothing
+        self._budget = Budget(settings, kind, subject.step, self.folder)
+        # True from the start of the tool until its recording is handed to a writing thread, or lost.
+        self._is_on = False
+        self.has_failed = False
         self._job: writer.Job | None = None
-        self._reported_failure = False
-        # Problem that is not in the meta file.
-        self.problem = ""
+
+    def _take(self) -> Path:
+        """Take a name that no other capture has or had. A restarted container has the same pids as before.
+
+        A lock file takes the name until the meta file exists. So it also shows captures whose process was killed.
+        """
+        while True:
+            base = f"{self.folder}/{self._name()}"
+            taken = f"{base}{file_names.TAKEN}"
+            self._taken.append(taken)
+            if files.claim(taken):
+                # Checked after the name is taken: another capture releases the name only when it has these files.
+                # `access` raises no exception, so a signal handler's can't be mistaken for it.
+                found = [
+                    os.access(base + ending, os.F_OK, effective_ids=True, follow_symlinks=False) for ending in _FINAL
+                ]
+                if not any(found):
+                    return Path(base)
+                files.remove(taken)
+            self._taken.remove(taken)
+            self._repeat += 1
+
+    def _name(self) -> str:
+        name = self.subject.file_name(self._repeat)
+        return f"{name}.{self._suffix}" if self._suffix else name
 
     def describe(self, role: str, more: dict[str, Any]) -> None:
-        """Set facts that are known only at the end. Call it before `keep`.
+        """Set facts that are known only at the end. Call it before `stop`.
 
         Args:
             role: The role of the capture.
             more: Further fields of the meta file.
+
+        Raises:
+            OSError: The name of another role can't be taken.
         """
-        self.facts.subject = msgspec.structs.replace(self.facts.subject, role=role)
-        self.facts.more = more
-        self._name.change(self.facts.subject)
-        for other in self._beside:
-            other.describe(role, more)
+        self.subject = msgspec.structs.replace(self.subject, role=role)
+        self.more = more
+        if self._name() != self.base.name:
+            self.base = self._take()
 
     @property
     def _raw(self) -> Path:
-        """Return the path to which the tool writes."""
+        """Path to which the tool writes."""
         return self._raw_base.with_name(f"{self._raw_base.name}{self._tool.ending}{file_names.PART}")
 
-    def start(self, ranged: bool = True) -> None:
-        """Start the tool, and the tools beside it.
-
-        Args:
-            ranged: True to mark the whole recording as a range with the stage's name.
-
-        Raises:
-            OverBudget: The disk has no room for the recording.
-            Exception: The tool does not record.
-        """
-        self._costs("profiler start", lambda: self._start(ranged))
-
-    def _costs(self, name: str, work: Callable[[], object]) -> None:
+    def costs(self, name: str, work: Callable[[], object]) -> None:
         """Run `work`, and write its time to the timeline as a cost of the capture."""
         if not self._tool.ending:  # the cost is negligible
             work()
             return
-        subject = self.facts.subject
-        ids = {} if subject.replica is None else {"replica": subject.replica}
-        span = Span(
-            self._run.timeline,
-            "profiling",
-            name,
-            step=subject.step,
-            role=subject.role,
-            rank=subject.rank,
-            ids=ids or None,
-        )
+        subject = self.subject
+        ids = None if subject.replica is None else {"replica": subject.replica}
+        timeline, step, role = self._run.timeline, subject.step, subject.role
+        span = Span(timeline, "profiling", name, step=step, role=role, rank=subject.rank, ids=ids)
         try:
             work()
         finally:
             span.end()
 
-    def _start(self, ranged: bool) -> None:
+    def start(self) -> None:
+        """Start the tool.
+
+        Raises:
+            OverBudget: The disk has no room for the recording.
+            Exception: The tool does not record.
+        """
         self._budget.begin()
         # torch's previous result must be freed before the next recording (profilers/torch.py).
         if not writer.wait(self._settings.stop_timeout_s):
             raise RuntimeError("the process is still writing its previous trace")
-        self.facts.started = clock()
+        tool = self._tool
+        self._started = now()
+        self._is_on = True
         # torch writes lines to stderr, which may be a file.
-        self.facts.contents = files.no_size_signal(self._tool.start, self._settings, self._raw)
-        try:
-            self._accompany(ranged)
-        except Exception as error:
-            seam.pass_on(error)  # after an interrupt, the caller calls `give_up`
-            # The tool already records, and no caller would stop it.
-            self.stop()
-            raise
-
-    def _accompany(self, ranged: bool) -> None:
-        tool, lacking = self._tool, [f"{self._tool.name}.{option}" for option in getattr(self._tool, "lacking", ())]
-        self.facts.lacking = lacking
-        if lacking:
-            log.warning_once(
-                f"{tool.name} does not support these options here, so they are left out: {', '.join(lacking)}"
-            )
-        tool.stamp(self.facts.stamp())
-        if ranged:
-            self._end_range = tool.mark(f"{self.facts.subject.role}.{self.facts.subject.stage}")
-        for other in profilers.beside(self._settings, tool):
-            settings = msgspec.structs.replace(self._settings, contents=())  # these are for the profiler only
-            artifacts = Artifacts(self._run, self.facts.subject, settings, other, other.name)
-            self._beside.append(artifacts)
-            try:
-                artifacts.start(ranged)
-            except Exception as error:
-                seam.pass_on(error)
-                self._beside.remove(artifacts)
-                artifacts.fail(why_not(error))
+        self.contents = files.no_size_signal(tool.start, self._settings, self._raw)
+        self.lacking = [f"{tool.name}.{option}" for option in getattr(tool, "lacking", ())]
+        if self.lacking:
+            options = ", ".join(self.lacking)
+            log.warning_once(f"{tool.name} does not support these options here, so they are left out: {options}")
+        tool.stamp(self._stamp())
 
     def exceeded(self) -> str:
         """Return the reason why the recording must end now, or an empty text. The check is cheap."""
         return self._budget.exceeded(self._raw)
 
     def stop(self) -> None:
-        """Stop the tool, and the tools beside it."""
-        self._costs("profiler stop", self._stop)
+        """Stop the tool."""
+        self._budget.end()
+        if self.more:
+            self._tool.stamp(self._stamp())
+        files.no_size_signal(self._tool.stop)
 
-    def give_up(self, reason: str) -> None:
-        """End a recording whose start or stop was interrupted.
+    def abort(self, reason: str, here: bool = True) -> None:
+        """End without a trace, also after an interrupted start or stop. If a thread has the recording, it is kept.
 
-        If the trace is already being written, it is kept. Otherwise a meta file gives the reason for its absence.
+        Args:
+            reason: Reason for the meta file.
+            here: True in the thread in which the tool was started.
         """
-        for other in self._beside:
-            other.give_up(reason)
         if self._job is not None and self._job.kept:
             self._job.start()
             return
-        files.no_size_signal(self._tool.abort)
-        if not self._reported_failure:
-            self._give_up(reason)
+        if self._is_on:
+            files.no_size_signal(self._tool.abort if here else self._tool.stop)
+        self.fail(reason)
 
-    def _stop(self) -> None:
-        self._budget.end()
-        end_range, self._end_range = self._end_range, _nothing
-        try:
-            end_range()
-            if self.facts.more:
-                self._tool.stamp(self.facts.stamp())
-        finally:
-            try:
-                files.no_size_signal(self._tool.stop)
-            finally:
-                for other in self._beside:
-                    other.stop()
-
-    def keep(self, state: str, reason: str = "") -> None:
+    def write(self, state: str, reason: str = "") -> None:
         """Let a thread write the recording, and another process finish it and write the meta file.
 
         For a tool that records nothing, this writes the meta file.
@@ -210,116 +255,159 @@ class Artifacts:
         if not self._tool.ending:
             self._write_meta(state, reason)
             return
-        for other in self._beside:
-            other.keep(state, reason)
-        self.facts.lacking += self._tool.lost
-        raw = self._raw
-        meta = self.facts.meta(state, reason)
+        self.lacking += self._tool.lost
+        raw = str(self._raw)
+        meta = self._meta(state, reason)
         # Reason for the meta file if the finisher finds no GPU events in the trace.
-        watched = self._tool.name == "torch" and cupti.watched(self.facts.contents)
+        watched = self._tool.name == "torch" and cupti.watched(self.contents)
         suspicion = cupti.suspicion(os.environ) if watched else ""
-        if not files.is_folder(raw, follow=False):
-            # Processes that wait for the run's files see this one. Also, Kineto would follow a link of this name.
+        # Processes that wait for the run's files see this one. Also, Kineto would follow links of these names.
+        if files.exists(f"{raw}.tmp", follow=False):
             files.remove(f"{raw}.tmp")
+        if not files.claim(raw) and not files.is_folder(raw, follow=False):
             os.close(files.create(raw))
 
         def write() -> None:
-            files.no_size_signal(self._write, raw, meta, suspicion)
+            files.no_size_signal(self._export, raw, meta, suspicion)
 
         self._job = writer.Job(write, self._settings.stop_timeout_s)
         writer.later(self._job)
+        self._is_on = False
 
     def wait(self) -> None:
         """Wait up to `AUTOPROF_STOP_TIMEOUT_S` until this process has written its files. The finisher may still run."""
-        for other in self._beside:
-            other.wait()
         if (job := self._job) is not None:
-            self._costs("writing", lambda: job.wait(self._settings.stop_timeout_s))
+            self.costs("writing", lambda: job.wait(self._settings.stop_timeout_s))
 
-    def _write(self, raw: Path, meta: dict[str, Any], suspicion: str) -> None:
-        try:
-            self._hand_over(raw, meta, suspicion)
-        except Exception as error:  # this thread has no caller that could catch it
-            seam.pass_on(error)
-            self.problem = f"{type(error).__name__}: {error}"
-            log.warning(f"{self.folder.name}/{self._name.base.name}: {self.problem}")
-        except BaseException as error:  # no thread could start, so the main thread wrote and was interrupted
-            seam.undo(error, lambda: self._give_up(seam.AT_WORK))
-            raise
-
-    def _hand_over(self, raw: Path, meta: dict[str, Any], suspicion: str) -> None:
+    def _export(self, raw: str, meta: dict[str, Any], suspicion: str) -> None:
         try:
             # Kineto opens the file in C++. Threads of C may write to a closed standard output meanwhile.
             with files.low_numbers_taken():
-                self._costs(EXPORT, lambda: self._tool.export(str(raw)))
-        except Exception as error:
-            seam.pass_on(error)
-            self._give_up(f"the trace could not be exported: {reason(error)}")
-            return
+                self.costs(EXPORT, lambda: self._tool.export(raw))
+            self._hand_over(raw, meta, suspicion)
+        except BaseException as error:  # the root of a thread
+            if seam.of_user(error) is None:
+                self.fail(f"the trace could not be exported: {reason_of(error)}")
+                return
+            # No thread could start, so the main thread wrote and was interrupted.
+            seam.undo(error, lambda: self.fail(seam.AT_WORK))
+            raise
+
+    def _hand_over(self, raw: str, meta: dict[str, Any], suspicion: str) -> None:
+        """Let the finisher process compress the trace and write the meta file."""
+        base, settings = str(self.base), self._settings
         chrome = file_names.TRACE.startswith(self._tool.ending)
-        max_bytes = int(self._settings.max_trace_mb * 1e6)
+        max_bytes = int(settings.max_trace_mb * 1e6)
         with seam.suppress(OSError):
-            size = files.size(str(raw))
+            size = files.size(raw)
             self._budget.written(size)
             if chrome and size > max_bytes:  # the finisher cuts it, but has no log
                 log.warning(
-                    f"{self.folder.name}/{self._name.base.name}: the trace is cut short, it has {units.size(size)} and "
-                    f"AUTOPROF_MAX_TRACE_MB is {self._settings.max_trace_mb:g}; raise that, or record less by "
+                    f"{self.folder.name}/{self.base.name}: the trace is cut short, it has {units.size(size)} and "
+                    f"AUTOPROF_MAX_TRACE_MB is {settings.max_trace_mb:g}; raise that, or record less by "
                     "AUTOPROF_CONTENTS, AUTOPROF_ROLLOUT_ITERATIONS or AUTOPROF_MINI_BATCHES"
                 )
         writer.spawn(
             {
-                "raw": str(raw),
-                "base": str(self._name.base),
-                "trace": str(self._name.base) + (file_names.TRACE if chrome else self._tool.ending),
-                "meta_path": str(self._name.base) + file_names.META,
+                "raw": raw,
+                "base": base,
+                "trace": base + (file_names.TRACE if chrome else self._tool.ending),
+                "meta_path": base + file_names.META,
                 "meta": meta,
-                "taken": self._name.taken,
-                "group": self._settings.access == GROUP,
+                "taken": self._taken,
+                "group": settings.access == GROUP,
                 "suspicion": suspicion,
                 "max_bytes": max_bytes,
-                "python": sys.executable if self._settings.npu.analyse else "",
+                "python": sys.executable if settings.npu.analyse else "",
             }
         )
 
     def fail(self, reason: str) -> None:
-        """Write a meta file that gives the reason why there is no trace."""
-        for other in self._beside:
-            other.fail(reason)
-        self._give_up(reason)
-
-    def withdraw(self) -> None:
-        """Remove the meta file of `fail`: another process has reported the reason."""
-        files.remove(str(self._name.base) + file_names.META)
-
-    def _give_up(self, reason: str) -> None:
-        log.warning(f"{self.folder.name}/{self._name.base.name}: {reason}")
-        raws = [f"{self._raw_base}{ending}{file_names.PART}" for ending in file_names.RAW_ENDINGS]
+        """Remove the recording, and write a meta file that gives the reason. May be called again."""
+        if self.has_failed:
+            return
+        place = f"{self.folder.name}/{self.base.name}"
+        log.warning(f"{place}: {reason}")
+        raws = [f"{self._raw_base}{ending}" for ending in _PARTS]
         files.remove(*(f"{raw}.tmp" for raw in raws))
         for raw in raws:  # the disk may be full, and the meta file needs room
             files.empty(raw)
         try:
             self._write_meta("failed", reason)
-        finally:
-            # Last, because processes wait for the capture while its .part file exists.
-            files.remove(*raws)
-        self._reported_failure = True
+        except OSError as error:
+            seam.pass_on(error)
+            self.problem = f"{type(error).__name__}: {error}"
+            log.warning(f"{place}: {self.problem}")
+        # Last, because processes wait for the capture while its .part file exists.
+        files.remove(*raws)
+        self.has_failed = True
 
-    def _write_meta(self, state: str, reason: str) -> None:
-        layout.write_json(Path(str(self._name.base) + file_names.META), self.facts.meta(state, reason))
-        self._name.give_back()
+    def withdraw(self) -> None:
+        """Remove the meta file of `fail`: another process has reported the reason."""
+        files.remove(str(self.base) + file_names.META)
 
     def give_back(self) -> None:
         """Release the name for other captures: this one has no files and nothing to report."""
-        self._name.give_back()
+        files.remove(*self._taken)
+
+    def _write_meta(self, state: str, reason: str) -> None:
+        layout.write_json(Path(str(self.base) + file_names.META), self._meta(state, reason))
+        self.give_back()
+
+    def _stamp(self) -> dict[str, Any]:
+        """Return the facts that are written into the trace itself."""
+        subject = self.subject
+        fields = {"global_step": subject.step, "role": subject.role, "stage": subject.stage, "rank": subject.rank}
+        if subject.replica is not None:
+            fields |= {"replica": subject.replica, "part": subject.part}
+        if "steps" in self.more:
+            fields |= {"global_steps": self.more["steps"]}
+        process_facts = {"host": identity.HOST, "pid": os.getpid(), "run": self._run.info.id}
+        return fields | process_facts | {"versions": self._versions()}
+
+    def _versions(self) -> dict[str, str]:
+        return {"autoprof": __version__} | self._run.hooks.versions | profilers.versions()
+
+    def _meta(self, state: str, reason: str) -> dict[str, Any]:
+        """Return the content of the meta file."""
+        subject, settings, tool = self.subject, self._settings, self._tool
+        requested = dict.fromkeys((*settings.contents, *self.left_out))
+        left_out = [word for word in requested if word not in (*self.contents, MERGE)]
+        if left_out and self.contents and not (self.left_out or tool.remark):
+            log.warning_once(
+                f"{tool.name} does not support these contents here, so they are left out: {', '.join(left_out)}"
+            )
+        reasons = "; ".join(filter(None, [reason, tool.remark]))
+        # The reason why these ranks are captured as the slowest, if they are.
+        slowest = settings.found.get(subject.role, "")
+        if not slowest and Ranks.parse(settings.ranks).slowest:
+            slowest = f"{settings.ranks}: rank 0, because the times of several ranks are not known"
+        meta = CaptureMeta(
+            step=subject.step,
+            role=subject.role,
+            stage=subject.stage,
+            rank=subject.rank,
+            replica=subject.replica,
+            part=subject.part,
+            stage_kind=subject.stage_kind,
+            tool=tool.name,
+            contents=self.contents,
+            left_out=[*left_out, *self.lacking],
+            window=settings.reason or f"AUTOPROF_STEPS={self._run.settings.steps}",
+            host=identity.HOST,
+            pid=os.getpid(),
+            clock=Clock(self._started, now()),
+            versions=self._versions(),
+            bytes=0,
+            state=state,
+            reason=hidden(reasons) if reasons else "",
+            slowest=slowest,
+            **self.more,
+        )
+        content: dict[str, Any] = msgspec.to_builtins(meta)
+        return content
 
 
-def why_not(error: Exception) -> str:
-    """Return the reason why a recording did not begin, for its meta file."""
-    if isinstance(error, OverBudget):
-        return str(error)
-    return f"the profiler did not start: {type(error).__name__}: {error}"
-
-
-def _nothing(*_: object) -> None:
-    """Do nothing: no range has begun."""
+def now() -> Moment:
+    """Return the current time in ns on two clocks: since the epoch, which traces use, and the monotonic one."""
+    return Moment(time.time_ns(), time.monotonic_ns())

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+
 from autoprof.base.originals import threading
-from autoprof.capture import lifecycle
+from autoprof.capture.artifacts import Subject
 from autoprof.capture.profilers import Tool
-from autoprof.capture.recording import Capture
-from autoprof.capture.subject import Subject
+from autoprof.capture.recorder import Capture
 from autoprof.config.settings import Settings
 from autoprof.run.runtime import Runtime
+
+# End of the reason if no pass was recorded.
+TOO_EARLY = ", before the first forward pass that was to be recorded"
 
 
 class PassCapture(Capture):
@@ -16,10 +20,7 @@ class PassCapture(Capture):
 
     Attributes:
         passed: Number of passes so far.
-        recording: True while it records.
-        begun: True once recording has begun or was tried.
-        told: True once a meta file exists or is being written, so that no other reason is reported.
-        problem: Description of the error, or an empty text.
+        tried: True once recording has begun or was tried. It is tried only once.
     """
 
     def __init__(
@@ -43,10 +44,15 @@ class PassCapture(Capture):
         """
         super().__init__(run, subject, settings, tool)
         self.passed = 0
-        self.recording = self.begun = self.told = False
-        self.problem = ""
+        self.tried = False
         self._first, self._stop_before = part
+        self._part = range(self._first, sys.maxsize if self._stop_before is None else self._stop_before)
         self._counted = counted
+
+    @property
+    def recording(self) -> bool:
+        """True while it records."""
+        return self.state == "recording"
 
     def before_pass(self, wanted: bool = True) -> bool:
         """Count a pass that begins now. Return True if it is recorded. `wanted`: as in `reach`."""
@@ -60,70 +66,27 @@ class PassCapture(Capture):
         self.reach()
 
     def reach(self, wanted: bool = True) -> None:
-        """Begin or end the recording between two passes, if it is due.
+        """Begin or stop the recording between two passes, if it is due.
 
-        Only the thread that began the recording ends it, because torch can't export it in another thread.
+        Only the thread that began the recording stops it, because torch can't export it in another thread.
 
         Args:
             wanted: False to begin no recording.
         """
-        if self.recording and self.thread == threading.get_ident():
+        if self.state == "recording" and self.thread == threading.get_ident():
             if self.passed == self._stop_before:
-                self.end()
+                self.stop()
             else:
-                lifecycle.keep_within_budget(self)
-        elif wanted and not (self.begun or self.told) and self._in_part():
+                self.keep_within_budget()
+        elif wanted and self.state == "waiting" and not self.tried and self.passed in self._part:
             self.begin()
 
-    def _in_part(self) -> bool:
-        return self._first <= self.passed and (self._stop_before is None or self.passed < self._stop_before)
+    def begin(self) -> bool:
+        self.tried = True
+        return super().begin()
 
-    def begin(self) -> None:
-        """Start recording, if this process's profiler is available.
-
-        Raises:
-            Exception: The tool does not record. A meta file has the reason.
-        """
-        self.begun = True
-        self.thread = threading.get_ident()
-        self.recording = lifecycle.record(self)
-
-    def end(self, state: str = "complete", reason: str = "") -> None:
-        """End the recording, if it is active."""
-        if self.recording:
-            lifecycle.finish(self, state, reason)
-
-    def finish(self, state: str, reason: str) -> None:
-        if not self.begun:  # the profiler is claimed, but no pass has begun
-            self.fail(f"{reason}, before the first forward pass that was to be recorded")
-            return
-        self.recording = False
-        try:
-            super().finish(state, reason)
-            self.told = True
-        except Exception as error:
-            self.problem = f"{type(error).__name__}: {error}"
-            raise
-
-    def give_up(self, reason: str) -> None:
-        self.recording = False
-        if not self.told:
-            self.told, self.problem = True, reason
-        super().give_up(reason)
-
-    def abandon(self, reason: str) -> None:
-        self.recording = False
-        try:
-            if self.begun:
-                super().abandon(reason)
-            else:
-                self.fail(reason)
-        finally:
-            self.ended.set()
-
-    def fail(self, reason: str) -> None:
-        self.told, self.problem = True, reason
-        super().fail(reason)
+    def abort(self, reason: str) -> None:
+        super().abort(reason if self.tried else f"{reason}{TOO_EARLY}")
 
     def close(self, reason: str = "") -> str:
         """Wait until the trace is written. If nothing was recorded, write a meta file with the reason.
@@ -134,10 +97,10 @@ class PassCapture(Capture):
         Returns:
             Description of the error, or an empty text.
         """
-        if not self.told:
-            self.fail(self.problem or reason or self.why_nothing())
+        if self.state == "waiting":
+            self.fail(reason or self.why_nothing())
         self.wait()
-        return self.problem or self.artifacts.problem
+        return self.problem or self.open().problem
 
     def why_nothing(self) -> str:
         """Return a sentence with the number of passes, and with the first pass that was to be recorded."""

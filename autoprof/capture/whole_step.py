@@ -14,19 +14,19 @@ from typing import Any
 import msgspec
 
 from autoprof.base import log, process, seam
-from autoprof.base.exception_text import reason
 from autoprof.base.originals import threading
-from autoprof.capture import lifecycle
-from autoprof.capture.facts import clock
+from autoprof.capture import profilers
+from autoprof.capture.artifacts import Subject, now
 from autoprof.capture.profilers import Tool
-from autoprof.capture.recording import Capture
-from autoprof.capture.subject import Subject
+from autoprof.capture.recorder import Capture
 from autoprof.config.settings import Settings
 from autoprof.run import runtime
 from autoprof.run.runtime import Runtime
 
 STAGE = "step"
 TOGETHER = "together"
+# Function that ends a stage. Its argument is the reason why the stage ends early, or an empty text.
+Leave = Callable[[str], None]
 
 
 class StepCapture(Capture):
@@ -39,7 +39,7 @@ class StepCapture(Capture):
         self.steps: list[int] = []
         self.ends_with_step = settings.consecutive != TOGETHER
         self._stages: list[dict[str, Any]] = []
-        self._end_range: Callable[[], None] | None = None
+        self._end_step: Callable[[], None] | None = None
         self._loop = _running_loop()
 
     def takes(self, step: int) -> bool:
@@ -58,35 +58,37 @@ class StepCapture(Capture):
         else:
             self._loop.call_soon_threadsafe(function)
 
-    def enter(self, subject: Subject) -> Callable[[], None]:
+    def enter(self, subject: Subject) -> Leave:
         """Begin a stage. Return the function that ends it."""
         if subject.step not in self.steps:
-            self.end_step()
+            self._leave_step()
             self.steps.append(subject.step)
-            self._end_range = self.mark(f"global_step {subject.step}")
+            self._end_step = self.mark(f"global_step {subject.step}")
+        name = f"{subject.role}.{subject.stage}"
         stage: dict[str, Any] = {"step": subject.step, "role": subject.role, "stage": subject.stage}
-        stage |= {"stage_kind": subject.stage_kind, "start": clock()["unix_ns"]}
+        stage |= {"stage_kind": subject.stage_kind, "start": now().unix_ns}
         self._stages.append(stage)
-        end_range = self.mark(f"{subject.role}.{subject.stage}")
+        end_range = self.mark(name)
 
-        def leave() -> None:
-            stage["stop"] = clock()["unix_ns"]
+        def leave(reason: str) -> None:
+            stage["stop"] = now().unix_ns
+            if reason and not self.cut:
+                self.cut = f"{name}: {reason}"
             end_range()
 
         return leave
 
-    def end_step(self) -> None:
+    def _leave_step(self) -> None:
         """End the range of the last entered step."""
-        end_range, self._end_range = self._end_range, None
-        if end_range is not None:
-            end_range()
+        end_step, self._end_step = self._end_step, None
+        if end_step is not None:
+            end_step()
 
-    def finish(self, state: str, reason: str) -> None:
-        self.end_step()
+    def _describe(self) -> None:
+        self._leave_step()
         roles = dict.fromkeys(stage["role"] for stage in self._stages)
-        if hasattr(self, "artifacts"):
-            self.artifacts.describe("+".join(roles), {"steps": self.steps, "stages": self._stages})
-        super().finish(state, reason)
+        for artifacts in self._artifacts:
+            artifacts.describe("+".join(roles), {"steps": self.steps, "stages": self._stages})
 
 
 class _WholeStepState(process.State):
@@ -104,30 +106,30 @@ class _WholeStepState(process.State):
 
     def at_exit(self) -> None:
         last = self.open
-        try:
-            end("the process ended before the step")
+        with seam.guard("the capture of a step could not be ended", log.error_once):
+            stop("the process ended before the step")
             if last is not None:  # the interpreter does not wait for threads that start now
                 last.wait()
-        except Exception as error:
-            seam.pass_on(error)
-            log.warning(f"the capture of a step could not be ended: {reason(error)}")
 
 
 _state = _WholeStepState()
 
 
-def enter(run: Runtime, subject: Subject, settings: Settings) -> Callable[[], None] | None:
+def enter(run: Runtime, subject: Subject, settings: Settings) -> Leave | None:
     """Enter a stage of a step in the window. The step's capture begins with its first stage.
 
     Returns:
         The function that ends the stage, or None if the stage is not recorded.
     """
-    lifecycle.keep_within_budget(_state.open)
-    if _state.open is not None and not _state.open.takes(subject.step):
-        end("this process got no notice of the step's end; the trace ends at the next step's first stage")
-    if _state.open is not None and _state.open.over_budget:
-        return None
-    if _state.open is None or _state.open.ended.is_set():
+    capture = _state.open
+    if capture is not None:
+        capture.keep_within_budget()
+        if not capture.takes(subject.step):
+            stop("this process got no notice of the step's end; the trace ends at the next step's first stage")
+            capture = None
+        elif capture.over_budget:
+            return None
+    if capture is None or capture.ended.is_set():
         # Another thread ends the step, and could not end a recording of this thread.
         if _state.thread not in (0, threading.get_ident()) and _running_loop() is None:
             log.warning_once(
@@ -136,11 +138,12 @@ def enter(run: Runtime, subject: Subject, settings: Settings) -> Callable[[], No
             )
             return None
         whole = msgspec.structs.replace(subject, stage=STAGE, stage_kind="")
-        begun = lifecycle.begin(run, whole, settings, StepCapture)
-        _state.open = begun if isinstance(begun, StepCapture) else None
-        if _state.open is not None:
-            _state.end_first()
-    return _state.open.enter(subject) if _state.open is not None else None
+        capture = StepCapture(run, whole, settings, profilers.choose(settings))
+        _state.open = capture if capture.begin() else None
+        if _state.open is None:
+            return None
+        _state.end_first()
+    return capture.enter(subject)
 
 
 def step_began() -> None:
@@ -148,27 +151,27 @@ def step_began() -> None:
     _state.thread = threading.get_ident()
 
 
-def recording() -> Capture | None:
+def current() -> Capture | None:
     """Return the open capture of a step in this process, if any."""
     return _state.open
 
 
-def end(reason: str = "") -> None:
-    """End the open capture, if any."""
-    ending = _state.open
-    if ending is None:
+def stop(reason: str = "") -> None:
+    """Stop the open capture, if any."""
+    capture = _state.open
+    if capture is None:
         return
     try:
-        lifecycle.finish(ending, "complete", reason)
+        capture.stop(reason)
     except BaseException as error:
-        seam.undo(error, partial(lifecycle.finish, ending, "truncated", seam.AT_WORK))
+        seam.undo(error, partial(capture.abort, seam.AT_WORK))
         raise
     finally:
         _state.open = None
 
 
-def end_in_worker(actor: object, together: bool) -> None:
-    """End the capture of a Ray actor. The trainer calls this in each actor when its step has ended.
+def stop_in_worker(actor: object, together: bool) -> None:
+    """Stop the capture of a Ray actor. The trainer calls this in each actor when its step has ended.
 
     Errors of autoprof are only reported.
 
@@ -176,11 +179,8 @@ def end_in_worker(actor: object, together: bool) -> None:
         actor: The actor, which Ray passes.
         together: True if the next step may belong to the same capture.
     """
-    try:
+    with seam.guard("continuous", runtime.report):
         step_ended(together)
-    except Exception as error:
-        seam.pass_on(error)
-        runtime.report("continuous", error)
 
 
 def step_ended(together: bool) -> None:
@@ -188,16 +188,13 @@ def step_ended(together: bool) -> None:
     _state.thread = 0
     capture = _state.open
     if capture is not None and (capture.ends_with_step or not together):
-        capture.call(lambda: _end_quietly(capture))
+        capture.call(lambda: _stop_quietly(capture))
 
 
-def _end_quietly(capture: StepCapture) -> None:
-    try:
+def _stop_quietly(capture: StepCapture) -> None:
+    with seam.guard("continuous", runtime.report):
         if capture is _state.open:
-            end()
-    except Exception as error:
-        seam.pass_on(error)
-        runtime.report("continuous", error)
+            stop()
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

@@ -269,7 +269,7 @@ class Behaviour(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         raise NotImplementedError
 
     def idle_unless(self) -> str:
-        """Return the group that must be counting (`gates.counting`) for the hook to have work, or an empty string."""
+        """Return the group that must count (`registry.counting`) for the hook to have work, or an empty string."""
         return ""
 
     def install(self, owner: Any) -> bool:

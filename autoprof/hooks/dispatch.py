@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from autoprof.base import exceptions, log, seam, threads
 from autoprof.base.originals import threading
-from autoprof.capture import lifecycle
+from autoprof.capture import recorder
 from autoprof.hooks import registry
 from autoprof.hooks.behaviour import Around, Call, Outcome, Reply, Wait
 from autoprof.run import call_counts, cluster, runtime
@@ -297,7 +297,7 @@ class HookCall(Call):
 
     def _begin(self) -> Around | None:
         """Return the generator of the behaviour, or None if the hook ignores the call."""
-        self._recording = lifecycle.current()
+        self._recording = recorder.current()
         behaviour = registry.behaviour(self.key)
         if behaviour is None:
             return None
@@ -332,7 +332,7 @@ class HookCall(Call):
                     self.on_interrupt()
             finally:
                 if cut:
-                    lifecycle.cut_short(seam.AT_WORK, but_for=self._recording)
+                    recorder.abort(seam.AT_WORK, but_for=self._recording)
             self._around = None
 
     def _failed(self, error: BaseException) -> None:
@@ -341,7 +341,7 @@ class HookCall(Call):
             try:
                 report(self.key, error)
             finally:
-                lifecycle.cut_short(f"autoprof failed in {self.key}", but_for=self._recording)
+                recorder.abort(f"autoprof failed in {self.key}", but_for=self._recording)
         # The frames hold the user's arguments, and some frames hold the error: a cycle that could keep a model alive.
         exceptions.set_traceback(error, None)
 

@@ -16,8 +16,8 @@ import torch
 from verl.utils.profiler.torch_profile import get_torch_profiler
 from work import BYTES_A_ROUND, work
 
-from autoprof.capture import lifecycle
-from autoprof.capture.subject import Subject
+from autoprof.capture import recorder
+from autoprof.capture.artifacts import Subject
 from autoprof.run import end as run_end
 from autoprof.run import runtime
 from bench.paired import Case, in_turns
@@ -32,9 +32,9 @@ def main(turns: int, megabytes: int, folder: Path) -> dict[str, Any]:
     assert run is not None
 
     def autoprof() -> Callable[[], None]:
-        recording = lifecycle.begin(run, Subject(step=1, role="actor", stage="update_actor", rank=0))
+        recording = recorder.begin(run, Subject(step=1, role="actor", stage="update_actor", rank=0))
         assert recording is not None
-        return lambda: lifecycle.end(recording)
+        return lambda: recording.stop()
 
     def verl() -> Callable[[], None]:
         profile = get_torch_profiler(["cpu"], str(folder / "verl"), role="actor")

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from autoprof.capture.subject import Subject
+from autoprof.capture.artifacts import Subject
 from autoprof.run import end
 from autoprof.run.runtime import Runtime
 from autoprof.rundir import file_names

@@ -37,7 +37,7 @@ def state(number: int) -> dict[str, Any]:
     """Return what autoprof has open or switched on in this process, by name."""
     from autoprof.base import process
     from autoprof.behaviours.trainer import open_step, running, spans
-    from autoprof.capture import lifecycle, writer
+    from autoprof.capture import recorder, writer
     from autoprof.capture.profilers import foreign
     from autoprof.hooks import registry
     from autoprof.run import runtime, step_announcement
@@ -47,8 +47,8 @@ def state(number: int) -> dict[str, Any]:
     torch = sys.modules.get("torch")
     return {
         "blocked signals": signal.pthread_sigmask(signal.SIG_BLOCK, ()),
-        "recording": lifecycle.current() and vars(lifecycle.current()),
-        "claim": lifecycle._state.lock.locked(),
+        "recording": recorder.current() and vars(recorder.current()),
+        "claim": recorder._state.lock.locked(),
         "step": open_step.state.current and open_step.state.current.number,
         "announced": step_announcement.own()[1],
         "stages": dict(running.running),

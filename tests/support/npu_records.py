@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from autoprof.capture import lifecycle
-from autoprof.capture.subject import Subject
+from autoprof.capture import recorder
+from autoprof.capture.artifacts import Subject
 from autoprof.run import end
 from autoprof.run.runtime import Runtime
 
@@ -16,9 +16,9 @@ SUBJECT = Subject(step=2, role="actor", stage="update_actor", rank=3)
 
 def record(run: Runtime) -> dict[str, Any]:
     """Capture a stage and return its meta file."""
-    recording = lifecycle.begin(run, SUBJECT)
+    recording = recorder.begin(run, SUBJECT)
     assert recording is not None
-    lifecycle.end(recording)
+    recording.stop()
     return meta_file(run)
 
 

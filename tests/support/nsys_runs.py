@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from autoprof.capture import lifecycle
+from autoprof.capture import recorder
+from autoprof.capture.artifacts import Subject
 from autoprof.capture.finisher import nsys_report
 from autoprof.capture.profilers import nsys
-from autoprof.capture.subject import Subject
 from autoprof.config.settings import Settings
 from autoprof.run import end, runtime
 
@@ -86,6 +86,6 @@ def finished(run: runtime.Runtime) -> dict[str, dict[str, Any]]:
 
 
 def record(run: runtime.Runtime, subject: Subject = SUBJECT) -> None:
-    recording = lifecycle.begin(run, subject)
+    recording = recorder.begin(run, subject)
     assert recording is not None
-    lifecycle.end(recording)
+    recording.stop()

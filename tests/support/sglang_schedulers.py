@@ -16,7 +16,7 @@ from autoprof.behaviours.rollout.engine import MARK, Request
 from autoprof.behaviours.sglang import scheduler as sglang_scheduler
 from autoprof.behaviours.sglang.scheduler import Scheduler as Requests
 from autoprof.behaviours.sglang.scheduler import SchedulerPass
-from autoprof.capture import lifecycle
+from autoprof.capture import recorder
 from autoprof.hooks.behaviour import CALL, Call, Outcome, Reply
 from autoprof.run import end
 from autoprof.run.runtime import Runtime
@@ -60,7 +60,7 @@ class Scheduler:
 @pytest.fixture
 def run(joined: Callable[..., Runtime], monkeypatch: pytest.MonkeyPatch) -> Runtime:
     monkeypatch.setattr(sglang_scheduler, "_answer", lambda message: message)
-    lifecycle.watch_others()
+    recorder.watch_others()
     return joined()
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from autoprof.base import files
 from autoprof.base.identity import HOST
-from autoprof.capture import lifecycle
+from autoprof.capture import recorder
 from autoprof.run import end
 from autoprof.run.timeline import Span
 from autoprof.rundir import layout
@@ -298,13 +298,13 @@ def test_autoprof_does_not_wait_for_recordings_of_dead_processes(
 @pytest.mark.fault("the clock is set back in a capture", "continues", "nothing; the meta file has both clocks")
 def test_only_the_meta_file_shows_that_the_clock_was_set_back(made: Any, mocker: Any) -> None:
     run = made()
-    recording = lifecycle.begin(run, SUBJECT)
+    recording = recorder.begin(run, SUBJECT)
     span = Span(run.timeline, "stage", "x", step=2, role="actor", rank=3)
     work()
     now, now_ns = time.time, time.time_ns
     mocker.patch("autoprof.base.originals.time.time", side_effect=lambda: now() - 7200)
     mocker.patch("autoprof.base.originals.time.time_ns", side_effect=lambda: now_ns() - 7200 * 10**9)
-    lifecycle.end(recording)
+    recording.stop()
     span.end()
     ((meta, trace),) = finished(run).values()
     assert meta["state"] == "complete"

@@ -9,9 +9,9 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 
 from autoprof.base import seam
-from autoprof.capture.artifacts import Artifacts
+from autoprof.capture.artifacts import Subject
 from autoprof.capture.profilers.torch import TorchTool
-from autoprof.capture.subject import Subject
+from autoprof.capture.recorder import Capture
 from autoprof.config import kinds, structs
 from autoprof.config.settings import Settings
 from autoprof.hooks import dispatch
@@ -174,7 +174,7 @@ class EngineActor(Behaviour):
         raise NotImplementedError
 
 
-# Attribute of an engine while its workers record for autoprof: the artifacts whose meta file is written at the stop.
+# Attribute of an engine while its workers record for autoprof: the capture whose meta file is written at the stop.
 _OPEN = "_autoprof_open"
 
 
@@ -209,14 +209,16 @@ class RpcServer(EngineActor, kw_only=True):
             return {"problem": "its workers are started already"}
         settings = request.settings(run)
         await asyncio.wait_for(engine.collective_rpc(self.begin), settings.stop_timeout_s)
-        setattr(engine, _OPEN, Artifacts(run, request.subject("engine"), settings, _NoTool()))
+        capture = Capture(run, request.subject("engine"), settings, _NoTool())
+        capture.open()
+        setattr(engine, _OPEN, capture)
         return {"problem": ""}
 
     async def stop(self, engine: Any) -> dict[str, Any]:
-        run, artifacts = runtime.current(), getattr(engine, _OPEN, None)
-        if run is None or artifacts is None:
+        run, capture = runtime.current(), getattr(engine, _OPEN, None)
+        if run is None or capture is None:
             return {"problem": "its workers were not started"}
         delattr(engine, _OPEN)
         await asyncio.wait_for(engine.collective_rpc(self.end), run.settings.for_role(ROLE).stop_timeout_s)
-        artifacts.fail(f"autoprof has no trace: {self.kept}")
+        capture.fail(f"autoprof has no trace: {self.kept}")
         return {"problem": ""}

@@ -9,8 +9,8 @@ import msgspec
 
 from autoprof.base import log, process
 from autoprof.behaviours.rollout.engine import ROLE, Request
-from autoprof.capture.artifacts import Artifacts
 from autoprof.capture.profilers.torch import TorchTool
+from autoprof.capture.recorder import Capture
 from autoprof.config.kinds import GENERATE
 from autoprof.config.settings import Settings
 from autoprof.hooks.behaviour import CALL, Around, Behaviour, Call, CallPath, Wait, follow
@@ -88,10 +88,10 @@ class _Engine:
     def send(self, action: Action, window: _RolloutWindow) -> Any:
         return self._send.remote(autoprof=self.request(action, window).fields())
 
-    def note(self, run: runtime.Runtime, window: _RolloutWindow, problem: str) -> Artifacts:
+    def note(self, run: runtime.Runtime, window: _RolloutWindow, problem: str) -> Capture:
         """Write a meta file for the engine, so that `autoprof doctor` can say why there is no trace."""
         request = self.request("start", window)
-        note = Artifacts(run, request.subject("engine"), request.settings(run), TorchTool())
+        note = Capture(run, request.subject("engine"), request.settings(run), TorchTool())
         note.fail(problem)
         return note
 
@@ -107,7 +107,7 @@ class _LateAnswer(NamedTuple):
 
     step: int
     reference: Any
-    note: Artifacts | None
+    note: Capture | None
 
 
 class _RolloutWindow:

@@ -117,7 +117,7 @@ def stop() -> Path | None:
             _restore(blocks.state.before)
         return None
     with seam.guard("autoprof/stop", runtime.report):
-        running.end_all("autoprof.stop() was called during the stage")
+        running.abort_all("autoprof.stop() was called during the stage")
     blocks.state.step = None
     opened.stop_blocks()
     if blocks.state.before is None:

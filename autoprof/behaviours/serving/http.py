@@ -18,8 +18,8 @@ from autoprof.base.originals import json
 from autoprof.behaviours.rollout.engine import ROLE, Request
 from autoprof.behaviours.serving import server as serving
 from autoprof.behaviours.trainer.running import in_whole
-from autoprof.capture.artifacts import Artifacts
 from autoprof.capture.profilers.torch import TorchTool
+from autoprof.capture.recorder import Capture
 from autoprof.config.kinds import GENERATE
 from autoprof.config.settings import Settings
 from autoprof.hooks.behaviour import CALL, Around, Behaviour, Call, CallPath, Wait
@@ -201,7 +201,7 @@ class _ServerWindow:
         for url, request, start in started:
             if problem := start.problem or stop_problems.get(url, ""):
                 subject = request.subject("engine")
-                Artifacts(run, subject, self.settings.for_role(ROLE), TorchTool()).fail(f"{url}: {problem}")
+                Capture(run, subject, self.settings.for_role(ROLE), TorchTool()).fail(f"{url}: {problem}")
             else:
                 log.info(f"step {request.step}: its rollout is in the run of {url}, {start.directory}")
 

@@ -16,8 +16,8 @@ from autoprof.base import process
 from autoprof.base.originals import time
 from autoprof.behaviours.rollout.engine import MARK, ROLE, Request, problem_of
 from autoprof.capture import profilers
-from autoprof.capture.pass_capture import PassCapture
-from autoprof.capture.subject import Subject
+from autoprof.capture.artifacts import Subject
+from autoprof.capture.pass_capture import TOO_EARLY, PassCapture
 from autoprof.config.kinds import GENERATE
 from autoprof.config.selection import parse_iterations
 from autoprof.config.settings import Settings
@@ -56,7 +56,7 @@ class SchedulerCapture:
             if trace.stage in ("", stage):
                 trace.before_pass(wanted=not self._recording)
             elif (trace.stage, stage) == (EXTEND, DECODE):
-                trace.end()
+                trace.stop()
         if not self._recording:
             self._let_run()
             return None
@@ -68,7 +68,7 @@ class SchedulerCapture:
         around: AbstractContextManager[Any] = torch.profiler.record_function(f"run_batch {stage}".rstrip())
         return around
 
-    def close(self, cut: str = "") -> str:
+    def stop(self, cut: str = "") -> str:
         """End the recording. Return why there is no trace, or an empty string.
 
         Args:
@@ -76,15 +76,16 @@ class SchedulerCapture:
         """
         self._let_run()
         for trace in self._traces:
-            trace.end("truncated" if cut else "complete", cut)
+            if cut:
+                trace.abort(cut)
+            else:
+                trace.stop()
         # The engine may be ended after the stop, so the traces must be written before it returns.
-        begun = [trace for trace in self._traces if trace.begun] or self._traces[:1]
-        problems = [
-            trace.close(cut and f"{cut}, before the first forward pass that was to be recorded") for trace in begun
-        ]
+        begun = [trace for trace in self._traces if trace.tried] or self._traces[:1]
+        problems = [trace.close(cut and f"{cut}{TOO_EARLY}") for trace in begun]
         for trace in self._traces:
             if trace not in begun:  # its stage never began, so its file name is free again
-                trace.artifacts.give_back()
+                trace.give_back()
         return next(filter(None, problems), "")
 
     @property
@@ -112,12 +113,13 @@ class StageTrace(PassCapture):
         self.stage = stage
         self.open()
 
-    def begin(self) -> None:
-        super().begin()
-        if self.recording:
-            self.artifacts.facts.contents += [BY_STAGE] * bool(self.stage)
-        elif not self.told:
+    def begin(self) -> bool:
+        begun = super().begin()
+        if begun:
+            self.open().contents += [BY_STAGE] * bool(self.stage)
+        elif self.state == "waiting":
             self.fail("another profiler is recording in the scheduler's process")
+        return begun
 
 
 class _Pauses:
@@ -201,9 +203,9 @@ def _obey(holder: Any, request: Request) -> str:
     """Carry out a request. Return the problem, or an empty string."""
     session, _state.session = _state.session, None
     if request.action == "stop":
-        return session.close(request.reason) if session is not None else ""
+        return session.stop(request.reason) if session is not None else ""
     if session is not None:
-        session.close("a new request came before the stop")
+        session.stop("a new request came before the stop")
     run = runtime.start()
     if run is None:
         return "autoprof is off in the scheduler's process"

@@ -47,7 +47,7 @@ def step_ended(together: bool) -> None:
     for worker in state.workers:
         with seam.guard("could not notify a worker of the step's end", log.error_once):
             # No wait for the answer: in the actor's queue, this call comes before the trainer's next one.
-            worker.__ray_call__.remote(whole_step.end_in_worker, together)
+            worker.__ray_call__.remote(whole_step.stop_in_worker, together)
     if not together:
         state.workers.clear()
 
@@ -100,7 +100,7 @@ class OpenStep:
         state.current = None
         if self.off:
             return
-        running.end_paired()
+        running.abort_paired()
         if self.captured:
             yield from replicas.stop(run)
             replicas.close_window()
@@ -121,7 +121,7 @@ class OpenStep:
         if state.current is self:
             state.current = None
         if not self.off:
-            running.end_paired()
+            running.abort_paired()
             replicas.drop()
             step_ended(together=False)
             self._end_span(None)

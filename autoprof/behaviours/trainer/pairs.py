@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from autoprof.behaviours.trainer.running import RunningStage, StageKey, running
 from autoprof.behaviours.trainer.spans import plain
 from autoprof.behaviours.trainer.stages import Stage, kind_of
-from autoprof.capture.subject import Subject
+from autoprof.capture.artifacts import Subject
 from autoprof.config.settings import Settings
 from autoprof.hooks.behaviour import CALL, Around, Behaviour, Call, CallPath
 from autoprof.run import runtime, step_announcement
@@ -35,7 +35,7 @@ class StageBegin(Stage):
         step = None if announcement is None else announcement.step
         before = running.get(key)
         if before is not None and before.paired and before.step != step:
-            before.end(cut="no call ended the stage")
+            before.abort("no call ended the stage")
         opened = super().stage_of(run, key, call, announcement)
         if opened is not None:
             opened.paired, opened.owner = True, _owner(self.of, call)
@@ -65,17 +65,17 @@ class StageEnd(Behaviour):
     role: str = ""
 
     def around(self, call: Call) -> Around:
-        call.on_interrupt = partial(self._cut, call)
+        call.on_interrupt = partial(self._abort, call)
         outcome = yield CALL
         stage = self._fitting(call)
         if stage is not None:
-            call.on_interrupt = stage.cut
-            stage.end(outcome.error)
+            call.on_interrupt = stage.abort
+            stage.stop(outcome.error)
         return None
 
-    def _cut(self, call: Call) -> None:
+    def _abort(self, call: Call) -> None:
         if (stage := self._fitting(call)) is not None:
-            stage.cut()
+            stage.abort()
 
     def _fitting(self, call: Call) -> RunningStage | None:
         owner = _owner(self.of, call)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal
 
-from autoprof.base import seam
-from autoprof.capture import lifecycle, profilers, whole_step
+from autoprof.base import exceptions, seam
+from autoprof.capture import profilers, recorder, whole_step
+from autoprof.capture.artifacts import Subject
 from autoprof.capture.pass_capture import PassCapture
-from autoprof.capture.recording import Capture
-from autoprof.capture.subject import Subject
+from autoprof.capture.recorder import Capture
 from autoprof.config.selection import parse_iterations
 from autoprof.config.settings import Settings
 from autoprof.hooks import registry
@@ -57,17 +57,17 @@ class RunningStage:
         self._key = key
         self._mini_batches = 0
         self._capture: PassCapture | None = None
-        self._leave: Callable[[], None] | None = None
+        self._leave: whole_step.Leave | None = None
         self._span: Span | None = None
 
     def begin(self, wanted: tuple[Subject, Settings] | None) -> None:
-        """Begin the stage. If `begin` or `end` is interrupted, the caller must call `cut`.
+        """Begin the stage. If `begin` or `stop` is interrupted, the caller must call `abort`.
 
         Args:
             wanted: Subject and settings of the capture, if the window is open for the stage.
         """
         # Check the stack's room before the choice of a profiler: in a thread with a small stack, its imports can crash.
-        if wanted is not None and lifecycle.has_room(wanted[0]):
+        if wanted is not None and recorder.has_room(wanted[0]):
             self._begin(self._run, *wanted)
         role, name = self._key
         self._span = Span(
@@ -81,27 +81,28 @@ class RunningStage:
         """Count a forward pass or a mini-batch that has ended."""
         if self._capture is not None:
             self._capture.after_pass()
-        elif self._leave is not None:
-            lifecycle.keep_within_budget(whole_step.recording())
+        elif self._leave is not None and (whole := whole_step.current()) is not None:
+            whole.keep_within_budget()
 
     def mini_batch(self) -> Callable[[], None] | None:
         """Count a mini-batch that begins. If it is recorded, return the function that ends its range."""
         number, self._mini_batches = self._mini_batches, self._mini_batches + 1
-        recording: Capture | None = None
+        recorded: Capture | None = None
         if self._capture is not None:
-            recording = self._capture if self._capture.before_pass() else None
-        elif self._leave is not None:
-            recording = whole_step.recording()
-            lifecycle.keep_within_budget(recording)
-        return recording.mark(f"mini_batch {number}") if recording is not None else None
+            recorded = self._capture if self._capture.before_pass() else None
+        elif self._leave is not None and (recorded := whole_step.current()) is not None:
+            recorded.keep_within_budget()
+        return recorded.mark(f"mini_batch {number}") if recorded is not None else None
 
-    def end(self, error: BaseException | None = None, cut: str = "") -> None:
-        """End the stage. May be called again after an interruption.
+    def stop(self, error: BaseException | None = None) -> None:
+        """End the stage. `error`: exception that the stage raised, if any."""
+        self._end(error, "" if error is None else f"the stage raised {exceptions.type_name(error)}")
 
-        Args:
-            error: Exception that the stage raised, if any.
-            cut: Reason why the recording ends early, if it does.
-        """
+    def abort(self, reason: str = seam.AT_WORK) -> None:
+        """End the stage early, also one whose `begin` or `stop` was interrupted. May be called again."""
+        self._end(None, reason)
+
+    def _end(self, error: BaseException | None, reason: str) -> None:
         if running.get(self._key) is self:
             running.pop(self._key)
         if self.counts:
@@ -112,25 +113,22 @@ class RunningStage:
                 span.end(error)
         finally:
             if self._leave is not None or self._capture is not None:
-                self._end_recording(error, cut)
+                self._end_capture(reason)
 
-    def cut(self) -> None:
-        """End a stage whose begin or end was interrupted."""
-        self.end(cut=seam.AT_WORK)
-
-    def _end_recording(self, error: BaseException | None, cut: str) -> None:
+    def _end_capture(self, reason: str) -> None:
+        """End the capture. `reason`: why it ends early, or an empty text."""
         leave, self._leave = self._leave, None
+        capture = self._capture
         if leave is not None:
-            leave()
-        elif self._capture is None:
-            pass
-        elif not self._capture.begun:
-            if not self._capture.told:
-                self._capture.fail(cut if cut == seam.AT_WORK else self._capture.why_nothing())
-        elif cut:
-            lifecycle.finish(self._capture, "truncated", cut)
+            leave(reason)
+        elif capture is None:
+            return
+        elif capture.state == "waiting" and not capture.tried:
+            capture.fail(reason if reason == seam.AT_WORK else capture.why_nothing())
+        elif reason:
+            capture.abort(reason)
         else:
-            lifecycle.end(self._capture, error)
+            capture.stop()
 
     def _begin(self, run: Runtime, subject: Subject, settings: Settings) -> None:
         # If passes are counted, a capture of the whole step would record the generation to its end, not only a part.
@@ -161,17 +159,17 @@ def inside(key: StageKey, step: int | None) -> bool:
     )
 
 
-def end_all(cut: str) -> None:
-    """End all running stages of this process early. `cut` is the reason."""
+def abort_all(reason: str) -> None:
+    """Abort all running stages of this process."""
     for stage in list(running.values()):
-        stage.end(cut=cut)
+        stage.abort(reason)
     wholes.clear()
 
 
-def end_paired() -> None:
-    """End the stages that no call has ended, with their step."""
+def abort_paired() -> None:
+    """Abort the stages that no call has ended, with their step."""
     for stage in [stage for stage in running.values() if stage.paired]:
-        stage.end(cut="the step ended before the stage")
+        stage.abort("the step ended before the stage")
 
 
 def in_whole() -> bool:

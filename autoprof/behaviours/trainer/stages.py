@@ -14,8 +14,8 @@ import msgspec
 from autoprof.base import identity
 from autoprof.behaviours.trainer import open_step
 from autoprof.behaviours.trainer.running import Counted, RunningStage, StageKey, inside, running
-from autoprof.capture import lifecycle
-from autoprof.capture.subject import Subject
+from autoprof.capture import recorder
+from autoprof.capture.artifacts import Subject
 from autoprof.config import kinds
 from autoprof.config.settings import Settings
 from autoprof.hooks import registry
@@ -41,7 +41,7 @@ class NativeStart(Behaviour):
     def around(self, call: Call) -> Around:
         yield CALL
         if runtime.current() is not None and any(call.at(path, False) for path in self.active):
-            lifecycle.suspend(self.whose)
+            recorder.suspend(self.whose)
         return None
 
 
@@ -50,7 +50,7 @@ class NativeStop(Behaviour):
 
     def around(self, call: Call) -> Around:
         yield CALL
-        lifecycle.resume()
+        recorder.resume()
         return None
 
 
@@ -131,12 +131,12 @@ class Stage(NamedCall):
         if stage is None:
             yield CALL
             return None
-        call.on_interrupt = stage.cut
+        call.on_interrupt = stage.abort
         window = announcement if announcement is not None and announcement.captured else None
         stage.begin(None if window is None else self.wanted(run, key, stage, window))
         outcome = yield CALL
         if outcome.error is not None or not stage.paired:
-            stage.end(outcome.error)
+            stage.stop(outcome.error)
         return None
 
     def stage_of(

@@ -347,7 +347,7 @@ class Receive(Behaviour):
             and _KEY in dictionary
             and step_announcement.receive(dictionary[_KEY])
         ):
-            running.end_paired()
+            running.abort_paired()
             now = step_announcement.here()
             next_too = now is not None and now.captured and run.settings.consecutive == whole_step.TOGETHER
             whole_step.step_ended(together=next_too)

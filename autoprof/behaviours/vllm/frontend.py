@@ -17,9 +17,9 @@ import msgspec
 from autoprof.base import seam
 from autoprof.base.originals import threading
 from autoprof.behaviours.vllm.worker import annotation
+from autoprof.capture.artifacts import Subject
 from autoprof.capture.pass_capture import PassCapture
 from autoprof.capture.profilers.torch import FLAGS, TorchTool
-from autoprof.capture.subject import Subject
 from autoprof.config.selection import parse_iterations
 from autoprof.config.settings import Settings
 from autoprof.hooks.behaviour import follow
@@ -81,9 +81,9 @@ class FrontEnd:
         for name in self._watched:
             vars(self._processor).pop(name, None)
         if cut:
-            self._capture.end("truncated", cut)
+            self._capture.abort(cut)
         else:
-            self._capture.end(reason="" if self._capture.passed else "the engine produced no output")
+            self._capture.stop("" if self._capture.passed else "the engine produced no output")
 
     def _watch(self, name: str, around: Callable[..., contextlib.AbstractContextManager[Any]]) -> None:
         # If the instance itself has the attribute, another library has patched it. That patch could not be restored.
@@ -120,7 +120,7 @@ class FrontEnd:
     def _grow(self, stacks_bytes: int) -> None:
         """Add the estimated bytes of the next call, or end the recording if it is already too large."""
         if self._bytes > self._max_bytes:
-            self._capture.end("truncated", f"a recording of the front end is limited to {self._max_bytes / 1e6:g} MB")
+            self._capture.abort(f"a recording of the front end is limited to {self._max_bytes / 1e6:g} MB")
         elif self._capture.recording:
             self._bytes += ANNOTATION_BYTES + self._stacks * stacks_bytes
 

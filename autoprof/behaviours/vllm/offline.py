@@ -20,7 +20,7 @@ from autoprof.behaviours.rollout.engine import ROLE, Request
 from autoprof.behaviours.serving.server import ANOTHER_CALLER, Batches
 from autoprof.behaviours.trainer.running import in_whole
 from autoprof.behaviours.vllm import engine
-from autoprof.capture import lifecycle
+from autoprof.capture import recorder
 from autoprof.config.kinds import GENERATE
 from autoprof.hooks.behaviour import CALL, Around, Behaviour, Call, CallPath, follow
 from autoprof.run import runtime, step_announcement
@@ -156,7 +156,9 @@ class _OfflineEngine:
 
         Every rank of the trainer has an engine (vLLM's `external_launcher`); `world_size` ranks are one replica.
         """
-        if lifecycle.taken() or in_whole():  # the running stage contains the rollout, or it is no stage of the step
+        if (
+            recorder.current() is not None or in_whole()
+        ):  # the running stage contains the rollout, or it is no stage of the step
             return None
         size = int(follow(self._engine, "vllm_config.parallel_config.world_size", 1))
         replica = own_rank() // size

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from typing import Any
 
 from autoprof.base import seam
-from autoprof.base.originals import threading, time
+from autoprof.base.originals import time
 from autoprof.behaviours.rollout.engine import ROLE, Request, problem_of
-from autoprof.capture import lifecycle, profilers
+from autoprof.capture import profilers
 from autoprof.capture.pass_capture import PassCapture
 from autoprof.config.kinds import GENERATE
 from autoprof.config.selection import parse_iterations
@@ -92,13 +92,20 @@ class Recorder:
     that the user configured.
     """
 
-    recording = False
+    @property
+    def recording(self) -> bool:
+        """True while it records."""
+        return False
 
     def switch_on(self) -> None:
         """Start recording. Called when the engine starts its profiler."""
 
-    def switch_off(self, state: str = "complete", reason: str = "") -> None:
-        """End the recording. Called when the engine stops its profiler or shuts down, possibly repeatedly."""
+    def switch_off(self, cut: str = "") -> None:
+        """End the recording. Called when the engine stops its profiler or shuts down, possibly repeatedly.
+
+        Args:
+            cut: Reason why the recording ends early, if it does.
+        """
 
 
 class StandIn:
@@ -123,7 +130,7 @@ class StandIn:
         _safely(self._recorder.switch_off)
 
     def shutdown(self) -> None:
-        _safely(lambda: self._recorder.switch_off("truncated", "the engine was shut down"))
+        _safely(lambda: self._recorder.switch_off(cut="the engine was shut down"))
 
     def step(self) -> None:
         """Do nothing: autoprof counts forward passes itself (`Passes`)."""
@@ -232,7 +239,6 @@ class _WorkerCapture(PassCapture, Recorder):
         settings = request.settings(run)
         part = parse_iterations(settings.rollout_iterations)
         super().__init__(run, subject, settings, profilers.choose(settings), part)
-        self.cut = ""
         self._worker = worker
         self._armed = False
 
@@ -250,27 +256,21 @@ class _WorkerCapture(PassCapture, Recorder):
             self._armed = True
             self.reach()
 
-    def switch_off(self, state: str = "complete", reason: str = "") -> None:
-        if not self.recording:
-            return
-        if self.thread == threading.get_ident():
-            self.end("truncated" if self.cut else state, self.cut or reason)
-        elif lifecycle.release(self):
-            self.abandon("the engine stopped it in another thread than it began in")
-
-    def finish(self, state: str, reason: str) -> None:
-        super().finish(state, reason or ("" if self.passed else "the engine ran no forward pass"))
+    def switch_off(self, cut: str = "") -> None:
+        if self.recording and (reason := self.cut or cut):
+            self.abort(reason)
+        else:
+            self.stop("" if self.passed else "the engine ran no forward pass")
 
     def uninstall(self) -> str:
         """Remove the capture from the worker. Return the problem, or an empty string."""
         self._passes.close()
         self._armed = False
-        self.switch_off("truncated", "the engine's own stop did not reach the worker")
-        lifecycle.release(self)
+        self.switch_off(cut="the engine's own stop did not reach the worker")
+        reported = self.state != "waiting"
         # The engine may be ended after the stop, so the trace must be written before this returns.
-        reported = self.told
         problem = self.close("" if self._first else "the engine recorded nothing")
-        return self.artifacts.problem if reported else problem
+        return self.open().problem if reported else problem
 
     def _before_pass(self) -> bool:
         return self._armed and self.before_pass()
@@ -293,10 +293,10 @@ def _capture(worker: Any, request: Request) -> str:
     rank = session.subject.rank
     if not request.settings(run).takes(ROLE, range(rank, rank + 1), GENERATE):
         return ""
-    if not lifecycle.claim(session, session.tool):
+    if not session.claim():
         return "another profiler is recording in the worker's process"
     with contextlib.ExitStack() as undo:
-        undo.callback(lifecycle.release, session)
+        undo.callback(session.release)
         session.install()
         undo.pop_all()
     setattr(worker, _SESSION, session)

@@ -30,15 +30,15 @@ def _hook_raises(step):
         module.Stage.wanted = failing
 
     def running(module):
-        end = module.RunningStage.end
+        stop = module.RunningStage.stop
 
-        def failing(self, error=None, cut=""):
+        def failing(self, error=None):
             if self._key[0] == "ref" and self.step == step:
                 module.running.pop(self._key)
                 raise RuntimeError("injected after the call")
-            return end(self, error, cut)
+            return stop(self, error)
 
-        module.RunningStage.end = failing
+        module.RunningStage.stop = failing
 
     wrapt.register_post_import_hook(stage, "autoprof.behaviours.trainer.stages")
     wrapt.register_post_import_hook(running, "autoprof.behaviours.trainer.running")

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from autoprof.base import files, identity, process
-from autoprof.capture import lifecycle
-from autoprof.capture.subject import Subject
+from autoprof.capture import recorder
+from autoprof.capture.artifacts import Subject
 from autoprof.run.hook_log import HookLog
 from autoprof.run.runtime import Runtime
 from autoprof.run.timeline import Span, Timeline
@@ -36,10 +36,10 @@ def umask(request: pytest.FixtureRequest) -> Iterator[int]:
 
 
 def record(run: Runtime, subject: Subject = SUBJECT) -> None:
-    recording = lifecycle.begin(run, subject)
+    recording = recorder.begin(run, subject)
     assert recording is not None
     work()
-    lifecycle.end(recording)
+    recording.stop()
 
 
 def leave_everything(run: Runtime) -> None:

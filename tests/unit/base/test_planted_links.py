@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from autoprof.base import files
-from autoprof.capture import lifecycle
+from autoprof.capture import recorder
 from autoprof.capture.finisher import job as finisher_job
 from autoprof.run.runtime import Runtime
 from autoprof.run.timeline import Span
@@ -33,10 +33,10 @@ def theirs(tmp_path: Path) -> Path:
 
 
 def record(run: Runtime) -> None:
-    recording = lifecycle.begin(run, SUBJECT)
+    recording = recorder.begin(run, SUBJECT)
     assert recording is not None
     work()
-    lifecycle.end(recording)
+    recording.stop()
 
 
 def span(run: Runtime) -> None:
@@ -68,14 +68,14 @@ def test_a_link_in_the_place_of_a_captures_file_is_not_followed(
     folder.mkdir(parents=True)
     if moment == "before":
         (folder / f"{name()}{ending}").symlink_to(theirs)
-    recording = lifecycle.begin(run, SUBJECT)
+    recording = recorder.begin(run, SUBJECT)
     assert recording is not None
     link = folder / f"{name()}{ending}"
     if moment != "before":
         link.unlink(missing_ok=True)
         link.symlink_to(theirs)
     work()
-    lifecycle.end(recording)
+    recording.stop()
     found = finished(run)
     assert [meta["state"] for meta, trace in found.values() if trace is not None] == ["complete"]
     assert theirs.read_text() == PRECIOUS
@@ -92,7 +92,7 @@ def test_a_link_in_the_place_of_a_folder_is_refused(
     elsewhere.mkdir()
     (run.rundir.path / folder).symlink_to(elsewhere)
     uses: dict[str, Callable[[], Any]] = {
-        "global_step_000002": lambda: lifecycle.begin(run, SUBJECT),
+        "global_step_000002": lambda: recorder.begin(run, SUBJECT),
         "timeline": lambda: span(run),  # a warning, as when the disk is full
         "control": lambda: layout.write_json(run.rundir.control / "x.json", {}),
     }
@@ -110,7 +110,7 @@ def test_a_run_directory_that_is_a_link_is_refused(made: Any, tmp_path: Path) ->
     (tmp_path / "elsewhere").mkdir()
     run.rundir.path.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(FileExistsError):
-        lifecycle.begin(run, SUBJECT)
+        recorder.begin(run, SUBJECT)
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 

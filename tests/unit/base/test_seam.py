@@ -388,9 +388,9 @@ signal.setitimer(signal.ITIMER_REAL, 0)
 lost = raised - caught - len(ignored)
 assert 0 <= lost <= MOST, (raised, caught, ignored)
 assert raised > 50 and done > 50, (raised, done)
-from autoprof.capture import lifecycle
+from autoprof.capture import recorder
 from autoprof.hooks import registry
-assert lifecycle.current() is None
+assert recorder.current() is None
 assert not any(registry._gates.values()), registry._gates
 print("equal")
 """

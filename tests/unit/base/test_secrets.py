@@ -24,9 +24,9 @@ from rich.console import Console
 from autoprof import _boot
 from autoprof.base import log, named_secrets, redact, token_formats
 from autoprof.base.redact import hidden, hidden_in, plain, redacted
-from autoprof.capture.artifacts import Artifacts
+from autoprof.capture.artifacts import Subject
 from autoprof.capture.profilers.torch import TorchTool
-from autoprof.capture.subject import Subject
+from autoprof.capture.recorder import Capture
 from autoprof.cli import console
 from autoprof.cli.doctor import Report, command
 from autoprof.config import values
@@ -206,7 +206,7 @@ def test_what_goes_wrong_is_written_without_secrets(joined: Any, capsys: pytest.
     run.hooks._worth_writing = True
     runtime.report("x", ValueError(f"api_key={SECRET}"))
     subject = Subject(step=1, role="actor", stage="a", rank=0)
-    Artifacts(run, subject, run.settings, TorchTool()).fail(f"token={SECRET}")
+    Capture(run, subject, run.settings, TorchTool()).fail(f"token={SECRET}")
     written = [path.read_text() for path in run.rundir.path.rglob("*.json*")]
     assert len(written) == 3  # run.json as well
     assert sum("***" in text for text in written) == 2

@@ -12,7 +12,7 @@ from autoprof.behaviours.rollout.engine import Request
 from autoprof.behaviours.trainer import running
 from autoprof.behaviours.vllm import engine as vllm_engine
 from autoprof.behaviours.vllm import offline as vllm_offline
-from autoprof.capture import lifecycle
+from autoprof.capture import recorder
 from autoprof.run import step_announcement
 from autoprof.run.step_announcement import StepAnnouncement
 
@@ -94,7 +94,7 @@ def test_other_ranks_are_not_recorded(asked: list[Any], monkeypatch: pytest.Monk
 
 def test_a_recording_stage_contains_the_rollout(asked: list[Any], mocker: MockerFixture) -> None:
     step_announcement.post("run", StepAnnouncement(step=7, captured=True))
-    mocker.patch.object(lifecycle, "taken", return_value=True)
+    mocker.patch.object(recorder, "current")
     Engine().generate()
     assert asked == []
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from autoprof.behaviours.trainer import stages
-from autoprof.capture import lifecycle
-from autoprof.capture.subject import Subject
+from autoprof.capture import recorder
+from autoprof.capture.artifacts import Subject
 from autoprof.hooks.behaviour import CALL, Around, Call, Outcome
 from autoprof.rundir import file_names
 
@@ -30,11 +30,11 @@ def drive(around: Around) -> None:
 def test_no_stage_is_captured_while_the_targets_own_profiler_is_on(joined: Any, profiler: Any) -> None:
     run = joined()
     drive(START.around(Call("k", lambda self: None, (profiler,), {})))
-    assert lifecycle.begin(run, SUBJECT) is None
+    assert recorder.begin(run, SUBJECT) is None
     drive(stages.NativeStop().around(Call("k", lambda self: None, (profiler,), {})))
-    recording = lifecycle.begin(run, SUBJECT)
+    recording = recorder.begin(run, SUBJECT)
     assert recording is not None
-    lifecycle.end(recording)
+    recording.stop()
     (first,) = run.rundir.path.rglob(f"actor.update_actor.rank0.*{file_names.META}")
     meta = json.loads(first.read_text())
     assert meta["state"] == "failed"
@@ -44,16 +44,16 @@ def test_no_stage_is_captured_while_the_targets_own_profiler_is_on(joined: Any, 
 def test_a_profiler_that_is_off_for_this_rank_is_ignored(joined: Any) -> None:
     run = joined()
     drive(START.around(Call("k", lambda self: None, (SimpleNamespace(this_step=False, impl=None),), {})))
-    recording = lifecycle.begin(run, SUBJECT)
+    recording = recorder.begin(run, SUBJECT)
     assert recording is not None
-    lifecycle.end(recording)
+    recording.stop()
 
 
 def test_a_running_capture_ends(joined: Any) -> None:
     run = joined()
-    recording = lifecycle.begin(run, SUBJECT)
+    recording = recorder.begin(run, SUBJECT)
     assert recording is not None
     drive(START.around(Call("k", lambda self: None, (SimpleNamespace(this_step=True),), {})))
-    assert not lifecycle.taken()
-    lifecycle.end(recording)
+    assert recorder.current() is None
+    recording.stop()
     drive(stages.NativeStop().around(Call("k", lambda self: None, (None,), {})))

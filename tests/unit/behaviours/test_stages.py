@@ -317,7 +317,7 @@ def test_ranges_of_a_whole_step_have_their_kinds(joined: Any, named: Any) -> Non
     run = joined(steps="2", mode="continuous")
     step_announcement.post("run", step_announcement.StepAnnouncement(step=2, captured=True))
     named(lambda: torch.ones(2), "stage", "update_actor", stage="polish", role="actor")()
-    whole_step.end()
+    whole_step.stop()
     step_announcement.post("run", None)
     ((meta, _),) = finished(run).values()
     assert "stage_kind" not in meta

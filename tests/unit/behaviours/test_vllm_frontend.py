@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from autoprof.behaviours.vllm import frontend
-from autoprof.capture import lifecycle
-from autoprof.capture.subject import Subject
+from autoprof.capture import recorder
+from autoprof.capture.artifacts import Subject
 from autoprof.run import end
 from autoprof.run.runtime import Runtime
 from autoprof.rundir import file_names
@@ -127,18 +127,18 @@ def test_passes_that_never_came_leave_nothing(made: Any) -> None:
 
 def test_it_gives_way_to_what_records_already(made: Any) -> None:
     run, engine = made(), Engine()
-    stage = lifecycle.begin(run, Subject(step=3, role="trainer", stage="x", rank=0))
+    stage = recorder.begin(run, Subject(step=3, role="trainer", stage="x", rank=0))
     assert stage is not None
     frontend.begin(engine, run, SUBJECT, run.settings)
     engine.put_out(3)
     frontend.end(engine, "")
-    lifecycle.end(stage)
+    stage.stop()
     end.wait_for_files(run)
     assert [path.name.split(".rank0")[0] for path in run.rundir.path.rglob("*.meta.json")] == ["trainer.x"]
 
 
 def test_it_gives_way_to_another_profiler_in_its_thread(made: Any) -> None:
-    lifecycle.watch_others()
+    recorder.watch_others()
     run, engine = made(), Engine()
     frontend.begin(engine, run, SUBJECT, run.settings)
     engine.put_out(3)

@@ -12,9 +12,9 @@ import pytest
 from pytest_mock import MockerFixture
 
 from autoprof.behaviours.vllm import worker as vllm_worker
-from autoprof.capture import lifecycle
+from autoprof.capture import recorder
+from autoprof.capture.artifacts import Subject
 from autoprof.capture.profilers.torch import TorchTool
-from autoprof.capture.subject import Subject
 from autoprof.run import end
 from tests.support.vllm_workers import ASKED, ERAS, V012, V032, V09, found, passes
 
@@ -94,7 +94,7 @@ def test_a_stop_in_another_thread_gives_the_capture_up(start: Any) -> None:
     worker.autoprof_release()
     meta, names = found(run)
     assert (meta["state"], names) == ("failed", [])
-    assert meta["reason"] == "the engine stopped it in another thread than it began in"
+    assert meta["reason"] == "the stage ended in another thread than it began in"
 
 
 def test_the_users_profiler_does_not_run_in_a_worker_that_takes_no_part(start: Any, tmp_path: Path) -> None:
@@ -112,14 +112,14 @@ def test_the_users_profiler_does_not_run_in_a_worker_that_takes_no_part(start: A
 
 def test_a_worker_whose_process_records_something_else_takes_no_part(start: Any) -> None:
     run = start(contents=("cpu",))
-    stage = lifecycle.begin(run, Subject(step=3, role="actor", stage="update_actor", rank=0))
+    stage = recorder.begin(run, Subject(step=3, role="actor", stage="update_actor", rank=0))
     worker = V032()
     assert worker.autoprof_prepare(ASKED) == {"problem": "another profiler is recording in the worker's process"}
     worker.profile(True)
     worker.profile(False)
     worker.autoprof_release()
     assert stage is not None
-    lifecycle.end(stage)
+    stage.stop()
     assert "execute_model" not in vars(worker)
 
 
@@ -188,7 +188,7 @@ def test_another_profiler_before_the_first_pass_that_was_asked_for(start: Any) -
     worker = V032()
     worker.autoprof_prepare(ASKED)
     worker.profile(True)
-    lifecycle.interrupt("somebody else profiles")
+    recorder.make_way("somebody else profiles")
     passes(worker, 5)
     worker.profile(False)
     worker.autoprof_release()

@@ -12,7 +12,7 @@ import pytest
 import torch
 from pytest_mock import MockerFixture
 
-from autoprof.capture import budget, lifecycle, writer
+from autoprof.capture import budget, recorder, writer
 from autoprof.capture.budget import Budget, OverBudget
 from autoprof.cli.doctor import Report, environment
 from autoprof.config.settings import Settings
@@ -189,7 +189,7 @@ def test_what_there_is_no_room_for_is_not_recorded_and_is_no_error(
     assert meta["state"] == "failed"
     assert meta["reason"].startswith("not recorded: the disk has 12 MB free")
     assert run.hooks.errors == {}
-    assert lifecycle.current() is None
+    assert recorder.current() is None
 
 
 @pytest.mark.fault("more steps than AUTOPROF_MAX_STEPS", "goes on", "the captures after them; said once")

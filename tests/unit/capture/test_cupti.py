@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from autoprof.capture import cupti, lifecycle
+from autoprof.capture import cupti, recorder
 from autoprof.capture.finisher import chrome_trace
 from autoprof.capture.finisher import job as finisher_job
 from autoprof.cli.doctor import run as doctor_run
@@ -29,9 +29,9 @@ def _nothing_in_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def recorded(run: Runtime) -> dict[str, Any]:
     """Return the meta file of a stage in a process that seems to use a GPU, without events of it."""
-    recording = lifecycle.begin(run, SUBJECT)
+    recording = recorder.begin(run, SUBJECT)
     work()
-    lifecycle.end(recording)
+    recording.stop()
     ((meta, _),) = finished(run).values()
     return meta
 

@@ -30,14 +30,14 @@ from torch._C._profiler import _ExperimentalConfig
 from torch.autograd import profiler_legacy
 from torch.profiler import ProfilerActivity, schedule
 from torch.profiler.profiler import _KinetoProfile
-from autoprof.capture import lifecycle
-from autoprof.capture.subject import Subject
+from autoprof.capture import recorder
+from autoprof.capture.artifacts import Subject
 from autoprof.run import runtime
 
 warnings.simplefilter("ignore")
 CPU = [ProfilerActivity.CPU]
 run = runtime.start()
-lifecycle.watch_others()
+recorder.watch_others()
 
 
 
@@ -51,7 +51,7 @@ class Entered(_KinetoProfile):
 
 
 def begin():
-    return lifecycle.begin(run, Subject(step=2, role="actor", stage="update_actor", rank=3))
+    return recorder.begin(run, Subject(step=2, role="actor", stage="update_actor", rank=3))
 
 
 def work(profiler):
@@ -69,7 +69,7 @@ def stage():
     recording = begin()
     if recording is not None:
         torch.ones(1)
-        lifecycle.end(recording)
+        recording.stop()
     return recording is not None
 
 
@@ -99,13 +99,13 @@ def inside(make, run_users):
     def users():
         with make() as profiler:
             work(profiler)
-            captured = lifecycle.taken()
+            captured = (recorder.current() is not None)
             work(profiler)
         return captured, seen(profiler)
 
     recording = begin()
     result = run_users(users)
-    lifecycle.end(recording)
+    recording.stop()
     return result
 
 
@@ -117,7 +117,7 @@ def across(make, _):
         started.set()
         with make() as profiler:
             work(profiler)
-            captured = lifecycle.taken()
+            captured = (recorder.current() is not None)
             ended.wait(60)
             work(profiler)
         results.append((captured, seen(profiler)))
@@ -127,7 +127,7 @@ def across(make, _):
     user.start()
     started.wait(60)
     torch.ones(1)
-    lifecycle.end(recording)
+    recording.stop()
     ended.set()
     user.join()
     return results[0]
@@ -183,12 +183,12 @@ def test_autoprof_records_again_after_a_profiler_of_the_program(kind: str, outco
 FROZEN = (
     TORCH
     + """
-from autoprof.capture import lifecycle
-from autoprof.capture.subject import Subject
+from autoprof.capture import recorder
+from autoprof.capture.artifacts import Subject
 from autoprof.run import runtime
 
 run = runtime.start()
-lifecycle.watch_others()
+recorder.watch_others()
 readings = []
 
 
@@ -204,7 +204,7 @@ def read(profiled):
 
 
 def captured():
-    lifecycle.end(lifecycle.begin(run, Subject(step=2, role="actor", stage="update_actor", rank=3)))
+    recorder.begin(run, Subject(step=2, role="actor", stage="update_actor", rank=3)).stop()
 
 
 def own():

@@ -15,11 +15,11 @@ import torch
 import torch.cuda.memory
 
 from autoprof.base import identity
-from autoprof.capture import lifecycle, profilers
+from autoprof.capture import profilers, recorder
+from autoprof.capture.artifacts import Subject
 from autoprof.capture.profilers import memory
 from autoprof.capture.profilers.memory import MemoryTool
 from autoprof.capture.profilers.torch import TorchTool
-from autoprof.capture.subject import Subject
 from autoprof.cli.doctor import run as doctor_run
 from autoprof.config.settings import Settings
 from autoprof.config.values import MemoryOptions
@@ -48,12 +48,12 @@ def name_of(ending: str) -> str:
 def test_a_snapshot_lies_beside_the_trace(made: Any, allocator: Allocator) -> None:
     run = made(tool=("torch", "memory"), contents=("cpu", "shapes"))
     allocator.allocate("before")
-    recording = lifecycle.begin(run, SUBJECT)
+    recording = recorder.begin(run, SUBJECT)
     assert recording is not None
     assert recording.tool.name == "torch"
     work()
     allocator.allocate("inside")
-    lifecycle.end(recording)
+    recording.stop()
     allocator.allocate("after")
     found = finished(run)
     assert {name: meta["tool"] for name, (meta, _) in found.items()} == {
@@ -74,9 +74,9 @@ def test_a_snapshot_lies_beside_the_trace(made: Any, allocator: Allocator) -> No
 
 def test_a_snapshot_is_a_capture_and_no_trace(made: Any, allocator: Allocator) -> None:
     run = made(tool=("torch", "memory"))
-    recording = lifecycle.begin(run, SUBJECT)
+    recording = recorder.begin(run, SUBJECT)
     assert {each.state for each in runs.read(run.rundir.path).steps[0].captures} <= {UNFINISHED}
-    lifecycle.end(recording)
+    recording.stop()
     finished(run)
     step = runs.read(run.rundir.path).steps[0]
     assert [(each.name, each.state) for each in step.captures] == [
@@ -90,10 +90,10 @@ def test_a_snapshot_is_a_capture_and_no_trace(made: Any, allocator: Allocator) -
 
 def test_alone_it_has_the_same_name(made: Any, allocator: Allocator) -> None:
     run = made(tool=("memory",), contents=("memory", "stack"))
-    recording = lifecycle.begin(run, SUBJECT)
+    recording = recorder.begin(run, SUBJECT)
     assert recording is not None
     assert recording.tool.name == "memory"
-    lifecycle.end(recording)
+    recording.stop()
     ((name, (meta, trace)),) = finished(run).items()
     assert (name, trace) == (name_of(".memory"), None)
     assert (meta["state"], meta["contents"], meta["left_out"]) == ("complete", ["memory"], ["stack"])
@@ -103,10 +103,10 @@ def test_alone_it_has_the_same_name(made: Any, allocator: Allocator) -> None:
 def test_several_windows_in_one_process(made: Any, allocator: Allocator) -> None:
     run = made(tool=("torch", "memory"))
     for step in (2, 3):
-        recording = lifecycle.begin(run, Subject(step=step, role="ref", stage="compute_ref_log_prob", rank=0))
-        assert lifecycle.begin(run, SUBJECT) is None
+        recording = recorder.begin(run, Subject(step=step, role="ref", stage="compute_ref_log_prob", rank=0))
+        assert recorder.begin(run, SUBJECT) is None
         allocator.allocate(f"in {step}")
-        lifecycle.end(recording)
+        recording.stop()
     finished(run)
     paths = sorted(run.rundir.path.rglob("*.memory.pickle"))
     assert [pickle.loads(path.read_bytes())["device_traces"] for path in paths] == [[["in 2"]], [["in 3"]]]
@@ -114,8 +114,8 @@ def test_several_windows_in_one_process(made: Any, allocator: Allocator) -> None
 
 def test_a_stage_that_raises_leaves_a_truncated_snapshot(made: Any, allocator: Allocator) -> None:
     run = made(tool=("torch", "memory"))
-    recording = lifecycle.begin(run, SUBJECT)
-    lifecycle.end(recording, torch.cuda.OutOfMemoryError("x"))
+    recording = recorder.begin(run, SUBJECT)
+    recording.abort("the stage raised OutOfMemoryError")
     meta = finished(run)[name_of(".memory")][0]
     assert (meta["state"], meta["reason"]) == ("truncated", "the stage raised OutOfMemoryError")
 
@@ -171,29 +171,29 @@ def test_a_history_of_the_users_is_left_alone(made: Any, allocator: Allocator) -
     torch.cuda.memory._record_memory_history(max_entries=5)
     allocator.allocate("theirs")
     run = made(tool=("torch", "memory"))
-    lifecycle.end(lifecycle.begin(run, SUBJECT))
+    recorder.begin(run, SUBJECT).stop()
     found = finished(run)
     assert found[name_of("")][0]["state"] == "complete"
     meta = found[name_of(".memory")][0]
     assert meta["state"] == "failed"
     assert "other code records the memory history" in meta["reason"]
     assert (allocator.arguments["max_entries"], allocator.events) == (5, ["theirs"])
-    assert lifecycle.begin(made(tool=("memory",)), SUBJECT) is None
+    assert recorder.begin(made(tool=("memory",)), SUBJECT) is None
 
 
 @pytest.mark.parametrize("enabled", ["all", None])
 def test_a_history_that_the_user_switches_meanwhile(made: Any, allocator: Allocator, enabled: str | None) -> None:
     run = made(tool=("torch", "memory"))
-    recording = lifecycle.begin(run, SUBJECT)
+    recording = recorder.begin(run, SUBJECT)
     torch.cuda.memory._record_memory_history(enabled)
-    lifecycle.end(recording)
+    recording.stop()
     meta = finished(run)[name_of(".memory")][0]
     assert (meta["state"], "switched the memory history" in meta["reason"]) == ("failed", True)
     assert allocator.enabled == (enabled == "all")
     assert snapshots(run) == {}
     torch.cuda.memory._record_memory_history(None)
-    later = lifecycle.begin(run, SUBJECT)
-    lifecycle.end(later)
+    later = recorder.begin(run, SUBJECT)
+    later.stop()
     assert finished(run)[name_of(".memory").replace("update_actor", "update_actor.2")][0]["state"] == "complete"
 
 
@@ -201,8 +201,8 @@ def test_a_history_that_the_user_switches_meanwhile(made: Any, allocator: Alloca
 def test_what_torch_refuses_costs_the_snapshot_only(made: Any, allocator: Allocator, fault: str) -> None:
     run = made(tool=("torch", "memory"))
     allocator.refuses = fault
-    recording = lifecycle.begin(run, SUBJECT)
-    lifecycle.end(recording)
+    recording = recorder.begin(run, SUBJECT)
+    recording.stop()
     found = finished(run)
     assert found[name_of("")][0]["state"] == "complete"
     meta = found[name_of(".memory")][0]
@@ -214,7 +214,7 @@ def test_what_torch_refuses_costs_the_snapshot_only(made: Any, allocator: Alloca
 def test_a_full_disk_costs_the_snapshot_only(made: Any, allocator: Allocator, mocker: Any) -> None:
     mocker.patch("autoprof.capture.profilers.memory.pickle.dump", side_effect=OSError(28, "No space left on device"))
     run = made(tool=("torch", "memory"))
-    lifecycle.end(lifecycle.begin(run, SUBJECT))
+    recorder.begin(run, SUBJECT).stop()
     found = finished(run)
     assert found[name_of("")][0]["state"] == "complete"
     assert "No space left" in found[name_of(".memory")][0]["reason"]
@@ -238,7 +238,7 @@ def test_running_out_of_memory_leaves_a_snapshot(made: Any, allocator: Allocator
     run = made(memory=MemoryOptions(oom=True, max_entries=9))
     queued: list[Callable[[], None]] = []
     monkeypatch.setattr(torch.cuda, "_lazy_call", queued.append)
-    memory.watch_out_of_memory(run, lifecycle.subject)
+    memory.watch_out_of_memory(run, recorder.subject)
     assert not allocator.enabled
     queued[0]()
     assert allocator.arguments["max_entries"] == 9
@@ -259,14 +259,14 @@ def test_running_out_of_memory_leaves_a_snapshot(made: Any, allocator: Allocator
 
 def test_it_says_in_which_stage_and_how_often_is_bounded(made: Any, allocator: Allocator) -> None:
     run = made(tool=("torch", "memory"), memory=MemoryOptions(oom=True))
-    memory.watch_out_of_memory(run, lifecycle.subject)
+    memory.watch_out_of_memory(run, recorder.subject)
     allocator.allocate("before")
-    recording = lifecycle.begin(run, SUBJECT)
+    recording = recorder.begin(run, SUBJECT)
     allocator.allocate("inside")
     for _ in range(memory.MAX_SNAPSHOTS + 2):
         with pytest.raises(torch.cuda.OutOfMemoryError):
             allocator.run_out()
-    lifecycle.end(recording)
+    recording.stop()
     finished(run)
     found = sorted((run.rundir.path / "oom").glob("*.meta.json"))
     assert len(found) == memory.MAX_SNAPSHOTS
@@ -280,7 +280,7 @@ def test_it_says_in_which_stage_and_how_often_is_bounded(made: Any, allocator: A
 def test_what_goes_wrong_then_is_noted_and_goes_no_further(made: Any, allocator: Allocator, mocker: Any) -> None:
     run = made(memory=MemoryOptions(oom=True))
     report = mocker.patch("autoprof.run.runtime.report")
-    memory.watch_out_of_memory(run, lifecycle.subject)
+    memory.watch_out_of_memory(run, recorder.subject)
     allocator.refuses = "snapshot"
     with pytest.raises(torch.cuda.OutOfMemoryError):
         allocator.run_out()
@@ -291,7 +291,7 @@ def test_what_goes_wrong_then_is_noted_and_goes_no_further(made: Any, allocator:
 def test_a_torch_that_can_not_be_watched_is_left_alone(made: Any, allocator: Allocator, mocker: Any) -> None:
     mocker.patch.object(torch._C, "_cuda_attach_out_of_memory_observer", side_effect=RuntimeError("no"))
     report = mocker.patch("autoprof.run.runtime.report")
-    memory.watch_out_of_memory(made(memory=MemoryOptions(oom=True)), lifecycle.subject)
+    memory.watch_out_of_memory(made(memory=MemoryOptions(oom=True)), recorder.subject)
     assert report.call_count == 1
 
 

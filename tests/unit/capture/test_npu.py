@@ -10,9 +10,9 @@ from typing import Any, get_args, get_type_hints
 import pytest
 
 from autoprof.base import identity
-from autoprof.capture import lifecycle
+from autoprof.capture import recorder
+from autoprof.capture.artifacts import Subject
 from autoprof.capture.profilers.npu import experimental_config
-from autoprof.capture.subject import Subject
 from autoprof.config.values import NpuOptions
 from autoprof.run import end
 from autoprof.rundir import file_names, runs
@@ -124,12 +124,12 @@ def test_a_capture_is_a_folder_of_torch_npus_in_the_steps_folder(make: Any) -> N
 @pytest.mark.usefixtures("torch_npu")
 def test_it_is_half_written_while_it_records(make: Any) -> None:
     run = make()
-    recording = lifecycle.begin(run, SUBJECT)
+    recording = recorder.begin(run, SUBJECT)
     (listed,) = runs.read(run.rundir.path).steps[0].captures
     assert (listed.name.split(".rank3")[0], listed.state) == ("actor.update_actor", UNFINISHED)
     assert [path.parent.suffix for path in run.rundir.path.rglob("*_ascend_pt")] == [".part"]
     assert recording is not None
-    lifecycle.end(recording)
+    recording.stop()
     end.wait_for_files(run)
 
 
@@ -156,9 +156,9 @@ def test_devices(make: Any, contents: tuple[str, ...], activities: list[str]) ->
 def test_several_windows_in_one_process(make: Any, torch_npu: Any) -> None:
     run = make()
     for step in (2, 3):
-        recording = lifecycle.begin(run, Subject(step=step, role="ref", stage="compute_ref_log_prob", rank=0))
+        recording = recorder.begin(run, Subject(step=step, role="ref", stage="compute_ref_log_prob", rank=0))
         assert recording is not None
-        lifecycle.end(recording)
+        recording.stop()
     end.wait_for_files(run)
     assert [len(list(run.rundir.step(step).glob("*_ascend_pt"))) for step in (2, 3)] == [1, 1]
 
@@ -192,7 +192,7 @@ def test_what_torch_npu_swallows_is_noticed(
         record(run)
     else:
         with pytest.raises(RuntimeError):
-            lifecycle.begin(run, SUBJECT)
+            recorder.begin(run, SUBJECT)
     meta = meta_file(run)
     assert meta["state"] == "failed"
     assert reason in meta["reason"]

@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from autoprof.base import files
-from autoprof.capture import lifecycle, profilers
+from autoprof.capture import profilers, recorder
+from autoprof.capture.artifacts import Subject
 from autoprof.capture.finisher import job as finisher_job
 from autoprof.capture.profilers.npu import NpuTool
 from autoprof.capture.profilers.torch import TorchTool, profile_arguments
-from autoprof.capture.subject import Subject
 from autoprof.cli import main
 from autoprof.cli.doctor import run as doctor_run
 from autoprof.config.settings import Settings
@@ -42,9 +42,9 @@ def unanalysed(made: Any, *steps: int) -> Runtime:
     run: Runtime = made(npu=NpuOptions(analyse=False, export="db"))
     layout.write_json(run.rundir.run_json, run.describe())
     for step in steps:
-        recording = lifecycle.begin(run, Subject(step=step, role="actor", stage="update_actor", rank=3))
+        recording = recorder.begin(run, Subject(step=step, role="actor", stage="update_actor", rank=3))
         assert recording is not None
-        lifecycle.end(recording)
+        recording.stop()
     end.wait_for_files(run)
     return run
 
@@ -112,7 +112,7 @@ def test_an_analysis_that_hangs_is_ended(
 
 
 def test_autoprof_yields_to_another_profiler_of_torch_npus(make: Any, torch_npu: Any, tmp_path: Path) -> None:
-    lifecycle.watch_others()
+    recorder.watch_others()
     profiler = torch_npu.profiler
 
     def users() -> Any:
@@ -121,12 +121,12 @@ def test_autoprof_yields_to_another_profiler_of_torch_npus(make: Any, torch_npu:
 
     run = make()
     with users():
-        assert lifecycle.begin(run, SUBJECT) is None
-    recording = lifecycle.begin(run, SUBJECT)
+        assert recorder.begin(run, SUBJECT) is None
+    recording = recorder.begin(run, SUBJECT)
     assert recording is not None
     with users():
         pass
-    lifecycle.end(recording)
+    recording.stop()
     meta = meta_file(run)
     assert (meta["state"], meta["reason"]) == ("truncated", "another torch_npu profiler was started in this process")
     assert len(list((tmp_path / "users").iterdir())) == 2
@@ -137,17 +137,17 @@ def test_autoprof_yields_to_verls_own_npu_profiler(python: Any, tmp_path: Path) 
 from verl.utils.profiler import ProfilerConfig
 from verl.utils.profiler.config import NPUToolConfig
 from verl.utils.profiler.mstx_profile import NPUProfiler
-from autoprof.capture import lifecycle
+from autoprof.capture import recorder
 from autoprof.run import runtime
-from autoprof.capture.subject import Subject
+from autoprof.capture.artifacts import Subject
 run = runtime.start()
-lifecycle.watch_others()
+recorder.watch_others()
 tool = NPUToolConfig(contents=["npu"], level="level1", analysis=False, discrete=True)
 theirs = NPUProfiler(rank=0, config=ProfilerConfig(save_path="verls"), tool_config=tool)
-recording = lifecycle.begin(run, Subject(step=2, role="actor", stage="update_actor", rank=3))
+recording = recorder.begin(run, Subject(step=2, role="actor", stage="update_actor", rank=3))
 assert recording.tool.name == "npu"
 theirs.annotate(role="actor_update")(lambda: print("called"))()
-lifecycle.end(recording)
+recording.stop()
 """
     here = {"PYTHONPATH": str(npu_stand_in.STAND_INS), "TORCH_NPU_STAND_IN": RELEASES[-1]}
     on = {"AUTOPROF": "1", "AUTOPROF_RUN_ID": "run"}
@@ -170,7 +170,7 @@ def test_nothing_is_recorded_where_torch_npu_profiles_by_itself(
 ) -> None:
     monkeypatch.setenv(variable, "1")
     assert variable in NpuTool().busy()
-    assert lifecycle.begin(make(), SUBJECT) is None
+    assert recorder.begin(make(), SUBJECT) is None
     monkeypatch.setenv(variable, "0")
     assert NpuTool().busy() == ""
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from autoprof.capture import lifecycle, profilers, whole_step
+from autoprof.capture import profilers, recorder, whole_step
+from autoprof.capture.artifacts import Subject
 from autoprof.capture.finisher import nsys_report
 from autoprof.capture.profilers import nsys
 from autoprof.capture.profilers.memory import MemoryTool
 from autoprof.capture.profilers.nsys import NsysTool
 from autoprof.capture.profilers.torch import TorchTool
-from autoprof.capture.subject import Subject
 from autoprof.config.settings import Settings
 from tests.support.nsys_runs import NSYS, SUBJECT, finished, record
 
@@ -27,7 +27,7 @@ def test_a_process_under_nsys_uses_nothing_else(under_nsys: None) -> None:
 def test_nobodys_session_is_disturbed(made: Any, cuda: list[str], under_nsys: None, mocker: Any) -> None:
     """The user runs this process under nsys, and `AUTOPROF_TOOL` does not name nsys."""
     warning = mocker.patch("autoprof.base.log.warning_once")
-    assert lifecycle.begin(made(tool=("torch",)), SUBJECT) is None
+    assert recorder.begin(made(tool=("torch",)), SUBJECT) is None
     assert cuda == []
     assert "this process runs under nsys, which has CUPTI" in warning.call_args.args[0]
 
@@ -79,18 +79,18 @@ def test_ranges_in_the_window_of_a_whole_step(made: Any, cuda: list[str], under_
     for stage in ("compute_log_prob", "update_actor"):
         leave = whole_step.enter(run, Subject(step=2, role="actor", stage=stage, rank=3), run.settings)
         assert leave is not None
-        leave()
-    whole_step.end()
+        leave("")
+    whole_step.stop()
     ranges = [call for call in cuda if call.startswith("range")]
     assert ranges == ["range global_step 2", "range actor.compute_log_prob", "range actor.update_actor"]
     assert (cuda[0], cuda[-1], cuda.count("start")) == ("start", "stop", 1)
 
 
 def test_ranges_inside_of_a_stage_have_their_own_names(made: Any, cuda: list[str], under_nsys: None) -> None:
-    recording = lifecycle.begin(made(tool=("nsys",)), SUBJECT)
+    recording = recorder.begin(made(tool=("nsys",)), SUBJECT)
     assert recording is not None
     recording.mark("mini_batch 0")()
-    lifecycle.end(recording)
+    recording.stop()
     assert [call for call in cuda if call.startswith("range")] == [
         "range step 2 actor.update_actor",
         "range mini_batch 0",
@@ -108,7 +108,7 @@ def test_the_report_of_the_users_own_command_stays_where_it_is(made: Any, cuda: 
 def test_without_cuda_a_meta_file_says_so(made: Any, under_nsys: None) -> None:
     run = made(tool=("nsys",))
     with pytest.raises(RuntimeError, match="CUDA is not initialised"):
-        lifecycle.begin(run, SUBJECT)
+        recorder.begin(run, SUBJECT)
     (meta,) = finished(run).values()
     assert meta["state"] == "failed"
     assert "CUDA is not initialised in this process" in meta["reason"]
@@ -125,13 +125,13 @@ def test_without_nvtx_windows_are_recorded_all_the_same(
 
 def test_a_window_is_closed_though_the_device_failed(made: Any, cuda: list[str], under_nsys: None, mocker: Any) -> None:
     mocker.patch("torch.cuda.synchronize", side_effect=RuntimeError("an illegal memory access"))
-    recording = lifecycle.begin(made(tool=("nsys",)), SUBJECT)
+    recording = recorder.begin(made(tool=("nsys",)), SUBJECT)
     with pytest.raises(RuntimeError):
-        lifecycle.end(recording)
+        recording.stop()
     assert cuda[-1] == "stop"
 
 
 def test_a_child_of_an_actor_under_nsys_records_nothing(made: Any, cuda: list[str], monkeypatch: Any) -> None:
     monkeypatch.setenv(nsys.REPORT, "autoprof_%p")
-    assert lifecycle.begin(made(tool=("nsys",)), SUBJECT) is None
+    assert recorder.begin(made(tool=("nsys",)), SUBJECT) is None
     assert cuda == []

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from autoprof.base import files
-from autoprof.capture import lifecycle
+from autoprof.capture import recorder
+from autoprof.capture.artifacts import Subject
 from autoprof.capture.finisher import job as finisher_job
 from autoprof.capture.finisher import nsys_report
-from autoprof.capture.subject import Subject
 from autoprof.rundir import runs
 from tests.support.nsys_runs import SUBJECT, finished, record
 
@@ -67,7 +67,7 @@ def test_a_window_that_did_not_open_has_no_number(made: Any, cuda: list[str], ac
     run = made(tool=("nsys",))
     start = mocker.patch("torch.cuda.profiler.start", side_effect=RuntimeError("no"))
     with pytest.raises(RuntimeError):
-        lifecycle.begin(run, SUBJECT)
+        recorder.begin(run, SUBJECT)
     start.side_effect = None
     record(run, Subject(step=2, role="actor", stage="update_weights", rank=3))
     Path(f"{actor}.1.nsys-rep").write_text("the only one")

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from pytest_mock import MockerFixture
 
-from autoprof.capture import lifecycle
+from autoprof.capture import recorder
+from autoprof.capture.artifacts import Subject
 from autoprof.capture.budget import OverBudget
 from autoprof.capture.pass_capture import PassCapture
 from autoprof.capture.profilers.torch import TorchTool
-from autoprof.capture.subject import Subject
 from autoprof.run import end
 from autoprof.run.runtime import Runtime
 
@@ -48,10 +48,10 @@ def test_passes_are_recorded_from_the_first_to_the_one_to_stop_before(
 ) -> None:
     capture = make(*part)
     assert [number for number in range(5) if capture.before_pass()] == recorded
-    capture.end()
+    capture.stop()
     assert capture.close() == ""
     assert (meta(run)["state"], capture.passed) == ("complete", 5)
-    assert not lifecycle.taken()
+    assert recorder.current() is None
 
 
 def test_passes_that_are_counted_at_their_end_begin_with_the_next(run: Runtime, make: Make) -> None:
@@ -79,20 +79,20 @@ def test_a_pass_in_another_thread_does_not_end_it(run: Runtime, make: Make) -> N
     thread.start()
     thread.join()
     assert capture.recording
-    capture.end()
+    capture.stop()
     assert meta(run)["state"] == "complete"
 
 
 def test_a_process_that_records_already_goes_on_and_nothing_is_left(run: Runtime, make: Make) -> None:
-    outer = lifecycle.begin(run, Subject(step=3, role="actor", stage="update", rank=0))
+    outer = recorder.begin(run, Subject(step=3, role="actor", stage="update", rank=0))
     capture = make(0, None)
     assert not capture.before_pass()
-    capture.end()
+    capture.stop()
     assert outer is not None
     assert not outer.ended.is_set()
-    lifecycle.end(outer)
+    outer.stop()
     assert meta(run)["role"] == "actor"
-    assert not capture.told
+    assert capture.state == "waiting"
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_a_profiler_that_does_not_start_is_given_back_and_said(
     else:
         with pytest.raises(RuntimeError):
             capture.reach()
-    assert not lifecycle.taken()
+    assert recorder.current() is None
     assert not capture.before_pass()
     assert capture.close() == reason
     assert (meta(run)["state"], meta(run)["reason"]) == ("failed", reason)
@@ -118,8 +118,8 @@ def test_a_profiler_that_does_not_start_is_given_back_and_said(
 def test_a_disk_that_is_full_at_the_end_is_said(run: Runtime, make: Make, mocker: MockerFixture) -> None:
     capture = make(0, None)
     capture.before_pass()
-    mocker.patch.object(capture.artifacts, "keep", side_effect=OSError(28, "No space left"))
+    mocker.patch.object(capture.open(), "write", side_effect=OSError(28, "No space left"))
     with pytest.raises(OSError, match="No space"):
-        capture.end()
+        capture.stop()
     assert "No space" in capture.close()
     assert "No space" in meta(run)["reason"]

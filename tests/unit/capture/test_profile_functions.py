@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from autoprof.capture import lifecycle
+from autoprof.capture import recorder
 from tests.support.captures import SUBJECT, finished, work
 
 
@@ -31,9 +31,9 @@ def test_stacks_are_left_out_where_the_program_has_a_profile_function(
 ) -> None:
     run = made(contents=("cpu", "stack", "shapes"))
     set_function(note)
-    recording = lifecycle.begin(run, SUBJECT)
+    recording = recorder.begin(run, SUBJECT)
     work()
-    lifecycle.end(recording)
+    recording.stop()
     assert (sys.getprofile() is note) == (set_function is sys.setprofile)
     ((meta, trace),) = finished(run).values()
     reason = "stack is left out: the program has set the profile function note, which torch removes"
@@ -48,9 +48,9 @@ def test_a_running_cprofile_sees_a_captured_stage(made: Any) -> None:
     run = made(contents=("cpu", "stack"))
     profiler = cProfile.Profile()
     profiler.enable()
-    recording = lifecycle.begin(run, SUBJECT)
+    recording = recorder.begin(run, SUBJECT)
     work()
-    lifecycle.end(recording)
+    recording.stop()
     work()
     profiler.disable()
     assert {entry.callcount for entry in profiler.getstats() if entry.code is work.__code__} == {2}
@@ -60,10 +60,10 @@ def test_a_running_cprofile_sees_a_captured_stage(made: Any) -> None:
 
 def test_a_profile_function_that_is_set_in_a_stage_outlives_the_recording(made: Any) -> None:
     run = made(contents=("cpu", "stack"))
-    recording = lifecycle.begin(run, SUBJECT)
+    recording = recorder.begin(run, SUBJECT)
     work()
     sys.setprofile(note)
-    lifecycle.end(recording)
+    recording.stop()
     assert sys.getprofile() is note
     ((meta, trace),) = finished(run).values()
     assert (meta["state"], meta["contents"]) == ("complete", ["cpu", "stack"])
@@ -73,9 +73,9 @@ def test_a_profile_function_that_is_set_in_a_stage_outlives_the_recording(made: 
 
 def test_a_stage_without_profile_functions_has_no_remark(made: Any) -> None:
     run = made(contents=("cpu", "stack"))
-    recording = lifecycle.begin(run, SUBJECT)
+    recording = recorder.begin(run, SUBJECT)
     work()
-    lifecycle.end(recording)
+    recording.stop()
     ((meta, _),) = finished(run).values()
     assert (meta["state"], meta["contents"], meta["reason"]) == ("complete", ["cpu", "stack"], "")
     assert sys.getprofile() is None

@@ -7,7 +7,7 @@ from unittest import mock
 
 import pytest
 
-from autoprof.capture import lifecycle
+from autoprof.capture import recorder
 from tests.support.captures import SUBJECT, finished, torch, work
 
 pytestmark = pytest.mark.needs("torch")
@@ -31,10 +31,10 @@ def spans(trace: dict[str, Any], *names: str) -> list[tuple[float, float]]:
 
 def test_a_range_open_at_the_end_of_a_capture_ends_with_it(made: Any, capfd: pytest.CaptureFixture[str]) -> None:
     run = made()
-    recording = lifecycle.begin(run, SUBJECT)
+    recording = recorder.begin(run, SUBJECT)
     assert recording is not None
     outer, inner = entered("outer"), entered("inner")
-    lifecycle.end(recording)
+    recording.stop()
     ((_, trace),) = finished(run).values()
     (outer_begin, outer_end), (inner_begin, inner_end) = spans(trace, "outer", "inner")
     assert outer_begin < inner_begin < inner_end <= outer_end
@@ -46,10 +46,10 @@ def test_a_range_open_at_the_end_of_a_capture_ends_with_it(made: Any, capfd: pyt
 
 def test_a_range_that_autoprof_begins_ends_with_the_capture(made: Any, capfd: pytest.CaptureFixture[str]) -> None:
     run = made()
-    recording = lifecycle.begin(run, SUBJECT)
+    recording = recorder.begin(run, SUBJECT)
     assert recording is not None
     end_range = recording.mark("mini_batch 1")
-    lifecycle.end(recording)
+    recording.stop()
     assert "mini_batch" not in capfd.readouterr().err
     end_range()
 
@@ -57,10 +57,10 @@ def test_a_range_that_autoprof_begins_ends_with_the_capture(made: Any, capfd: py
 def test_record_function_is_torchs_own_outside_of_captures(made: Any) -> None:
     kind = torch.profiler.record_function
     before = vars(kind)["__enter__"]
-    recording = lifecycle.begin(made(), SUBJECT)
+    recording = recorder.begin(made(), SUBJECT)
     assert recording is not None
     assert vars(kind)["__enter__"] is not before
-    lifecycle.end(recording)
+    recording.stop()
     assert vars(kind)["__enter__"] is before
 
 
@@ -68,13 +68,13 @@ def test_record_function_is_torchs_own_outside_of_captures(made: Any) -> None:
 def test_a_method_that_the_program_puts_in_its_place_stays(replaced: Any, made: Any) -> None:
     kind = torch.profiler.record_function
     before = vars(kind)["__enter__"]
-    recording = lifecycle.begin(made(), SUBJECT)
+    recording = recorder.begin(made(), SUBJECT)
     assert recording is not None
     with mock.patch.object(kind, "__enter__", replaced):
-        lifecycle.end(recording)
-        recording = lifecycle.begin(made(), SUBJECT)
+        recording.stop()
+        recording = recorder.begin(made(), SUBJECT)
         assert recording is not None
         kind("name").__enter__()
-        lifecycle.end(recording)
+        recording.stop()
         assert vars(kind)["__enter__"] is replaced
     kind.__enter__ = before

@@ -17,7 +17,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from autoprof.capture import lifecycle
+from autoprof.capture import recorder
 from autoprof.capture.finisher import chrome_trace
 from tests.support.captures import SUBJECT, finished, work
 
@@ -42,11 +42,11 @@ def kineto(name: bytes) -> bytes:
 def test_names_with_quotes_are_in_the_trace_as_they_are(made: Any) -> None:
     names = ['say "hi"', '", "cat": "x', "layer(0): attn", "plain"]
     run = made()
-    recording = lifecycle.begin(run, SUBJECT)
+    recording = recorder.begin(run, SUBJECT)
     for name in names:
         with torch.profiler.record_function(name):
             work()
-    lifecycle.end(recording)
+    recording.stop()
     ((meta, trace),) = finished(run).values()
     assert meta["state"] == "complete"
     assert {event["name"] for event in trace["traceEvents"]} >= set(names)
@@ -60,11 +60,11 @@ def test_modules_imported_in_a_stage_are_called_so(made: Any, tmp_path: Path, mo
         (tmp_path / f"{module}.py").write_text("def function(): ...\n")
         py_compile.compile(str(tmp_path / f"{module}.py"))  # what is read from there is freed
     run = made(contents=("cpu", "stack"))
-    recording = lifecycle.begin(run, SUBJECT)
+    recording = recorder.begin(run, SUBJECT)
     for module in modules:
         importlib.import_module(module)
     taken = [f'"{number}",' * 3 for number in range(50_000)]
-    lifecycle.end(recording)
+    recording.stop()
     del taken
     for module in modules:
         del sys.modules[module]

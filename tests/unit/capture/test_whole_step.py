@@ -60,7 +60,7 @@ class Trainer:
 def trainer(hooked: Any) -> Iterator[Trainer]:
     yield Trainer(hooked)
     assert running.running == {}
-    assert whole_step.recording() is None
+    assert whole_step.current() is None
     step_announcement.post("run", None)
 
 
@@ -166,20 +166,19 @@ def test_a_stage_in_another_thread_than_its_step_leaves_the_capture_to_that(
     assert caplog.text.count("rollout generate is not recorded: it runs in another thread than its step") == 1
 
 
-def test_a_stage_that_raises_leaves_the_steps_capture_complete(joined: Any, hooked: Any) -> None:
+def test_a_stage_that_raises_truncates_the_steps_capture(joined: Any, hooked: Any) -> None:
     run = joined(steps="1", mode="continuous")
 
     def fail() -> None:
         raise KeyError("theirs")
 
     stage = hooked(fail, "stage", role="actor", stage="update_actor")
-    around = hooked(stage, "step.wrap", number="number")
-    with pytest.raises(TypeError):
-        around(number=1)
     whole = hooked(lambda number: stage(), "step.wrap", number="number")
     with pytest.raises(KeyError):
         whole(1)
-    assert {meta["state"] for meta, _ in captures(run).values()} == {"complete"}
+    ((meta, trace),) = captures(run).values()
+    assert (meta["state"], meta["reason"]) == ("truncated", "actor.update_actor: the stage raised KeyError")
+    assert trace["traceEvents"]
 
 
 def test_counted_passes_have_a_capture_of_their_own(joined: Any, hooked: Any) -> None:
@@ -270,7 +269,7 @@ def test_an_actor_with_an_event_loop_is_told_in_another_thread(joined: Any, trai
 
     async def worker() -> None:
         trainer.log_prob()
-        await asyncio.to_thread(whole_step.end_in_worker, None, False)
+        await asyncio.to_thread(whole_step.stop_in_worker, None, False)
         await asyncio.sleep(0.01)
 
     asyncio.run(worker())
@@ -283,7 +282,7 @@ def test_a_worker_that_is_not_told_ends_with_the_next_steps_first_stage(joined: 
     for number in (1, 2):
         step_announcement.post("run", step_announcement.StepAnnouncement(step=number, captured=True))
         trainer.log_prob()
-    whole_step.end()
+    whole_step.stop()
     found = captures(run)
     assert (
         found["1/actor.step"][0]["reason"]
@@ -297,11 +296,11 @@ def test_a_process_that_ends_inside_a_step_leaves_its_capture(python: Python, tm
 import sys
 from autoprof.capture import whole_step
 from autoprof.run import runtime
-from autoprof.capture.subject import Subject
+from autoprof.capture.artifacts import Subject
 run = runtime.start()
 leave = whole_step.enter(run, Subject(step=1, role="actor", stage="update_actor", rank=0), run.settings)
 torch.ones(3).exp()
-leave()
+leave("")
 """
     python(TORCH + code, AUTOPROF="1", AUTOPROF_MODE="continuous", AUTOPROF_RUN_ID="made")
     run = runs.read(tmp_path / "autoprof_runs" / "made")
@@ -321,7 +320,7 @@ class Actor:
         self.__ray_call__ = self
 
     def remote(self, function: Any, together: bool) -> None:
-        assert function is whole_step.end_in_worker
+        assert function is whole_step.stop_in_worker
         self.told.append(together)
 
 

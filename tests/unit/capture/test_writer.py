@@ -17,7 +17,7 @@ import torch
 
 from autoprof.behaviours.ray.session import Shutdown
 from autoprof.behaviours.trainer import steps
-from autoprof.capture import lifecycle, writer
+from autoprof.capture import recorder, writer
 from autoprof.capture.finisher import job as finisher_job
 from autoprof.capture.profilers import foreign
 from autoprof.capture.profilers import torch as torch_profiler
@@ -42,11 +42,11 @@ def held(mocker: Any) -> threading.Event:
 
 
 def record(run: Any, size: int = 100) -> None:
-    recording = lifecycle.begin(run, SUBJECT)
+    recording = recorder.begin(run, SUBJECT)
     assert recording is not None
     for _ in range(size):
         torch.ones(3) + 1
-    lifecycle.end(recording)
+    recording.stop()
 
 
 def test_the_thread_that_recorded_goes_on(made: Any, held: threading.Event) -> None:
@@ -63,10 +63,10 @@ def test_the_next_recording_begins_when_the_one_before_is_written_and_freed(made
     record(run)
     first = torch_profiler._unwritten[-1]
     threading.Timer(0.3, held.set).start()
-    recording = lifecycle.begin(run, SUBJECT)
+    recording = recorder.begin(run, SUBJECT)
     assert held.is_set()
     assert first.profiler is None
-    lifecycle.end(recording)
+    recording.stop()
     assert [meta["state"] for meta, _ in finished(run).values()] == ["complete"] * 2
 
 
@@ -76,14 +76,14 @@ def test_a_recording_that_would_wait_too_long_for_the_one_before_does_not_begin(
     run = made(stop_timeout_s=0.2)
     record(run)
     with pytest.raises(RuntimeError, match="still writing its previous trace"):
-        lifecycle.begin(run, SUBJECT)
+        recorder.begin(run, SUBJECT)
     held.set()
     assert sorted(meta["state"] for meta, _ in finished(made()).values()) == ["complete", "failed"]
 
 
 def test_somebody_elses_profiler_begins_when_ours_is_written(made: Any, held: threading.Event) -> None:
     run = made()
-    lifecycle.watch_others()
+    recorder.watch_others()
     record(run)
     threading.Timer(0.3, held.set).start()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
@@ -94,12 +94,12 @@ def test_somebody_elses_profiler_begins_when_ours_is_written(made: Any, held: th
 
 def test_what_can_not_even_be_said_in_a_meta_file_is_the_problem_of_its_placement(made: Any, mocker: Any) -> None:
     run = made()
-    recording = lifecycle.begin(run, SUBJECT)
+    recording = recorder.begin(run, SUBJECT)
     mocker.patch.object(torch_profiler.TorchTool, "export", side_effect=OSError("disk full"))
     mocker.patch("autoprof.rundir.layout.write_json", side_effect=OSError("disk full"))
-    lifecycle.end(recording)
+    recording.stop()
     recording.wait()
-    assert recording.artifacts.problem == "OSError: disk full"
+    assert recording.open().problem == "OSError: disk full"
 
 
 def test_without_a_thread_it_is_written_here(mocker: Any) -> None:
@@ -119,16 +119,16 @@ def test_many_captures_one_after_the_other(
     code = f"""
 import os
 os.environ["AUTOPROF_RUN_ID"] = "made"
-from autoprof.capture import lifecycle
+from autoprof.capture import recorder
 from autoprof.run import runtime
-from autoprof.capture.subject import Subject
+from autoprof.capture.artifacts import Subject
 run = runtime.start()
 for number in range({captures}):
-    recording = lifecycle.begin(run, Subject(step=number, role="actor", stage="update_actor", rank=0))
+    recording = recorder.begin(run, Subject(step=number, role="actor", stage="update_actor", rank=0))
     x = torch.ones(30, 30, requires_grad=True)
     for _ in range({size}):
         (x @ x).sum().backward()
-    lifecycle.end(recording)
+    recording.stop()
 """
     python(TORCH + code, AUTOPROF="1")
 

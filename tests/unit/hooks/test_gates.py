@@ -15,7 +15,7 @@ from pytest_mock import MockerFixture
 
 from autoprof.behaviours.trainer import running
 from autoprof.behaviours.trainer.stages import Stage, StagePass
-from autoprof.capture import lifecycle
+from autoprof.capture import recorder
 from autoprof.hooks import dispatch, registry
 from autoprof.hooks.behaviour import CALL, Around, Behaviour, Call
 from autoprof.hooks.wrapper import wrap, wrapped_by
@@ -134,7 +134,7 @@ def test_a_failing_hooks_recording_is_ended(joined: Any, posted: None, mocker: M
 
     mocker.patch.object(registry, "behaviour", return_value=Kept(role="actor", stage="update_actor"))
     wrap(lambda: torch.ones(3).sin(), "target/hook")()
-    assert lifecycle.current() is None
+    assert recorder.current() is None
     assert not torch.autograd._profiler_enabled()
     finished(run)
     (path,) = run.rundir.path.glob("*/*.meta.json")

@@ -13,9 +13,9 @@ import msgspec
 import pytest
 from msgspec import Struct
 
+from autoprof.capture.artifacts import Subject
 from autoprof.capture.finisher import job, nsys_report
 from autoprof.capture.profilers import memory
-from autoprof.capture.subject import Subject
 from autoprof.cli import documents
 from autoprof.cli.recipes import documents as recipe_documents
 from autoprof.rundir import decoder, journal, records

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import torch
 
-from autoprof.capture import lifecycle
+from autoprof.capture import recorder
+from autoprof.capture.artifacts import Subject
 from autoprof.capture.finisher import job as finisher_job
 from autoprof.capture.profilers import torch as torch_profiler
-from autoprof.capture.subject import Subject
 from autoprof.config.settings import Settings
 from tests.support.captures import SUBJECT, finished, work
 from tests.support.helpers import TORCH, room_for
@@ -25,8 +25,8 @@ from tests.support.helpers import TORCH, room_for
 def test_an_export_that_fails_leaves_a_meta_file_with_the_reason(made: Any, mocker: Any) -> None:
     run = made()
     mocker.patch.object(torch_profiler.TorchTool, "export", side_effect=OSError("disk full"))
-    recording = lifecycle.begin(run, SUBJECT)
-    lifecycle.end(recording)
+    recording = recorder.begin(run, SUBJECT)
+    recording.stop()
     ((meta, trace),) = finished(run).values()
     assert trace is None
     assert meta["state"] == "failed"
@@ -40,17 +40,17 @@ def test_a_full_disk_leaves_nothing_half_written(python: Any, tmp_path: Path, li
     code = f"""
 import resource, signal
 {TORCH}
-from autoprof.capture import lifecycle
+from autoprof.capture import recorder
 from autoprof.run import runtime
-from autoprof.capture.subject import Subject
+from autoprof.capture.artifacts import Subject
 signal.signal(signal.SIGXFSZ, signal.{action})
 resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))
 run = runtime.start()
-recording = lifecycle.begin(run, Subject(step=2, role="actor", stage="update_actor", rank=3))
+recording = recorder.begin(run, Subject(step=2, role="actor", stage="update_actor", rank=3))
 x = torch.randn(20, 20, requires_grad=True)
 for _ in range(30):
     (x @ x).sum().backward()
-lifecycle.end(recording)
+recording.stop()
 print("goes on")
 """
     assert python(code, AUTOPROF="1", AUTOPROF_RUN_ID="run").stdout.strip() == "goes on"
@@ -63,20 +63,20 @@ print("goes on")
     assert len(list(folder.iterdir())) == (2 if limit == 2_000_000 else 1)
 
 
-@pytest.mark.parametrize("ending", ["lifecycle.end(recording)", "recording.give_up('interrupted')"])
+@pytest.mark.parametrize("ending", ["recording.stop()", "recording.fail('interrupted')"])
 def test_a_stderr_over_the_size_limit_ends_no_process(python: Any, tmp_path: Path, ending: str) -> None:
     # torch writes lines to stderr when a recording starts, stops and is given up (2.13).
     code = f"""
 import contextlib, os, resource, signal
 {TORCH}
-from autoprof.capture import lifecycle
+from autoprof.capture import recorder
 from autoprof.run import runtime
-from autoprof.capture.subject import Subject
+from autoprof.capture.artifacts import Subject
 run = runtime.start()
 signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
 os.dup2(os.open("stderr", os.O_WRONLY | os.O_CREAT), 2)
 resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-recording = lifecycle.begin(run, Subject(step=2, role="actor", stage="update_actor", rank=3))
+recording = recorder.begin(run, Subject(step=2, role="actor", stage="update_actor", rank=3))
 with contextlib.suppress(OSError):  # its meta file
     {ending}
 print(recording is not None, signal.pthread_sigmask(signal.SIG_BLOCK, []), signal.sigpending())
@@ -128,7 +128,7 @@ def test_what_is_left_of_an_export_takes_no_room_though_it_is_open(made: Any, mo
         raise OSError("disk full")
 
     mocker.patch.object(torch_profiler.TorchTool, "export", export)
-    lifecycle.end(lifecycle.begin(run, SUBJECT))
+    recorder.begin(run, SUBJECT).stop()
     assert [meta["state"] for meta, _ in finished(run).values()] == ["failed"]
     with opened[0] as leftover:
         assert os.fstat(leftover.fileno()).st_size == 0
@@ -137,33 +137,33 @@ def test_what_is_left_of_an_export_takes_no_room_though_it_is_open(made: Any, mo
 def test_a_tool_that_does_not_start_leaves_the_process_free(made: Any, mocker: Any) -> None:
     mocker.patch.object(torch_profiler.TorchTool, "start", side_effect=RuntimeError("no"))
     with pytest.raises(RuntimeError):
-        lifecycle.begin(made(), SUBJECT)
+        recorder.begin(made(), SUBJECT)
     mocker.stopall()
-    recording = lifecycle.begin(made(), SUBJECT)
+    recording = recorder.begin(made(), SUBJECT)
     assert recording is not None
-    lifecycle.end(recording)
+    recording.stop()
 
 
 @pytest.mark.parametrize("part", ["mark", "stamp"])
 def test_what_goes_wrong_after_the_start_leaves_no_profiler_on(made: Any, mocker: Any, part: str) -> None:
     mocker.patch.object(torch_profiler.TorchTool, part, side_effect=RuntimeError("no"))
     with pytest.raises(RuntimeError):
-        lifecycle.begin(made(), SUBJECT)
+        recorder.begin(made(), SUBJECT)
     assert not torch.autograd._profiler_enabled()
     mocker.stopall()
     run = made()
-    recording = lifecycle.begin(run, SUBJECT)
+    recording = recorder.begin(run, SUBJECT)
     work()
-    lifecycle.end(recording)
+    recording.stop()
     assert sorted(meta["state"] for meta, _ in finished(run).values()) == ["complete", "failed"]
 
 
 def test_without_another_process_the_trace_is_finished_here(made: Any, mocker: Any) -> None:
     run = made()
     mocker.patch("autoprof.base.interpreter._find", return_value="")
-    recording = lifecycle.begin(run, SUBJECT)
+    recording = recorder.begin(run, SUBJECT)
     work()
-    lifecycle.end(recording)
+    recording.stop()
     ((meta, trace),) = finished(run).values()
     assert meta["state"] == "complete"
     assert trace["traceEvents"]

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from autoprof.capture import lifecycle
+from autoprof.capture import recorder
+from autoprof.capture.artifacts import Subject
 from autoprof.capture.finisher import job as finisher_job
-from autoprof.capture.subject import Subject
 from autoprof.rundir import file_names
 from tests.support.captures import SUBJECT, finished, work
 from tests.support.helpers import TORCH, spans
@@ -22,11 +22,11 @@ from tests.support.helpers import TORCH, spans
 
 def test_a_capture_leaves_a_trace_and_a_meta_file_that_agree(made: Any) -> None:
     run = made(contents=("cpu", "shapes", "flops", "profile-by-stage"))
-    recording = lifecycle.begin(run, SUBJECT)
+    recording = recorder.begin(run, SUBJECT)
     before = time.time_ns()
     work()
     after = time.time_ns()
-    lifecycle.end(recording)
+    recording.stop()
     ((name, (meta, trace)),) = finished(run).items()
     assert name.startswith("actor.update_actor.rank3.")
     assert (meta["state"], meta["reason"]) == ("complete", "")
@@ -47,9 +47,9 @@ def test_a_capture_leaves_a_trace_and_a_meta_file_that_agree(made: Any) -> None:
 
 def test_the_timeline_has_the_start_the_stop_and_the_export(made: Any) -> None:
     run = made()
-    recording = lifecycle.begin(run, SUBJECT)
+    recording = recorder.begin(run, SUBJECT)
     work()
-    lifecycle.end(recording)
+    recording.stop()
     finished(run)
     run.timeline.flush()
     costs = [span for span in spans(run.rundir.path) if span["kind"] == "profiling"]
@@ -61,9 +61,9 @@ def test_the_timeline_has_the_start_the_stop_and_the_export(made: Any) -> None:
 def test_a_stage_that_runs_again_is_numbered(made: Any) -> None:
     run = made()
     for _ in range(3):
-        recording = lifecycle.begin(run, SUBJECT)
+        recording = recorder.begin(run, SUBJECT)
         work()
-        lifecycle.end(recording)
+        recording.stop()
     names = sorted(name.split(".rank3")[0] for name in finished(run))
     assert names == ["actor.update_actor", "actor.update_actor.2", "actor.update_actor.3"]
 
@@ -73,29 +73,29 @@ def test_a_thread_with_a_small_stack_is_not_captured_and_one_line_says_so(
 ) -> None:
     run = made()
     mocker.patch("autoprof.base.threads.stack_bytes", return_value=248 << 10)
-    assert [lifecycle.begin(run, SUBJECT), lifecycle.begin(run, SUBJECT)] == [None, None]
-    assert not lifecycle.taken()
+    assert [recorder.begin(run, SUBJECT), recorder.begin(run, SUBJECT)] == [None, None]
+    assert recorder.current() is None
     line = "actor update_actor is not captured: the stack of its thread has 248 KiB and a profiler needs 256"
     assert caplog.messages == [f"{line}; see threading.stack_size"]
     mocker.patch("autoprof.base.threads.stack_bytes", return_value=256 << 10)
-    recording = lifecycle.begin(run, SUBJECT)
+    recording = recorder.begin(run, SUBJECT)
     assert recording is not None
-    lifecycle.end(recording)
+    recording.stop()
 
 
 def test_a_stage_inside_a_stage_is_part_of_its_capture(made: Any) -> None:
     run = made()
-    outer = lifecycle.begin(run, SUBJECT)
-    assert lifecycle.begin(run, Subject(step=2, role="actor", stage="inner", rank=3)) is None
-    lifecycle.end(outer)
+    outer = recorder.begin(run, SUBJECT)
+    assert recorder.begin(run, Subject(step=2, role="actor", stage="inner", rank=3)) is None
+    outer.stop()
     assert len(finished(run)) == 1
 
 
 def test_a_stage_that_raises_is_truncated(made: Any) -> None:
     run = made()
-    recording = lifecycle.begin(run, SUBJECT)
+    recording = recorder.begin(run, SUBJECT)
     work()
-    lifecycle.end(recording, ValueError("x"))
+    recording.abort("the stage raised ValueError")
     ((meta, trace),) = finished(run).values()
     assert (meta["state"], meta["reason"]) == ("truncated", "the stage raised ValueError")
     assert trace["traceEvents"]
@@ -103,10 +103,10 @@ def test_a_stage_that_raises_is_truncated(made: Any) -> None:
 
 def test_a_trace_over_the_limit_is_cut_to_whole_events_and_says_so(made: Any) -> None:
     run = made(max_trace_mb=0.05)
-    recording = lifecycle.begin(run, SUBJECT)
+    recording = recorder.begin(run, SUBJECT)
     for _ in range(100):
         work()
-    lifecycle.end(recording)
+    recording.stop()
     ((meta, trace),) = finished(run).values()
     assert meta["state"] == "truncated"
     assert meta["reason"] == "the trace was over 50000 bytes"
@@ -145,25 +145,25 @@ def test_a_trace_that_can_not_be_cut_says_failed(tmp_path: Path) -> None:
 
 
 def test_autoprof_yields_to_a_profiler_that_was_first(made: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    lifecycle.watch_others()
+    recorder.watch_others()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as theirs:
-        assert lifecycle.begin(made(), SUBJECT) is None
+        assert recorder.begin(made(), SUBJECT) is None
         work()
     assert any("Backward" in event.name for event in theirs.events())
-    recording = lifecycle.begin(made(), SUBJECT)
+    recording = recorder.begin(made(), SUBJECT)
     assert recording is not None
-    lifecycle.end(recording)
+    recording.stop()
 
 
 def test_autoprof_yields_to_a_profiler_that_comes_later(made: Any) -> None:
-    lifecycle.watch_others()
+    recorder.watch_others()
     run = made()
-    recording = lifecycle.begin(run, SUBJECT)
+    recording = recorder.begin(run, SUBJECT)
     work()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as theirs:
         work()
     assert any("Backward" in event.name for event in theirs.events())
-    lifecycle.end(recording)
+    recording.stop()
     ((meta, trace),) = finished(run).values()
     assert meta["state"] == "truncated"
     assert "another torch profiler was started" in meta["reason"]
@@ -171,10 +171,10 @@ def test_autoprof_yields_to_a_profiler_that_comes_later(made: Any) -> None:
 
 
 def test_a_profiler_in_another_thread_waits_for_the_captures_own_thread(made: Any, mocker: Any) -> None:
-    lifecycle.watch_others()
+    recorder.watch_others()
     run = made()
     mocker.patch("autoprof.run.runtime.current", return_value=run)
-    recording = lifecycle.begin(run, SUBJECT)
+    recording = recorder.begin(run, SUBJECT)
     theirs: list[int] = []
 
     def profile() -> None:
@@ -185,7 +185,7 @@ def test_a_profiler_in_another_thread_waits_for_the_captures_own_thread(made: An
     thread = threading.Thread(target=profile)
     thread.start()
     work()
-    lifecycle.end(recording)
+    recording.stop()
     thread.join()
     ((meta, trace),) = finished(run).values()
     assert meta["state"] == "complete"
@@ -198,12 +198,12 @@ def test_a_capture_whose_thread_does_not_come_back_is_given_up(made: Any, python
     code = f"""
 import threading
 {TORCH}
-from autoprof.capture import lifecycle
+from autoprof.capture import recorder
 from autoprof.run import runtime
-from autoprof.capture.subject import Subject
+from autoprof.capture.artifacts import Subject
 run = runtime.start()
-lifecycle.watch_others()
-recording = lifecycle.begin(run, Subject(step=2, role="actor", stage="update_actor", rank=3))
+recorder.watch_others()
+recording = recorder.begin(run, Subject(step=2, role="actor", stage="update_actor", rank=3))
 def profile():
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
         torch.ones(2) + 1
@@ -211,7 +211,7 @@ def profile():
 thread = threading.Thread(target=profile)
 thread.start()
 thread.join()
-lifecycle.end(recording)
+recording.stop()
 """
     variables = {"AUTOPROF": "1", "AUTOPROF_RUN_ID": "run", "AUTOPROF_STOP_TIMEOUT_S": "0.2"}
     assert python(code, **variables).stdout.strip().endswith("True")
@@ -221,12 +221,12 @@ def test_a_stage_that_ends_in_another_thread_is_given_up(made: Any, python: Any,
     code = f"""
 import threading
 {TORCH}
-from autoprof.capture import lifecycle
+from autoprof.capture import recorder
 from autoprof.run import runtime
-from autoprof.capture.subject import Subject
+from autoprof.capture.artifacts import Subject
 run = runtime.start()
-recording = lifecycle.begin(run, Subject(step=2, role="actor", stage="update_actor", rank=3))
-thread = threading.Thread(target=lifecycle.end, args=(recording,))
+recording = recorder.begin(run, Subject(step=2, role="actor", stage="update_actor", rank=3))
+thread = threading.Thread(target=recording.stop)
 thread.start()
 thread.join()
 """
