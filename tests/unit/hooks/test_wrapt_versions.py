@@ -23,8 +23,8 @@ TESTS = [
     "capture/test_memory.py::test_a_history_of_the_users_is_left_alone",
     "capture/test_memory.py::test_a_history_that_the_user_switches_meanwhile",
     "capture/test_memory.py::test_a_run_watches_where_it_is_asked_to",
-    "capture/test_lifecycle.py::test_autoprof_yields_to_a_profiler_that_was_first",
-    "capture/test_lifecycle.py::test_autoprof_yields_to_a_profiler_that_comes_later",
+    "capture/test_recorder.py::test_autoprof_yields_to_a_profiler_that_was_first",
+    "capture/test_recorder.py::test_autoprof_yields_to_a_profiler_that_comes_later",
     "capture/test_npu_analysis.py::test_autoprof_yields_to_another_profiler_of_torch_npus",
     "hooks/test_wrapt_versions.py::test_the_older_wrapt_is_imported",
 ]
