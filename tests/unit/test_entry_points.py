@@ -67,33 +67,30 @@ def test_imports_during_interpreter_start_do_not_start_the_search(python: Python
     assert python(code, AUTOPROF="1", PYTHONPATH=str(site)).stdout.split() == ["True", "False"]
 
 
-def test_children_get_the_folders_and_do_not_search(python: Python, site: Path) -> None:
+@pytest.mark.parametrize("parent_imports", [True, False])
+def test_children_search_only_if_their_parent_did_not(python: Python, site: Path, parent_imports: bool) -> None:
     code = f"""
-import plain, subprocess, sys
+import {"plain, " * parent_imports}subprocess, sys
 sys.stdout.write(subprocess.check_output([sys.executable, "-c", {KNOWS.format(imported="plain")!r}], text=True))
 """
-    assert python(code, AUTOPROF="1", PYTHONPATH=str(site)).stdout.split() == ["1", "False"]
+    assert python(code, AUTOPROF="1", PYTHONPATH=str(site)).stdout.split() == ["1", str(not parent_imports)]
 
 
-def test_a_child_searches_if_its_parent_did_not(python: Python, site: Path) -> None:
-    code = f"""
-import subprocess, sys
-sys.stdout.write(subprocess.check_output([sys.executable, "-c", {KNOWS.format(imported="plain")!r}], text=True))
-"""
-    assert python(code, AUTOPROF="1", PYTHONPATH=str(site)).stdout.split() == ["1", "True"]
-
-
-def test_a_process_with_another_prefix_searches_its_own_site_packages(python: Python, site: Path) -> None:
-    # Variables that a worker on another node gets from the driver: another prefix, with folders that don't exist.
-    passed = {"AUTOPROF": "1", "AUTOPROF_RUN_ID": "of-the-driver", _boot.FOUND: "/other/prefix:/other/prefix/recipes"}
-    result = python(KNOWS.format(imported="plain"), PYTHONPATH=str(site), **passed)
-    assert (result.stdout.split(), result.stderr) == (["1", "True"], "")
-
-
-def test_missing_folders_are_skipped(python: Python, site: Path) -> None:
-    passed = {"AUTOPROF": "1", "AUTOPROF_RUN_ID": "of-the-driver", _boot.FOUND: f"{sys.prefix}:/nowhere:/gone.toml"}
-    result = python(KNOWS.format(imported="plain"), PYTHONPATH=str(site), **passed)
-    assert (result.stdout.split(), result.stderr) == (["0", "False"], "")
+@pytest.mark.parametrize(
+    ("found", "result"),
+    [
+        # Variables that a worker on another node gets from the driver: another prefix, with folders that don't exist.
+        ("/other/prefix:/other/prefix/recipes", ["1", "True"]),
+        (f"{sys.prefix}:/nowhere:/gone.toml", ["0", "False"]),
+    ],
+    ids=["another prefix", "this prefix"],
+)
+def test_a_process_searches_its_own_site_packages_if_the_folders_are_of_another_prefix(
+    python: Python, site: Path, found: str, result: list[str]
+) -> None:
+    passed = {"AUTOPROF": "1", "AUTOPROF_RUN_ID": "of-the-driver", _boot.FOUND: found}
+    ended = python(KNOWS.format(imported="plain"), PYTHONPATH=str(site), **passed)
+    assert (ended.stdout.split(), ended.stderr) == (result, "")
 
 
 def test_a_path_that_a_script_adds_is_searched_too(python: Python, site: Path, tmp_path: Path) -> None:

@@ -58,16 +58,13 @@ def modes(path: Path) -> dict[str, set[int]]:
     return found
 
 
-def test_what_a_run_leaves_is_its_users_alone(made: Any, umask: int) -> None:
-    run = made()
+@pytest.mark.parametrize(("access", "folders", "files"), [("private", 0o700, 0o600), ("group", 0o750, 0o640)])
+def test_a_run_is_readable_for_its_user_and_if_asked_for_its_group(
+    made: Any, umask: int, access: str, folders: int, files: int
+) -> None:
+    run = made(access=access)
     leave_everything(run)
-    assert modes(run.rundir.path) == {"folders": {0o700}, "files": {0o600}}
-
-
-def test_the_group_may_read_all_of_it_if_that_is_asked_for(made: Any, umask: int) -> None:
-    run = made(access="group")
-    leave_everything(run)
-    assert modes(run.rundir.path) == {"folders": {0o750}, "files": {0o640}}
+    assert modes(run.rundir.path) == {"folders": {folders}, "files": {files}}
 
 
 @pytest.mark.parametrize("access", ["private", "group"])

@@ -159,18 +159,11 @@ def test_a_process_registers_when_ray_is_up_and_says_its_node(
     assert kept.kept == {}
 
 
-def test_only_the_process_that_started_the_run_collects(
-    joined: Callable[..., Runtime], kept: Store, cluster: list[str], mocker: Any
+def test_only_the_process_that_started_the_run_collects_and_only_from_several_nodes(
+    driver: Callable[..., Runtime], joined: Callable[..., Runtime], kept: Store, cluster: list[str], mocker: Any
 ) -> None:
     collect = mocker.patch.object(gather, "collect")
     session.through_ray(joined(collect="1"))
-    assert not collect.called
-
-
-def test_a_single_node_has_nothing_to_collect(
-    driver: Callable[..., Runtime], kept: Store, cluster: list[str], mocker: Any
-) -> None:
-    collect = mocker.patch.object(gather, "collect")
     del cluster[1]
     session.through_ray(driver(collect="1"))
     assert not collect.called

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from autoprof.base import files
 from autoprof.base import identity as process_module
-from autoprof.run import timeline, watcher
+from autoprof.run import timeline
 from autoprof.run.runtime import Runtime
 from autoprof.run.timeline import AT_ONCE, Span
 from autoprof.rundir import layout, processes
@@ -126,13 +126,6 @@ def test_when_nothing_is_going_on_it_is_written(run: Runtime) -> None:
     assert names(run) == ["inner", "outer"]
 
 
-def test_while_one_sample_holds_the_others_up_the_watcher_writes_them(run: Runtime, one_going_on: Span) -> None:
-    begin(run, "turn", "first").end()
-    assert names(run) == []
-    watcher.Watcher(run).tick()
-    assert names(run) == ["first"]
-
-
 def test_a_slow_disk_is_not_written_to_each_time(run: Runtime) -> None:
     begin(run, name="first").end()
     run.timeline._write_ns = 10**12
@@ -140,21 +133,6 @@ def test_a_slow_disk_is_not_written_to_each_time(run: Runtime) -> None:
     assert names(run) == ["first"]
     run.timeline.flush()
     assert names(run) == ["first", "second"]
-
-
-def test_what_is_kept_is_written_at_exit(python: Any, tmp_path: Path) -> None:
-    code = f"""
-from pathlib import Path
-from autoprof.run import timeline, watcher
-from autoprof.run.timeline import Span
-from autoprof.rundir.layout import RunDir
-lines = timeline.Timeline(RunDir(Path({str(tmp_path / "run")!r})))
-def span(name): return Span(lines, "sample", name, step=1, role="agent_loop", rank=None)
-long = span("long")
-span("short").end()
-"""
-    python(code)
-    assert [span["name"] for span in helpers.spans(tmp_path / "run")] == ["short"]
 
 
 def test_a_span_that_is_dropped_is_left_out_and_not_waited_for(run: Runtime, one_going_on: Span) -> None:
@@ -424,23 +402,6 @@ def test_no_more_samples_are_open_than_a_reader_wants(run: Runtime, monkeypatch:
     run.timeline.look()
     run.timeline.look()
     assert open_names(run) == [f"s{number}" for number in range(256)]
-
-
-def test_a_process_that_is_killed_leaves_what_was_open_and_one_that_exits_does_not(python: Any, tmp_path: Path) -> None:
-    code = f"""
-import os
-from pathlib import Path
-from autoprof.run import timeline, watcher
-from autoprof.run.timeline import Span
-from autoprof.rundir.layout import RunDir
-lines = timeline.Timeline(RunDir(Path({str(tmp_path)!r}, name)))
-Span(lines, "stage", "update", step=1, role="actor", rank=0)
-"""
-    python("name = 'exits'" + code)
-    python("name = 'killed'" + code + "os.kill(os.getpid(), 9)", check=False)
-    (exited,), (killed,) = processes.read(tmp_path / "exits"), processes.read(tmp_path / "killed")
-    assert (exited.state, exited.spans) == ("exited", [])
-    assert (killed.state, [span.name for span in killed.spans]) == ("gone", ["update"])
 
 
 def is_open(number: int) -> bool:

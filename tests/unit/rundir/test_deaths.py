@@ -43,6 +43,12 @@ class Made:
         content = b"".join(msgspec.json.encode(line) + b"\n" for line in (first, *lines))
         (self.path / "timeline" / f"{host}-{pid}.jsonl").write_bytes(content)
 
+    def crash(self, pid: int, text: str) -> Path:
+        (self.path / "crashes").mkdir(exist_ok=True)
+        path = self.path / "crashes" / f"{HOST}-{pid}.txt"
+        path.write_text(text)
+        return path
+
 
 @pytest.fixture
 def made(tmp_path: Path) -> Made:
@@ -199,12 +205,12 @@ def test_a_starter_with_own_stages_has_no_place_of_another_process(made: Made) -
 
 def test_a_worker_that_crashed_comes_before_the_driver(made: Made) -> None:
     made.process(ACTOR, begun("update_actor", 3))
-    (made.path / "crashes").mkdir()
-    (made.path / "crashes" / f"{HOST}-{OTHER}.txt").write_text("")
-    (made.path / "crashes" / f"{HOST}-{ACTOR}.txt").write_text(
+    made.crash(OTHER, "")
+    made.crash(
+        ACTOR,
         "Fatal Python error: Aborted\n\nThread 0x01 (most recent call first):\n  <no Python frame>\n\n"
         'Thread 0x02 (most recent call first):\n  File "/x/site-packages/torch/nn.py", line 5 in forward\n'
-        '  File "/home/u/actor.py", line 12 in f\n  File "/x/autoprof/hooks/dispatch.py", line 30 in drive\n'
+        '  File "/home/u/actor.py", line 12 in f\n  File "/x/autoprof/hooks/dispatch.py", line 30 in drive\n',
     )
     found = deaths.of_run(made.info("running"))
     assert text(found) == "actor rank 1 crashed (SIGABRT) in update_actor of step 143: actor.py:12 f"
@@ -214,10 +220,7 @@ def test_a_worker_that_crashed_comes_before_the_driver(made: Made) -> None:
 
 def test_a_crash_before_a_process_began_is_of_another_process_with_its_pid(made: Made) -> None:
     made.process(ACTOR, begun("update_actor", 3))
-    crash = made.path / "crashes" / f"{HOST}-{ACTOR}.txt"
-    crash.parent.mkdir()
-    crash.write_text("Fatal Python error: Aborted\n")
-    os.utime(crash, ns=(START - MS, START - MS))
+    os.utime(made.crash(ACTOR, "Fatal Python error: Aborted\n"), ns=(START - MS, START - MS))
     earlier = [{"host": HOST, "pid": ACTOR, "started": START / 1e9 - 60, "state": "unfinished"}]
     (found,) = deaths.of_run(made.info("ended", 0, earlier=earlier))
     assert text([found]) == f"in an earlier attempt, process {ACTOR} crashed (SIGABRT)"
@@ -228,12 +231,12 @@ def test_a_crash_before_a_process_began_is_of_another_process_with_its_pid(made:
 )
 def test_a_crash_is_not_placed_in_a_file_of_autoprof(made: Made, own: str) -> None:
     made.process(ACTOR, begun("update_actor", 3))
-    (made.path / "crashes").mkdir()
-    (made.path / "crashes" / f"{HOST}-{ACTOR}.txt").write_text(
+    made.crash(
+        ACTOR,
         "Fatal Python error: Segmentation fault\n\nCurrent thread 0x01 (most recent call first):\n"
         f'  File "/src/autoprof/autoprof/{own}", line 119 in watched\n'
         '  File "/x/site-packages/torch/autograd/profiler.py", line 400 in _prepare_trace\n'
-        '  File "/home/u/autoprof/train.py", line 12 in fit\n'
+        '  File "/home/u/autoprof/train.py", line 12 in fit\n',
     )
     found = deaths.of_run(made.info("running"))
     assert text(found) == "actor rank 1 crashed (SIGSEGV) in update_actor of step 143: train.py:12 fit"
@@ -242,10 +245,10 @@ def test_a_crash_is_not_placed_in_a_file_of_autoprof(made: Made, own: str) -> No
 
 def test_a_crash_in_functions_of_autoprof_alone_shows_them(made: Made) -> None:
     made.process(ACTOR, begun("update_actor", 3))
-    (made.path / "crashes").mkdir()
-    (made.path / "crashes" / f"{HOST}-{ACTOR}.txt").write_text(
+    made.crash(
+        ACTOR,
         "Fatal Python error: Aborted\n\nCurrent thread 0x01 (most recent call first):\n"
-        '  File "/x/autoprof/capture/writer.py", line 9 in write\n'
+        '  File "/x/autoprof/capture/writer.py", line 9 in write\n',
     )
     assert [frame.function for frame in deaths.of_run(made.info("running"))[0].frames] == ["write"]
 
