@@ -53,7 +53,3 @@ def test_empty_steps_are_none_and_are_stronger_than_the_file(tmp_path: Path, tex
     assert load({}, tmp_path).steps == "5"
     (tmp_path / "autoprof.toml").write_text('steps = ""\n')
     assert load({}, tmp_path).steps == ""
-
-
-def test_without_the_variable_it_is_the_default(tmp_path: Path) -> None:
-    assert load({}, tmp_path).steps == "+2"
