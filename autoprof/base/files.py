@@ -164,12 +164,10 @@ def claim(path: str | os.PathLike[str]) -> bool:
     Raises:
         OSError: The file can't be made for another reason.
     """
-    try:
+    with suppress(FileExistsError):
         os.close(_create(path))
-    except FileExistsError as error:
-        seam.pass_on(error)
-        return False
-    return True
+        return True
+    return False
 
 
 def write(path: str | os.PathLike[str], content: bytes) -> None:

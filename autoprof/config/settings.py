@@ -238,10 +238,8 @@ def load_one(name: str, environ: Mapping[str, str], directory: Path) -> Any:
     value, where = environ.get(PREFIX + name.upper(), "").strip(), PREFIX + name.upper()
     if not value:
         path = _file(environ.get(PREFIX + "CONFIG", ""), directory)
-        try:
+        with seam.suppress(OSError, ValueError, RecursionError):
             value, where = _decoded(path).get(name, ""), f"{path}: {name}"
-        except (OSError, ValueError, RecursionError) as error:
-            seam.pass_on(error)
     read = check(name, value, where) if value else getattr(Settings(), name)
     return _folder(read, directory) if name == "dir" else read
 

@@ -274,12 +274,10 @@ def _make_crash_file(run: RunDir) -> _CrashFile:
     """Make the crash file. Try twice, because a process that ends may remove the folder while it is empty."""
     path = str(run.process_file(CRASHES, ".txt"))
     run.make(run.path / CRASHES)
-    try:
+    with seam.suppress(FileNotFoundError):
         return _CrashFile(path)
-    except FileNotFoundError as error:
-        seam.pass_on(error)
-        run.make(run.path / CRASHES)
-        return _CrashFile(path)
+    run.make(run.path / CRASHES)
+    return _CrashFile(path)
 
 
 def check_crash_file() -> None:

@@ -98,7 +98,7 @@ def _undamaged(content: bytes, kind: type[Struct]) -> dict[str, Any] | None:
     """
     if content.count(b"{") + content.count(b"[") > _MAX_DEPTH:
         return None
-    with seam.suppress(msgspec.MsgspecError, ValueError, RecursionError):
+    with seam.suppress(ValueError, RecursionError):
         fields: dict[str, Any] = msgspec.json.decode(content, type=dict[str, Any])
         msgspec.convert(fields, kind)
         return fields

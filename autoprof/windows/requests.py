@@ -28,7 +28,7 @@ ENDING = ".json"
 MOST_BYTES = 64 << 10
 _MAX_STEPS = 1_000_000
 # Errors of a request that can't be read.
-UNREADABLE = (OSError, ValueError, RecursionError, msgspec.MsgspecError)
+UNREADABLE = (OSError, ValueError, RecursionError)
 
 
 @structs.complete
@@ -142,15 +142,13 @@ def names(run: RunDir) -> list[str]:
     The folder is opened, because an NFS client asks its server at an open, but not at each `stat` (Linux, fs/nfs/dir.c,
     nfs_lookup_verify_inode).
     """
-    try:
+    with seam.suppress(OSError):  # without requests there is no such folder
         folder = files.descriptor(run.control, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             return sorted(os.listdir(folder))
         finally:
             os.close(folder)
-    except OSError as error:  # without requests there is no such folder
-        seam.pass_on(error)
-        return []
+    return []
 
 
 def take(run: RunDir, listing: Iterable[str]) -> list[tuple[str, Trigger]]:

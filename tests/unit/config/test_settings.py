@@ -289,7 +289,28 @@ def test_no_tables_give_anything_but_conditions_or_one_line(
         assert [str(each) for each in handed.when] == [str(each) for each in read.when]
 
 
-words_of_conditions = st.sampled_from([*"step gen memory rank resume oom hang > : 2 0.9 x s m h off ,".split(), " "])
+words_of_conditions = st.sampled_from(
+    [
+        "step",
+        "gen",
+        "memory",
+        "rank",
+        "resume",
+        "oom",
+        "hang",
+        ">",
+        ":",
+        "2",
+        "0.9",
+        "x",
+        "s",
+        "m",
+        "h",
+        "off",
+        ",",
+        " ",
+    ]
+)
 
 
 @pytest.mark.parametrize(
