@@ -9,9 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
-import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from autoprof.base import files, identity, seam, units
 from autoprof.base.originals import io, os, time
@@ -92,20 +93,20 @@ def find(
         # A process that began after the crash only has the same pid.
         candidates = [state for state in states if state.begun_ns <= crash.ns]
         death = dead.get((crash.host, crash.pid)) or _gone_process(candidates, info, crash.host, crash.pid)
-        dead[crash.host, crash.pid] = msgspec.structs.replace(
+        dead[crash.host, crash.pid] = replace(
             death, how=CRASH, signal=crash.signal, frames=crash.frames, last_ns=crash.ns, file=crash.file
         )
     if exception is not None and (info.host, info.pid) not in dead:
         now = time.time_ns() if own is not None else round((info.ended or 0) * 1e9)
         starter = _gone_process(states, info, info.host, info.pid)
-        dead[info.host, info.pid] = msgspec.structs.replace(starter, how=EXCEPTION, exception=exception, last_ns=now)
+        dead[info.host, info.pid] = replace(starter, how=EXCEPTION, exception=exception, last_ns=now)
     exceptions = [death.exception for death in dead.values() if death.exception is not None]
     _add_named(dead, states, info, [*exceptions, *([exception] if exception is not None else [])])
     # A death in an earlier attempt cannot be the cause of a later one.
     attempts: dict[int, list[Death]] = {}
     for death in dead.values():
         ago = _attempts_ago(death, info)
-        attempts.setdefault(ago, []).append(msgspec.structs.replace(death, earlier=ago > 0))
+        attempts.setdefault(ago, []).append(replace(death, earlier=ago > 0))
     ordered = [death for ago in sorted(attempts) for death in _without_repeats(_in_order(attempts[ago]))]
     return ordered[:_MAX_DEATHS]
 
@@ -142,14 +143,8 @@ def _without_repeats(deaths: Sequence[Death]) -> list[Death]:
 
 def _is_consequence(death: Death) -> bool:
     """Return True if the exception of a death is of a kind that the death of another process causes."""
-    return death.exception is not None and (
-        _names_process(death.exception) or bool(_CONSEQUENCE.search(death.exception.message))
-    )
-
-
-def _names_process(exception: Raised) -> bool:
-    """Return True if an exception names a dead process. In older runs, entries may lack both pid and cause."""
-    return any(named.pid or named.cause for named in exception.named)
+    exception = death.exception
+    return exception is not None and bool(exception.named or _CONSEQUENCE.search(exception.message))
 
 
 def _cause_rank(death: Death, gone: bool) -> int:
@@ -162,7 +157,7 @@ def _cause_rank(death: Death, gone: bool) -> int:
     if death.how == CRASH or death.killer or (death.how == KILLED and death.signal != "SIGTERM"):
         return 0
     if death.how == EXCEPTION and death.exception is not None:
-        return _GONE_RANK + 1 if _names_process(death.exception) or (gone and _is_consequence(death)) else 1
+        return _GONE_RANK + 1 if death.exception.named or (gone and _is_consequence(death)) else 1
     return _GONE_RANK if death.how != EXIT or not death.started else 4
 
 
@@ -179,10 +174,10 @@ def _gone(state: ProcessState, info: RunFile) -> Death:
     last = inner or before
     # A stage that an exception left is reported as the place of the death, not as the stage before it.
     left = before.name if before is not None and before.error else ""
-    death = Death(
-        how=GONE_DEAD,
-        host=state.host,
-        pid=state.pid,
+    death = _death(
+        state,
+        info,
+        GONE_DEAD,
         role=last.role if last is not None else "",
         rank=last.rank if last is not None else None,
         step=step if before is None else before.step,
@@ -191,11 +186,9 @@ def _gone(state: ProcessState, info: RunFile) -> Death:
         since_ns=inner.start_ns if inner is not None else 0,
         last_ns=state.last_ns,
         resident_bytes=state.memory[1].resident_bytes,
-        started=(info.host, info.pid) == (state.host, state.pid),
-        file=f"timeline/{state.file.name}",
     )
     if state.host == identity.HOST and state.stderr and (crash := crash_in_log(state.stderr)) is not None:
-        return msgspec.structs.replace(death, how=CRASH, signal=crash[0], frames=crash[1], file=state.stderr)
+        return replace(death, how=CRASH, signal=crash[0], frames=crash[1], file=state.stderr)
     return _killed_by_kernel(death, state)
 
 
@@ -208,7 +201,7 @@ def _killed_by_kernel(death: Death, state: ProcessState) -> Death:
     if kills <= first.kills:
         return death
     used = max(last.used_bytes, last.used_peak_bytes, memory_state.peak_of(first.cgroup))
-    return msgspec.structs.replace(
+    return replace(
         death,
         how=KILLED,
         signal="SIGKILL",
@@ -231,20 +224,17 @@ def _final_exception(state: ProcessState) -> tuple[Raised, int] | None:
 
 
 def _failed(state: ProcessState, info: RunFile, exception: Raised, when_ns: int) -> Death:
-    line = state.raised
-    return Death(
-        how=EXCEPTION,
-        host=state.host,
-        pid=state.pid,
-        role=line.role if line is not None else "",
-        rank=line.rank if line is not None else None,
-        step=line.step if line is not None else None,
-        stage=state.within or (line.name if line is not None and line.span == "stage" else ""),
-        last_ns=when_ns,
-        started=(info.host, info.pid) == (state.host, state.pid),
-        exception=exception,
-        file=f"timeline/{state.file.name}",
-    )
+    death = _death(state, info, EXCEPTION, stage=state.within, last_ns=when_ns, exception=exception)
+    if (line := state.raised) is None:
+        return death
+    stage = state.within or (line.name if line.span == "stage" else "")
+    return replace(death, role=line.role, rank=line.rank, step=line.step, stage=stage)
+
+
+def _death(state: ProcessState, info: RunFile, how: str, **fields: Any) -> Death:
+    started = (info.host, info.pid) == (state.host, state.pid)
+    file = f"timeline/{state.file.name}"
+    return Death(how=how, host=state.host, pid=state.pid, started=started, file=file, **fields)
 
 
 def _as_exit(death: Death) -> Death:
@@ -254,7 +244,7 @@ def _as_exit(death: Death) -> Death:
         return death
     text = exception.message
     status = int(text) if text.isdecimal() and len(text) < 4 else 0 if text in ("", "None") else 1
-    return msgspec.structs.replace(death, how=EXIT, status=status)
+    return replace(death, how=EXIT, status=status)
 
 
 def _gone_process(states: Iterable[ProcessState], info: RunFile, host: str, pid: int) -> Death:
@@ -284,12 +274,12 @@ def _with_details(death: Death, named: NamedProcess) -> Death:
     if named.cause:
         killer = RAY if named.cause == "memory" else NODE
         used, limit = named.used_bytes, named.limit_bytes
-        return msgspec.structs.replace(death, how=KILLED, killer=killer, used_bytes=used, limit_bytes=limit)
+        return replace(death, how=KILLED, killer=killer, used_bytes=used, limit_bytes=limit)
     rank = death.rank if death.rank is not None else named.rank
     if named.signal:
-        return msgspec.structs.replace(death, how=KILLED, signal=named.signal, rank=rank)
+        return replace(death, how=KILLED, signal=named.signal, rank=rank)
     if named.status:
-        return msgspec.structs.replace(death, how=EXIT, status=named.status, rank=rank)
+        return replace(death, how=EXIT, status=named.status, rank=rank)
     return death
 
 
@@ -304,7 +294,7 @@ def _with_exit_status(deaths: list[Death], info: RunFile, status: int | None) ->
     if not status or (deaths and not exits):
         return deaths
     own = exits[0] if exits else Death(how=EXIT, host=info.host, pid=info.pid, started=True)
-    return [*(death for death in deaths if death not in exits), msgspec.structs.replace(own, how=EXIT, status=status)]
+    return [*(death for death in deaths if death not in exits), replace(own, how=EXIT, status=status)]
 
 
 def _with_starter(deaths: list[Death], info: RunFile, states: Sequence[ProcessState]) -> list[Death]:
@@ -322,7 +312,7 @@ def _with_starter(deaths: list[Death], info: RunFile, states: Sequence[ProcessSt
         has_spans = starter is not None and (starter.ended or starter.stepped)
         steps = [death for death in deaths if death.step is not None and not has_spans]
         if (trainer := max(steps, key=lambda death: death.last_ns, default=None)) is not None:
-            own = msgspec.structs.replace(own, step=trainer.step, stage=trainer.stage, last_ns=trainer.last_ns)
+            own = replace(own, step=trainer.step, stage=trainer.stage, last_ns=trainer.last_ns)
     others = [death for death in deaths if not death.started]
     before = [death for death in others if _cause_rank(death, gone=True) < _GONE_RANK]
     if own.how != GONE_DEAD:
