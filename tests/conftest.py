@@ -257,7 +257,7 @@ def hooked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     made: dict[str, behaviours.Behaviour] = {}
 
     def hook(function: Any, name: str, **options: Any) -> Any:
-        kind = behaviours.find(name)
+        kind = behaviours.named(name)
         assert kind is not None
         key = f"made-up/{len(made)}"
         made[key] = msgspec.convert(options, kind)

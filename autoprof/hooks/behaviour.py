@@ -296,11 +296,8 @@ def _matches(value: Any, wanted: Value | list[Value]) -> bool:
     return isinstance(value, Number) and not isinstance(value, bool) and bool(operator.eq(value, wanted))
 
 
-def find(name: str) -> type[Behaviour] | None:
-    """Return the class of the behaviour that recipes call `name`, or None."""
-    path = BEHAVIOURS.get(name)
-    if path is None:
-        return None
-    module, _, attribute = path.partition(":")
+def named(name: str) -> type[Behaviour]:
+    """Import and return the class of the behaviour that recipes call `name`, a key of `BEHAVIOURS`."""
+    module, _, attribute = BEHAVIOURS[name].partition(":")
     kind: type[Behaviour] = getattr(import_module(module), attribute)
     return kind

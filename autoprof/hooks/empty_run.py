@@ -1,7 +1,7 @@
 """Warning at a run's end that no hook was applied, with the cause and the remedy, in one line.
 
 Only the process that started the run prints it, since it ends last. The other processes write the states of their hooks
-into the run's directory.
+into the run's directory. `autoprof doctor` uses this module, too, so it imports the run's modules only for the warning.
 """
 
 from __future__ import annotations
@@ -10,20 +10,21 @@ import functools
 import sys
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autoprof import _boot
 from autoprof._boot import command
 from autoprof.base import files, identity, log, seam
 from autoprof.base.originals import os
 from autoprof.config.settings import Settings
-from autoprof.hooks import recipe, registry
+from autoprof.hooks import recipe
 from autoprof.hooks.recipe import RecipeError, fits
-from autoprof.run import end, raised, runtime
-from autoprof.run.runtime import Runtime
 from autoprof.rundir import decoder, processes, ranks
 from autoprof.rundir.processes import WAITING, merged_hooks
 from autoprof.rundir.records import HookLine, RunFile
+
+if TYPE_CHECKING:
+    from autoprof.run.runtime import Runtime
 
 Hooks = Mapping[str, HookLine]
 
@@ -37,6 +38,8 @@ def report() -> None:
     If a target was imported, also write the reason into `run.json`. If some hooks were applied, name the hooks of the
     user's own recipes that were not.
     """
+    from autoprof.run import runtime
+
     run = runtime.start(late=True)
     # A driver may have all its workers on other nodes.
     if run is None or not identity.first_rank() or any(node["id"] != run.hooks.node for node in run.nodes):
@@ -67,6 +70,8 @@ def _end_for_another_program(run: Runtime) -> None:
 
     `exec` keeps the process's id and start time, and runs no function of `atexit`.
     """
+    from autoprof.run import end
+
     info = decoder.read(run.rundir.run_json, RunFile)
     this_process = (identity.HOST, os.getpid(), identity.start_ticks(os.getpid()))
     has_ranks = files.exists(run.rundir.path / ranks.FOLDER)
@@ -76,6 +81,8 @@ def _end_for_another_program(run: Runtime) -> None:
 
 def _warn_of_own_recipes(run: Runtime) -> None:
     """Warn of hooks of the user's own recipes that were tried, but applied in no process."""
+    from autoprof.hooks import registry
+
     for path in _own_recipes(run.settings):
         with seam.suppress(RecipeError):
             keys = {hook.key for hook in recipe.load(path) if not registry.left_out(run, hook)}
@@ -123,7 +130,7 @@ def cause(hooks: Hooks, versions: Mapping[str, str], settings: Settings) -> str:
 
 def _left_out_by_user(target: str, hooks: Hooks, settings: Settings) -> str:
     """Return a message if AUTOPROF_DISABLE names every hook of a target, otherwise an empty string."""
-    if any(hook.reason != registry.DISABLED for hook in _hooks_of(target, hooks)):
+    if any(hook.reason != recipe.DISABLED for hook in _hooks_of(target, hooks)):
         return ""
     return (
         f"AUTOPROF_DISABLE={','.join(settings.disable)} leaves out every hook of {target}; "
@@ -136,7 +143,7 @@ def of_target(target: str, hooks: Hooks, version: str, seen: str = "was imported
 
     Hooks that AUTOPROF_DISABLE names are ignored; there must be others.
     """
-    wanted = [hook for hook in _hooks_of(target, hooks) if hook.reason != registry.DISABLED]
+    wanted = [hook for hook in _hooks_of(target, hooks) if hook.reason != recipe.DISABLED]
     name = f"{target} {version}".strip()
     tried = [hook for hook in wanted if hook.reason != WAITING]
     if not tried:
@@ -205,6 +212,8 @@ def _not_imported(path: str) -> str:
 
 
 def _early_end() -> str:
+    from autoprof.run import raised
+
     error = raised.exception_type()
     return f"{error} ended the process early; " if error else ""
 

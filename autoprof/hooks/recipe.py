@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from importlib import metadata
 from typing import Any
 
@@ -16,7 +17,7 @@ from autoprof.base import files, seam
 from autoprof.base.originals import os
 from autoprof.base.units import did_you_mean
 from autoprof.config import kinds, structs
-from autoprof.config.settings import MAX_BYTES
+from autoprof.config.settings import MAX_BYTES, Settings
 from autoprof.hooks import behaviour as behaviours
 from autoprof.hooks.behaviour import Extent
 from autoprof.hooks.form import wrong
@@ -71,6 +72,8 @@ def _release(version: str) -> Version | None:
 SCRIPT = ".py"
 # Key of a file with several recipes.
 SEVERAL = "recipe"
+# Reason of a hook that the user leaves out.
+DISABLED = "AUTOPROF_DISABLE names it"
 # Pattern of a hook's name.
 HOOK_NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]*"
 
@@ -147,8 +150,8 @@ class Recipes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     recipe: list[Recipe]
 
 
-class BoundHook(msgspec.Struct, frozen=True, kw_only=True):
-    """A hook with its recipe, its file, and its behaviour created from the options.
+class BoundHook(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """A hook with its recipe and its file.
 
     Attributes:
         key: Name as `target/hook`, in timelines, messages and `AUTOPROF_DISABLE`. If two hooks have the same key,
@@ -160,26 +163,42 @@ class BoundHook(msgspec.Struct, frozen=True, kw_only=True):
     file: str
     recipe: Recipe
     hook: Hook
-    behaviour: behaviours.Behaviour
+
+    @cached_property
+    def behaviour(self) -> behaviours.Behaviour:
+        """Return the behaviour with the hook's options. The first use imports its module."""
+        return msgspec.convert(self.hook.options, behaviours.named(self.hook.behaviour))
 
     @property
     def passive(self) -> bool:
         """Return whether the hook alone does not make a process part of a run."""
         return self.recipe.passive
 
+    def left_out(self, version: str, settings: Settings) -> str:
+        """Return why the hook is not tried with this version of its target, or an empty string."""
+        if any(settings.disabled(name, self.hook.name) for name in (self.recipe.target, self.file)):
+            return DISABLED
+        if not fits(version, self.hook.versions):
+            return f"{self.recipe.target} is {version}, the hook is for {self.hook.versions}"
+        return ""
+
     def described(self) -> dict[str, Any]:
         """Return the hook's description for the timeline."""
         return {"module": self.hook.module, "attribute": self.hook.attribute, "behaviour": self.hook.behaviour}
 
 
-def load(path: str) -> list[BoundHook]:
+def load(path: str, options: bool = True) -> list[BoundHook]:
     """Return the hooks of one recipe file.
+
+    Args:
+        path: Path of the file.
+        options: False to leave the hooks' options unchecked, as in autoprof's own recipes. A check imports behaviours.
 
     Raises:
         RecipeError: The file can't be read or has an error.
     """
     document = read(path)
-    if problems := list(_problems(path, document)):
+    if problems := list(_problems(path, document, options)):
         raise RecipeError(path, problems)
     recipes = msgspec.convert(tables(document), list[Recipe])
     return [_bind(path, recipe, hook) for recipe in recipes for hook in recipe.hook]
@@ -234,18 +253,15 @@ def _name(path: str) -> str:
 
 
 def _bind(path: str, recipe: Recipe, hook: Hook) -> BoundHook:
-    kind = behaviours.find(hook.behaviour)
-    assert kind is not None
     return BoundHook(
         key=f"{recipe.target}/{hook.name}",
         file=_name(path),
         recipe=recipe,
         hook=msgspec.structs.replace(hook, module=hook.module or recipe.target),
-        behaviour=msgspec.convert(hook.options, kind),
     )
 
 
-def _problems(path: str, document: dict[str, Any]) -> Iterator[Problem]:
+def _problems(path: str, document: dict[str, Any], options: bool) -> Iterator[Problem]:
     """Yield the table, key and text of each error."""
     several = isinstance(document.get(SEVERAL), list)
     if several:
@@ -258,12 +274,14 @@ def _problems(path: str, document: dict[str, Any]) -> Iterator[Problem]:
     for index, (content, target) in enumerate(zip(contents, targets, strict=True)):
         where = f"[[recipe]] {repr(target) if isinstance(target, str) else f'number {index + 1}'}" if several else ""
         if isinstance(content, dict):
-            yield from ((f"{where} {part}".strip(), key, text) for part, key, text in _recipe_problems(content))
+            yield from (
+                (f"{where} {part}".strip(), key, text) for part, key, text in _recipe_problems(content, options)
+            )
         else:
             yield where, "", f"got {content!r}; it takes a table"
 
 
-def _recipe_problems(document: dict[str, Any]) -> Iterator[Problem]:
+def _recipe_problems(document: dict[str, Any], options: bool) -> Iterator[Problem]:
     hooks = document.get("hook")
     # The hooks are checked below, one table at a time.
     top = document | ({"hook": []} if isinstance(hooks, list) else {})
@@ -277,7 +295,7 @@ def _recipe_problems(document: dict[str, Any]) -> Iterator[Problem]:
     for index, hook in enumerate(hooks if isinstance(hooks, list) else []):
         name = hook.get("name") if isinstance(hook, dict) else None
         where = table(name if isinstance(name, str) and name else index)
-        for key, text in _hook_problems(hook, target):
+        for key, text in _hook_problems(hook, target, options):
             yield where, key, text
         if isinstance(name, str):
             if names.count(name) == 1:
@@ -285,24 +303,24 @@ def _recipe_problems(document: dict[str, Any]) -> Iterator[Problem]:
             names.append(name)
 
 
-def _hook_problems(hook: Any, target: Any) -> Iterator[tuple[str, str]]:
+def _hook_problems(hook: Any, target: Any, options: bool) -> Iterator[tuple[str, str]]:
     yield from wrong(Hook, hook)
     if not isinstance(hook, dict):
         return
     texts = {key: value for key, value in hook.items() if isinstance(value, str)}
     yield from _string_problems(texts, target if isinstance(target, str) else None)
-    kind = behaviours.find(texts.get("behaviour", ""))
-    options = hook.get("options", {})
-    if kind is None:
+    name = texts.get("behaviour", "")
+    if name not in behaviours.BEHAVIOURS:
         if "behaviour" in texts:
-            near = did_you_mean(texts["behaviour"], behaviours.BEHAVIOURS)
+            near = did_you_mean(name, behaviours.BEHAVIOURS)
             known = ", ".join(sorted(behaviours.BEHAVIOURS))
-            yield "behaviour", f"there is no {texts['behaviour']!r}{near}; the behaviours are {known}"
-        return
-    if isinstance(options, dict):
-        yield from wrong(kind, options, "options")
-    if hook.get("kind") and not kind.makes_stages:
-        yield "kind", f"{texts['behaviour']} makes no stage; leave it out"
+            yield "behaviour", f"there is no {name!r}{near}; the behaviours are {known}"
+    elif options:
+        kind = behaviours.named(name)
+        if isinstance(hook.get("options", {}), dict):
+            yield from wrong(kind, hook.get("options", {}), "options")
+        if hook.get("kind") and not kind.makes_stages:
+            yield "kind", f"{name} makes no stage; leave it out"
 
 
 def _string_problems(hook: Mapping[str, str], target: str | None) -> Iterator[tuple[str, str]]:

@@ -9,14 +9,12 @@ from __future__ import annotations
 from autoprof import _boot
 from autoprof.base import log, process
 from autoprof.base.originals import os, threading
-from autoprof.config.settings import Settings
 from autoprof.hooks import recipe
 from autoprof.hooks.behaviour import Behaviour
-from autoprof.hooks.recipe import BoundHook, Recipe, RecipeError, fits
+from autoprof.hooks.recipe import BoundHook, Recipe, RecipeError
 from autoprof.run import runtime
 from autoprof.run.runtime import Runtime
 
-DISABLED = "AUTOPROF_DISABLE names it"
 # Failures in a row after which a hook is disabled.
 FAILURES = 5
 SWITCHED_OFF = f"it failed {FAILURES} times in a row and is disabled in this process"
@@ -74,16 +72,7 @@ def known_hooks() -> list[BoundHook]:
 
 def left_out(run: Runtime, hook: BoundHook) -> str:
     """Return why a hook is not tried in this process, or an empty string."""
-    return left_out_with(target_version(run, hook.recipe), run.settings, hook)
-
-
-def left_out_with(version: str, settings: Settings, hook: BoundHook) -> str:
-    """Return why a hook is not tried with this version of its target, or an empty string."""
-    if any(settings.disabled(name, hook.hook.name) for name in (hook.recipe.target, hook.file)):
-        return DISABLED
-    if not fits(version, hook.hook.versions):
-        return f"{hook.recipe.target} is {version}, the hook is for {hook.hook.versions}"
-    return ""
+    return hook.left_out(target_version(run, hook.recipe), run.settings)
 
 
 def behaviour(key: str) -> Behaviour | None:
@@ -115,7 +104,8 @@ def read_recipes(target: str) -> list[BoundHook]:
             _state.read.add(target)
             for path in _boot.recipe_files().get(target, []):
                 try:
-                    hooks = [hook for hook in recipe.load(path) if hook.recipe.target == target]
+                    own = os.path.dirname(path) == _boot.own_recipes()
+                    hooks = [hook for hook in recipe.load(path, options=not own) if hook.recipe.target == target]
                     bound.update({hook.key: hook for hook in hooks})
                 except RecipeError as error:
                     _leave_out(os.path.basename(path), str(error))

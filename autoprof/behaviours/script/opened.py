@@ -6,10 +6,10 @@ from typing import Any
 
 from autoprof import _boot
 from autoprof.base import identity, log, seam
-from autoprof.behaviours.trainer import open_step, stages, steps
+from autoprof.behaviours.trainer import open_step
 from autoprof.hooks import dispatch, registry
-from autoprof.hooks.behaviour import Behaviour, Outcome
-from autoprof.hooks.recipe import BoundHook, Hook, Recipe
+from autoprof.hooks.behaviour import Outcome
+from autoprof.hooks.recipe import DISABLED, BoundHook, Hook, Recipe
 from autoprof.run import runtime
 from autoprof.run.runtime import Runtime
 
@@ -53,7 +53,7 @@ def joined() -> Runtime | None:
             for hook in (_STEP, _STAGE, _STOP):
                 registry.bound[hook.key] = hook
                 if run.settings.disabled(_NAME, hook.hook.name):
-                    run.hooks.skipped(hook, registry.DISABLED)
+                    run.hooks.skipped(hook, DISABLED)
                 else:
                     run.hooks.applied(hook)
     return None if root.failed else run
@@ -90,14 +90,12 @@ def _nothing() -> None:
     """Do nothing. Placeholder for the code of a block, which autoprof does not call."""
 
 
-def _hook(name: str, kind: str, behaviour: Behaviour) -> BoundHook:
-    hook = Hook(name=name, attribute=name, behaviour=kind, module=_NAME)
-    return BoundHook(key=f"{_NAME}/{name}", file=_NAME, recipe=_RECIPE, hook=hook, behaviour=behaviour)
+def _hook(name: str, behaviour: str, **options: Any) -> BoundHook:
+    hook = Hook(name=name, attribute=name, behaviour=behaviour, module=_NAME, options=options)
+    return BoundHook(key=f"{_NAME}/{name}", file=_NAME, recipe=_RECIPE, hook=hook)
 
 
 _RECIPE = Recipe(target=_NAME, hook=[])
-_STEP = _hook("step", "step.wrap", steps.Wrap(number="number"))
-_STAGE = _hook(
-    "stage", "stage", stages.Stage(stage=stages.Read(path="name"), role=stages.Read(path="role"), rank="rank")
-)
-_STOP = _hook("stop", "step.loop", steps.Loop())
+_STEP = _hook("step", "step.wrap", number="number")
+_STAGE = _hook("stage", "stage", stage={"path": "name"}, role={"path": "role"}, rank="rank")
+_STOP = _hook("stop", "step.loop")

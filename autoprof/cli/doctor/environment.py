@@ -23,8 +23,7 @@ from autoprof.cli.recipes.lookup import ChildFailed, NotInSource, Sources, Unkno
 from autoprof.config.settings import Settings, unknown, unknown_roles
 from autoprof.hooks import behaviour as behaviours
 from autoprof.hooks import empty_run, recipe
-from autoprof.hooks.recipe import BoundHook, RecipeError, exceeds, fits, installed_version
-from autoprof.hooks.registry import DISABLED, left_out_with
+from autoprof.hooks.recipe import DISABLED, BoundHook, RecipeError, exceeds, fits, installed_version
 from autoprof.rundir.records import HookLine
 
 # State of a hook whose function is in the target's source, and of one for which the source can't decide it.
@@ -41,7 +40,7 @@ def look_up(settings: Settings) -> dict[str, Any]:
     versions: dict[str, str] = {}
     for file in catalog.recipe_files(settings.recipes):
         try:
-            bound = recipe.load(file.path)
+            bound = recipe.load(file.path, options=file.origin != catalog.OWN)
         except RecipeError as error:
             errors[file.name] = {"last": str(error)}
             continue
@@ -66,7 +65,7 @@ def look_up(settings: Settings) -> dict[str, Any]:
 def _state(hook: BoundHook, version: str, settings: Settings, sources: Sources) -> tuple[str, str]:
     """Return the state and the reason that a hook would have in a process that imports the target."""
     target = hook.recipe.target
-    if reason := left_out_with(version, settings, hook):
+    if reason := hook.left_out(version, settings):
         return "skipped", reason
     if not version and not sources.installed(target):
         return "skipped", f"{target} is not installed"
@@ -245,7 +244,7 @@ def _check_versions(report: Report, versions: dict[str, str], extra: Sequence[st
     for target, version in sorted(versions.items()):
         for path in [file.path for file in files if target in file.targets]:
             try:
-                hooks = recipe.load(path)
+                hooks = recipe.load(path, options=False)
             except recipe.RecipeError:
                 continue
             ranges = [

@@ -85,7 +85,7 @@ def schema() -> dict[str, Any]:
 
 def known_behaviours() -> dict[str, type[behaviours.Behaviour]]:
     """Return all behaviours by the names that recipes use."""
-    return {name: kind for name in sorted(behaviours.BEHAVIOURS) if (kind := behaviours.find(name))}
+    return {name: behaviours.named(name) for name in sorted(behaviours.BEHAVIOURS)}
 
 
 def _of_struct(kind: type[msgspec.Struct]) -> dict[str, Any]:

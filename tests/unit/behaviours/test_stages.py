@@ -8,13 +8,11 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import msgspec
 import pytest
 import torch
 
 from autoprof.behaviours.trainer import open_step, stages
 from autoprof.capture import whole_step
-from autoprof.hooks import behaviour as behaviours
 from autoprof.hooks import registry
 from autoprof.hooks.recipe import BoundHook, Hook, Recipe
 from autoprof.hooks.wrapper import wrap
@@ -260,18 +258,10 @@ def named(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Wraps a function with a hook of a recipe that has a kind."""
 
     def hook(function: Any, behaviour: str, kind: Any = None, **options: Any) -> Any:
-        found = behaviours.find(behaviour)
-        assert found is not None
         table = {} if kind is None else {"kind": kind}
-        made = Hook(name="h", attribute="f", behaviour=behaviour, module="thing", **table)
+        made = Hook(name="h", attribute="f", behaviour=behaviour, module="thing", options=options, **table)
         key = f"thing/{len(registry.bound)}"
-        bound = BoundHook(
-            key=key,
-            file="thing",
-            recipe=Recipe(target="thing", hook=[]),
-            hook=made,
-            behaviour=msgspec.convert(options, found),
-        )
+        bound = BoundHook(key=key, file="thing", recipe=Recipe(target="thing", hook=[]), hook=made)
         monkeypatch.setitem(registry.bound, key, bound)
         monkeypatch.setattr(registry, "behaviour", lambda key: registry.bound[key].behaviour)
         return wrap(function, key)

@@ -1,4 +1,5 @@
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -19,6 +20,18 @@ def test_own_recipes_are_valid() -> None:
     assert {Path(path).name for path in files} >= {"ray.toml", "verl.v1.toml", "vllm.toml"}
     for path in files:
         assert recipe.load(path)
+
+
+def test_own_recipes_are_read_without_their_behaviours(python: Any) -> None:
+    code = """
+from autoprof import _boot
+from autoprof.hooks import recipe
+hooks = [hook for paths in _boot.recipe_files().values() for path in paths for hook in recipe.load(path, options=False)]
+rooms = {name.split(".")[1] for name in sys.modules if name.startswith("autoprof.")}
+print(len(hooks) > 100, sorted(rooms & {"behaviours", "capture", "run", "windows"}))
+print(type(next(hook for hook in hooks if hook.key == "ray/init").behaviour).__name__)
+"""
+    assert python(f"import sys\n{code}").stdout.split("\n") == ["True []", "Init", ""]
 
 
 def own_recipes() -> list[list[list[BoundHook]]]:
