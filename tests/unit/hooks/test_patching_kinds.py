@@ -115,27 +115,25 @@ WRAPPED = {
     "partial": "[target.toy.partial(1)]",
     "builtin": "[target.toy.builtin([1])]",
 }
-REFUSED = {
-    "Kinds.generator": 'TypeError: it is a generator function; set around = "next"',
-    "Kinds.agenerator": 'TypeError: it is a generator function; set around = "next"',
-    "Kinds.clsgenerator": 'TypeError: it is a generator function; set around = "next"',
-    "Kinds.stagenerator": 'TypeError: it is a generator function; set around = "next"',
-    "Kinds.old": 'TypeError: it is a generator function; set around = "next"',
-    "Kinds.prop": "TypeError: it is a property, not a function",
-    "Kinds.cached": "TypeError: it is a cached_property, not a function",
-    "Kinds.part": "TypeError: it is a partialmethod, not a function",
-    "Kinds.single": "TypeError: it is a singledispatchmethod, not a function",
-    "Kinds.lru": "TypeError: it is a _lru_cache_wrapper, not a function",
-    "Kinds.callable_": "TypeError: it is a Other, not a function",
-    "Kinds.descriptor": "TypeError: it is a Binding, not a function",
-    "Kinds.number": "TypeError: it is a int, not a function",
-    "Kinds.Nested": "TypeError: it is a type, not a function",
-    "Class": "TypeError: it is a type, not a function",
-    "cached_function": "TypeError: it is a _lru_cache_wrapper, not a function",
-    "instance": "TypeError: it is a Other, not a function",
-    "generator": 'TypeError: it is a generator function; set around = "next"',
-    "agenerator": 'TypeError: it is a generator function; set around = "next"',
+GENERATORS = ["Kinds.generator", "Kinds.agenerator", "Kinds.clsgenerator", "Kinds.stagenerator", "Kinds.old"]
+OTHER_TYPES = {
+    "Kinds.prop": "property",
+    "Kinds.cached": "cached_property",
+    "Kinds.part": "partialmethod",
+    "Kinds.single": "singledispatchmethod",
+    "Kinds.lru": "_lru_cache_wrapper",
+    "Kinds.callable_": "Other",
+    "Kinds.descriptor": "Binding",
+    "Kinds.number": "int",
+    "Kinds.Nested": "type",
+    "Class": "type",
+    "cached_function": "_lru_cache_wrapper",
+    "instance": "Other",
 }
+REFUSED = dict.fromkeys(
+    (*GENERATORS, "generator", "agenerator"), 'TypeError: it is a generator function; set around = "next"'
+)
+REFUSED |= {name: f"TypeError: it is a {kind}, not a function" for name, kind in OTHER_TYPES.items()}
 CHECK = f"""
 import asyncio, inspect, json
 import target.toy

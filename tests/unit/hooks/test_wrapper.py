@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -12,23 +10,10 @@ import pytest
 from pytest_mock import MockerFixture
 
 from autoprof.hooks import registry
-from autoprof.hooks.behaviour import CALL, Around, Behaviour, Call, Outcome, Reply, Wait
+from autoprof.hooks.behaviour import CALL, Around, Behaviour, Call, Outcome, Reply
 from autoprof.hooks.wrapper import wrap, wrapped_by
 from autoprof.run import runtime
-
-
-class Now(Wait):
-    def __init__(self, answer: Any) -> None:
-        self.answer = answer
-
-    def block(self) -> Any:
-        if isinstance(self.answer, Exception):
-            raise self.answer
-        return self.answer
-
-    async def suspend(self) -> Any:
-        await asyncio.sleep(0)
-        return self.block()
+from tests.support.misbehaving import Now
 
 
 class Recorder(Behaviour):
@@ -49,20 +34,9 @@ def usual(call: Call, seen: list[Any]) -> Around:
     return None
 
 
-def fails_before(call: Call, seen: list[Any]) -> Around:
-    raise RuntimeError("ours")
-    yield
-
-
 def fails_after(call: Call, seen: list[Any]) -> Around:
     seen.append((yield CALL))
     raise RuntimeError("ours")
-
-
-def yields_call_twice(call: Call, seen: list[Any]) -> Around:
-    yield CALL
-    yield CALL
-    return None
 
 
 def wait_fails(call: Call, seen: list[Any]) -> Around:
@@ -92,14 +66,6 @@ class Worker:
         self.calls += 1
         await asyncio.sleep(0)
         return a + b
-
-    def broken(self) -> None:
-        self.calls += 1
-        raise KeyError("the user's")
-
-    async def abroken(self) -> None:
-        self.calls += 1
-        raise KeyError("the user's")
 
 
 @pytest.fixture
@@ -160,27 +126,6 @@ def test_a_behaviour_goes_around_the_call(hook: Any, name: str) -> None:
     assert recorder.seen == [(worker, (1,), {"b": 5}), "before", Outcome(6, None), "after"]
 
 
-@pytest.mark.parametrize("script", [usual, fails_before, fails_after, yields_call_twice, wait_fails])
-@pytest.mark.parametrize("name", ["work", "awork"])
-def test_the_function_is_called_once_and_its_result_passes(hook: Any, name: str, script: Any) -> None:
-    hook(script)
-    worker = Worker()
-    assert call(worker, name, 1) == 3
-    assert worker.calls == 1
-
-
-@pytest.mark.parametrize("script", [usual, fails_before, fails_after, yields_call_twice, wait_fails])
-@pytest.mark.parametrize("name", ["broken", "abroken"])
-def test_the_functions_exception_passes(hook: Any, name: str, script: Any) -> None:
-    hook(script)
-    worker = Worker()
-    with pytest.raises(KeyError, match="the user's") as caught:
-        call(worker, name)
-    assert worker.calls == 1
-    assert caught.value.__cause__ is None
-    assert caught.value.__context__ is None
-
-
 def test_our_error_is_reported(hook: Any, mocker: MockerFixture) -> None:
     report = mocker.patch.object(runtime, "report")
     hook(fails_after)
@@ -211,26 +156,10 @@ def test_a_reply_answers_in_the_functions_place(hook: Any, name: str) -> None:
     assert worker.calls == 0
 
 
-def test_a_wrapper_looks_like_the_function() -> None:
-    wrapper = wrap(Worker.work, "k")
-    assert inspect.signature(wrapper) == inspect.signature(Worker.work)
-    assert (wrapper.__name__, wrapper.__qualname__, wrapper.__doc__) == ("work", "Worker.work", "Adds.")
-    assert inspect.iscoroutinefunction(wrap(Worker.awork, "k"))
-    assert not inspect.iscoroutinefunction(wrapper)
-
-
 def test_wrappers_are_recognized_by_their_code() -> None:
     assert wrapped_by(Worker.work) == set()
     assert wrapped_by(wrap(wrap(Worker.work, "inner"), "outer")) == {"inner", "outer"}
     assert wrapped_by(cloudpickle.loads(cloudpickle.dumps(wrap(Worker.awork, "k")))) == {"k"}
-
-
-def test_generator_functions_are_refused() -> None:
-    def generator() -> Any:
-        yield 1
-
-    with pytest.raises(TypeError, match="generator"):
-        wrap(generator, "k")
 
 
 def test_arguments_by_name() -> None:
@@ -238,24 +167,6 @@ def test_arguments_by_name() -> None:
     assert (made.argument("a"), made.argument("b")) == (7, 2)
     with pytest.raises(LookupError):
         made.argument("c")
-
-
-@pytest.mark.parametrize("name", ["work", "awork"])
-def test_a_wrapper_by_value_runs_where_autoprof_can_not_be_imported(name: str) -> None:
-    namespace: dict[str, Any] = {"__name__": "__main__"}
-    exec("class Mine:\n def work(self): return 41\n async def awork(self): return 41\n", namespace)
-    mine = namespace["Mine"]
-    setattr(mine, name, wrap(getattr(mine, name), "k"))
-    code = f"""
-import asyncio, sys
-sys.modules["autoprof"] = None
-import cloudpickle
-result = cloudpickle.loads(bytes.fromhex(sys.stdin.read()))().{name}()
-print(asyncio.run(result) if asyncio.iscoroutine(result) else result)
-"""
-    pickled = cloudpickle.dumps(mine).hex()
-    output = subprocess.run([sys.executable, "-c", code], input=pickled, capture_output=True, text=True, check=True)
-    assert output.stdout.strip() == "41"
 
 
 def test_an_argument_of_a_proxy_that_has_every_attribute_is_not_looked_for_forever() -> None:
