@@ -302,7 +302,7 @@ class HookCall(Call):
         if behaviour is None:
             return None
         counts = call_counts.state.on
-        if not behaviour.applies(self):
+        if (behaviour.when or behaviour.unless) and not behaviour.applies(self):
             if counts:
                 call_counts.add(self.key, fired=False)
             return None

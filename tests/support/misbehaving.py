@@ -185,5 +185,5 @@ SCRIPTS = [
     is_no_generator,
 ]
 BEHAVIOURS: list[Scripted] = [Scripted(script=script) for script in SCRIPTS]
-BEHAVIOURS.append(NeverApplies(script=nothing))
+BEHAVIOURS.append(NeverApplies(script=nothing, unless="self"))
 NAMES = [*(script.__name__ for script in SCRIPTS), "never_applies"]

@@ -147,18 +147,6 @@ running: dict[StageKey, RunningStage] = {}
 wholes: list[Span] = []
 
 
-def inside(key: StageKey, step: int | None) -> bool:
-    """Return whether a new stage would be part of a running one.
-
-    It is part of the same stage, of a stage with the same role in this step, or of an open span with `whole`.
-    """
-    return (
-        bool(wholes)
-        or key in running
-        or any(role == key[0] and stage.step == step for (role, _), stage in running.items())
-    )
-
-
 def abort_all(reason: str) -> None:
     """Abort all running stages of this process."""
     for stage in list(running.values()):

@@ -13,7 +13,7 @@ import msgspec
 
 from autoprof.base import identity
 from autoprof.behaviours.trainer import open_step
-from autoprof.behaviours.trainer.running import Counted, RunningStage, StageKey, inside, running
+from autoprof.behaviours.trainer.running import Counted, RunningStage, StageKey, running, wholes
 from autoprof.capture import recorder
 from autoprof.capture.artifacts import Subject
 from autoprof.config import kinds
@@ -142,9 +142,14 @@ class Stage(NamedCall):
     def stage_of(
         self, run: Runtime, key: StageKey, call: Call, announcement: StepAnnouncement | None
     ) -> RunningStage | None:
-        """Return the stage, not yet begun, or None if the call is no stage."""
+        """Return the stage, not yet begun, or None if the call is no stage or part of a running one.
+
+        It is part of the same stage, of a stage with the same role in this step, or of an open span with `whole`.
+        """
         off, step = (False, None) if announcement is None else (announcement.off, announcement.step)
-        if off or inside(key, step):
+        if off or wholes or key in running:
+            return None
+        if any(role == key[0] and stage.step == step for (role, _), stage in running.items()):
             return None
         counts: Counted = "passes" if self.passes else "mini_batches" if self.mini_batches else ""
         return RunningStage(run, key, step, self.rank_of(call), kind_of(call, key[1]), counts)
