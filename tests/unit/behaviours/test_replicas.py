@@ -227,23 +227,6 @@ def test_a_node_without_an_engine_is_no_problem(run: Any, trainer: Any, log: Any
     assert not run.rundir.step(7).exists()
 
 
-def test_an_engine_that_answers_too_late_is_stopped(run: Any, trainer: Any, log: Any) -> None:
-    first, _ = (replica.servers[0] for replica in trainer.llm_server_manager.rollout_replicas)
-    first.answer = TimeoutError("no answer within 60 s")
-    drive(steps.StepBegin(number="self.global_steps", replicas=[SHARED]).around(call(trainer)))
-    drive(steps.StepEnd().around(call(trainer)))
-    assert ("stop", 0) in log
-
-
-def test_a_step_that_never_ended_is_closed_by_the_next(run: Any, trainer: Any, log: Any) -> None:
-    begin = steps.StepBegin(number="self.global_steps", replicas=[OWN])
-    drive(begin.around(call(trainer)))
-    log.clear()
-    trainer.global_steps = 8
-    drive(begin.around(call(trainer)))
-    assert log == [("stop", 2), ("stop", 3)]
-
-
 def test_tick_closes_the_step_before_and_opens_the_next(run: Any, trainer: Any, log: Any) -> None:
     tick = steps.Tick(number="self.global_steps", offset=1, replicas=[OWN])
     trainer.global_steps = 6
@@ -292,14 +275,6 @@ def test_a_trainer_may_keep_the_handles_of_servers_only(run: Any, log: Any) -> N
     run.settings = Settings(steps="7", ranks="5")
     drive(steps.StepBegin(number="self.global_steps", replicas=[handles]).around(call(trainer)))
     assert log == [("start", 1)]
-
-
-def test_a_step_that_is_open_is_not_begun_again(run: Any, trainer: Any, log: Any) -> None:
-    begin = steps.StepBegin(number="self.global_steps", replicas=[SHARED])
-    drive(begin.around(call(trainer)))
-    drive(begin.around(call(trainer)))
-    assert log == [("start", 0), ("start", 1)]
-    assert open_step.state.executed == 1
 
 
 def test_an_engine_whose_stop_hangs_is_waited_for_once(run: Any, trainer: Any, log: Any, tmp_path: Path) -> None:

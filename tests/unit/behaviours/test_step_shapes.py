@@ -94,25 +94,21 @@ def test_steps_that_end(python: Python, tmp_path: Path, hooks: list[tuple[str, s
     assert spans(python, tmp_path, *hooks) == [(name, number) for number in numbers for name in ("work", "step")]
 
 
-def test_a_tick_at_the_begin_of_a_step(python: Python, tmp_path: Path) -> None:
-    found = spans(python, tmp_path, ("begin", "step.tick", 'number = "number"'))
-    assert found == [("work", 11), ("step", 11), ("work", 12), ("step", 12), ("work", 13)]
+FROM_12 = [("work", 12), ("step", 12), ("work", 13), ("step", 13)]
 
 
-def test_a_tick_at_the_end_of_a_step(python: Python, tmp_path: Path) -> None:
-    found = spans(python, tmp_path, ("end", "step.tick", 'number = "self.state.finished", offset = 1'))
-    assert found == [("work", None), ("work", 12), ("step", 12), ("work", 13), ("step", 13)]
-
-
-def test_the_first_step_of_a_tick_at_the_end(python: Python, tmp_path: Path) -> None:
-    tick = ("end", "step.tick", 'number = "self.state.finished", offset = 1, at = "end"')
-    found = spans(python, tmp_path, tick)
-    assert found == [("work", 1), ("step", 1), ("work", 12), ("step", 12), ("work", 13), ("step", 13)]
-
-
-def test_the_first_step_of_a_tick_whose_number_the_stage_does_not_know(python: Python, tmp_path: Path) -> None:
-    found = spans(python, tmp_path, ("log", "step.tick", 'number = "finished", offset = 1, at = "end"'))
-    assert found == [("work", 1), ("step", 1), ("work", 12), ("step", 12), ("work", 13), ("step", 13)]
+@pytest.mark.parametrize(
+    ("method", "options", "found"),
+    [
+        ("begin", 'number = "number"', [("work", 11), ("step", 11), ("work", 12), ("step", 12), ("work", 13)]),
+        ("end", 'number = "self.state.finished", offset = 1', [("work", None), *FROM_12]),
+        ("end", 'number = "self.state.finished", offset = 1, at = "end"', [("work", 1), ("step", 1), *FROM_12]),
+        # The stage, which opens the first step, does not know its number.
+        ("log", 'number = "finished", offset = 1, at = "end"', [("work", 1), ("step", 1), *FROM_12]),
+    ],
+)
+def test_a_tick(python: Python, tmp_path: Path, method: str, options: str, found: list[tuple[str, int | None]]) -> None:
+    assert spans(python, tmp_path, (method, "step.tick", options)) == found
 
 
 FINISHED = ("end", "step.finished", 'number = "self.state.finished"')
@@ -124,16 +120,12 @@ def test_a_call_at_the_end_of_a_step_gives_the_next_number(python: Python, tmp_p
     assert [number for name, number in found if name == "work"] == [1, 12, 13]
 
 
-def test_a_resumed_run_continues_after_the_reported_step(python: Python, tmp_path: Path) -> None:
+# A step that begins twice is one until it is finished.
+@pytest.mark.parametrize("begins", [["begin"], ["begin", "step"]])
+def test_a_resumed_run_continues_after_the_reported_step(python: Python, tmp_path: Path, begins: list[str]) -> None:
     told = ("resume", "step.finished", 'number = "number"')
-    found = spans(python, tmp_path, ("begin", "step.begin", ""), ("fit", "step.loop", ""), told, FINISHED)
-    assert [number for name, number in found if name == "step"] == [11, 12, 13]
-
-
-def test_a_step_that_begins_twice_is_one_until_it_is_finished(python: Python, tmp_path: Path) -> None:
-    twice = [("begin", "step.begin", ""), ("step", "step.begin", "")]
-    told = ("resume", "step.finished", 'number = "number"')
-    found = spans(python, tmp_path, *twice, ("fit", "step.loop", ""), told, FINISHED)
+    hooks = [(name, "step.begin", "") for name in begins]
+    found = spans(python, tmp_path, *hooks, ("fit", "step.loop", ""), told, FINISHED)
     assert [number for name, number in found if name == "step"] == [11, 12, 13]
 
 
