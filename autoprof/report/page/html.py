@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import functools
+import gzip
 import hashlib
 import html as markup
 import json
@@ -82,7 +83,7 @@ def page(figures: RunFigures) -> str:
         version=figures.autoprof or __version__,
         style=(TEMPLATES / "page.css").read_text(encoding="utf-8"),
         script=script,
-        plotly=plotly,
+        plotly=_packed(plotly),
         policy=policy(plotly, script),
         plots=embedded(plots),
         looks=looks,
@@ -192,6 +193,11 @@ def _plotly() -> str:
     except ImportError as error:
         raise MissingExtra(NEEDS) from error
     return str(get_plotlyjs()).replace("</script", "<\\/script")
+
+
+def _packed(script: str) -> str:
+    """Return a script as base64 of gzip, which page.js unpacks. plotly.js is larger than all the rest of a page."""
+    return base64.b64encode(gzip.compress(script.encode(), 6, mtime=0)).decode()
 
 
 @functools.cache
