@@ -41,199 +41,69 @@ VALUES = [
     f"{_made(_ALNUM, 12)}/{_made(_ALNUM, 14)}+{_made(_ALNUM, 14)}=",
 ]
 
-_ARGUMENTS = """
-python train.py --openai_key={} --lr 1e-6
-python train.py --openai-key {} --lr 1e-6
-python train.py --key {} --lr 1e-6
-python train.py --key={} --lr 1e-6
-python train.py --keys={} --lr 1e-6
-python train.py -key {} --lr 1e-6
-python train.py --api_keys={},{} --lr 1e-6
-python train.py --api-keys {} {} --lr 1e-6
-python train.py --pass {} --lr 1e-6
-python train.py --pass={} --lr 1e-6
-python train.py --db-pass {} --lr 1e-6
-python train.py --auth={} --lr 1e-6
-python train.py --auth {} --lr 1e-6
-python train.py --auth=user:{} --lr 1e-6
-python train.py --basic-auth user:{} --lr 1e-6
-python train.py --pat {} --lr 1e-6
-python train.py --github-pat={} --lr 1e-6
-python train.py --pwd={} --lr 1e-6
-python train.py --password {} --lr 1e-6
-python train.py --passphrase={} --lr 1e-6
-python train.py --password2={} --lr 1e-6
-python train.py --secret {} --lr 1e-6
-python train.py --client-secret={} --lr 1e-6
-python train.py --credentials={} --lr 1e-6
-python train.py --creds {} --lr 1e-6
-python train.py --sig={} --lr 1e-6
-python train.py --signature {} --lr 1e-6
-python train.py --cookie {} --lr 1e-6
-python train.py --cookies=session:{} --lr 1e-6
-python train.py --token={} --lr 1e-6
-python train.py --hub_token={} --lr 1e-6
-python train.py --push_to_hub_token {} --lr 1e-6
-python train.py --use_auth_token={} --lr 1e-6
-python train.py --hfToken={} --lr 1e-6
-python train.py --hfToken2 {} --lr 1e-6
-python train.py --apiKey={} --lr 1e-6
-python train.py --apikey {} --lr 1e-6
-python train.py --APIKey={} --lr 1e-6
-python train.py --openaiapikey={} --lr 1e-6
-python train.py --accesstoken={} --lr 1e-6
-python train.py --wandb_key {} --lr 1e-6
-python train.py --wandb.api_key={} --lr 1e-6
-python train.py --wandb-api-key-prod={} --lr 1e-6
-python train.py --judge_api_key {} --lr 1e-6
-python train.py --reward.judge.openai_key={} --lr 1e-6
-python train.py --api-key1 {} --lr 1e-6
-python train.py --subscription-key={} --lr 1e-6
-python train.py --account-key {} --lr 1e-6
-python train.py --encryption_key={} --lr 1e-6
-python train.py --logger.wandb.key {} --lr 1e-6
-python train.py trainer.logger.wandb.key={} trainer.nnodes=1
-python train.py +trainer.wandb.key={} trainer.nnodes=1
-python train.py ++a.b.key={} trainer.nnodes=1
-python train.py "++a.b.key='{}'" trainer.nnodes=1
-python train.py "trainer.wandb_api_key=\\"{}\\"" trainer.nnodes=1
-python train.py +trainer.logger.mlflow.password={} trainer.nnodes=1
-python train.py +ray_kwargs.ray_init.runtime_env.env_vars.HF_TOKEN={} trainer.nnodes=1
-python train.py "ray_init.runtime_env.env_vars={{OPENAI_KEY:{},A:b}}" trainer.nnodes=1
-python train.py "+reward.extra={{api_key: {}, model: gpt-4o}}" trainer.nnodes=1
-python train.py "--config={{\\"openai_key\\": \\"{}\\", \\"lr\\": 1}}" --lr 1e-6
-python train.py "--password=two words {}" --lr 1e-6
-vllm serve Qwen/Qwen2.5-7B --api-key {} --port 8000
-vllm serve Qwen/Qwen2.5-7B --api-key {} {} --port 8000
-vllm serve Qwen/Qwen2.5-7B --hf-token {} --port 8000
-vllm serve Qwen/Qwen2.5-7B --hf-token={} --port 8000
-python load.py --s3-access-key-id {} --port 8000
-python load.py --s3-secret-access-key {} --port 8000
-python -m sglang.launch_server --admin-api-key {} --port 8000
-python -m sglang.launch_server --api-key={} --port 8000
-python -m sglang.launch_server --ssl-keyfile-password {} --port 8000
-wandb login {}
-huggingface-cli login --token {}
-curl -u user:{} https://host/path
-curl --user user:{} https://host/path
-curl -H "Authorization: Bearer {}" https://host/path
-curl -H "Authorization: {}" https://host/path
-curl -H "X-Api-Key: {}" https://host/path
-curl -H "PRIVATE-TOKEN: {}" https://host/path
-curl -H "Cookie: a=b; session={}" https://host/path
-curl https://host/path?key={}
-curl "https://host/path?alt=json&key={}&x=1"
-curl "https://store.blob.core.windows.net/c/b?sv=2024-11-04&sr=b&sig={}"
-python train.py --proxy=http://user:{}@host:3128 --lr 1e-6
-python train.py --git https://{quoted}@github.com/team/repo.git --lr 1e-6
-python train.py --hook https://hooks.slack.com/services/T{slack} --lr 1e-6
-python train.py --hook=https://discord.com/api/webhooks/{discord} --lr 1e-6
-bash -c "export HF_TOKEN={} && python train.py"
-docker run -e WANDB_API_KEY={} image
-docker run --env=OPENAI_KEY={} image
-docker login -u user --password {} registry
-docker login -u user -p {} registry
-docker login -p {} -u user registry
-docker login -u user -p{} registry
-/usr/bin/podman login -p={} registry
-helm registry login -u user -p {} registry
-wandb login --relogin {}
-wandb login --host https://api.wandb.example --relogin {}
-wandb login --cloud {}
-python -m wandb login --relogin {}
-sshpass -p {} ssh host
-sshpass -p{} ssh host
-mysql -u root -p{} db
-mysql -h host -uroot -p{}
-/usr/bin/mysqldump --all-databases -p{} db
-mariadb -u root -p{} db
-redis-cli -h host -a {} ping
-mongosh -u user -p {} db
-ldapsearch -x -D cn=admin,dc=example -w {} uid=me
-curl -uuser:{} https://host/path
-curl -sSu user:{} https://host/path
-curl -u "user:{}" https://host/path
-curl -X POST -L -U user:{} https://host/path
-curl --proxy-user user:{} https://host/path
-curl -b session={} https://host/path
-curl -b "a=b; session={}" https://host/path
-curl -bsession={} https://host/path
-curl -s -b session={} -u user https://host/path
-curl --cookie session={} https://host/path
-curl --oauth2-bearer {} https://host/path
-python train.py --bearer {} --lr 1e-6
-python train.py --bearer={} --lr 1e-6
-python train.py --hmac {} --lr 1e-6
-python train.py --hmac={} --lr 1e-6
-python train.py --hmac_key={} --lr 1e-6
-python train.py --webhook-hmac {} --lr 1e-6
-python train.py --ldap.bindpw={} --lr 1e-6
-python train.py --ldap.bindpw {} --lr 1e-6
-python train.py --ldap-bind-pw {} --lr 1e-6
-python train.py --ldap.bindPw={} --lr 1e-6
-python train.py +ldap.bindpw={} trainer.nnodes=1
-python train.py --password -{} --lr 1e-6
-python train.py --token -{} --lr 1e-6
-python train.py --api-key=-{} --lr 1e-6
-python train.py "--password=it's {}" --lr 1e-6
-python train.py "--password=the {}" --lr 1e-6
-python train.py --password "it's {}" --lr 1e-6
-python train.py '--password=it'"'"'s {}' --lr 1e-6
-python train.py '--password=it'\\''s {}' --lr 1e-6
-bash -c "HF_TOKEN={} python train.py --lr 3e-4"
-bash -c 'HF_TOKEN={} python train.py --lr 3e-4'
-bash -lc "WANDB_API_KEY='{}' python train.py --lr 3e-4"
-sh -c "LR=1 HF_TOKEN={} python train.py --lr 3e-4"
+# Options of `python train.py ... --lr 1e-6`, those with dots of Hydra, and whole commands. ` | ` separates texts.
+_OPTIONS = """
+--openai_key={} | --openai-key {} | --key {} | --key={} | --keys={} | -key {} | --api_keys={},{} | --api-keys {} {} |
+--pass {} | --pass={} | --db-pass {} | --auth={} | --auth {} | --auth=user:{} | --basic-auth user:{} | --pat {} |
+--github-pat={} | --pwd={} | --password {} | --passphrase={} | --password2={} | --secret {} | --client-secret={} |
+--credentials={} | --creds {} | --sig={} | --signature {} | --cookie {} | --cookies=session:{} | --token={} |
+--hub_token={} | --push_to_hub_token {} | --use_auth_token={} | --hfToken={} | --hfToken2 {} | --apiKey={} |
+--apikey {} | --APIKey={} | --openaiapikey={} | --accesstoken={} | --wandb_key {} | --wandb.api_key={} |
+--wandb-api-key-prod={} | --judge_api_key {} | --reward.judge.openai_key={} | --api-key1 {} | --subscription-key={} |
+--account-key {} | --encryption_key={} | --logger.wandb.key {} |
+"--config={{\\"openai_key\\": \\"{}\\", \\"lr\\": 1}}" |
+"--password=two words {}" | --proxy=http://user:{}@host:3128 | --git https://{quoted}@github.com/team/repo.git |
+--hook https://hooks.slack.com/services/T{slack} | --hook=https://discord.com/api/webhooks/{discord} | --bearer {} |
+--bearer={} | --hmac {} | --hmac={} | --hmac_key={} | --webhook-hmac {} | --ldap.bindpw={} | --ldap.bindpw {} |
+--ldap-bind-pw {} | --ldap.bindPw={} | --password -{} | --token -{} | --api-key=-{} | "--password=it's {}" |
+"--password=the {}" | --password "it's {}" | '--password=it'"'"'s {}' | '--password=it'\\''s {}'
+"""
+_OVERRIDES = """
+trainer.logger.wandb.key={} | +trainer.wandb.key={} | ++a.b.key={} | "++a.b.key='{}'" |
+"trainer.wandb_api_key=\\"{}\\"" | +trainer.logger.mlflow.password={} |
++ray_kwargs.ray_init.runtime_env.env_vars.HF_TOKEN={} | "ray_init.runtime_env.env_vars={{OPENAI_KEY:{},A:b}}" |
+"+reward.extra={{api_key: {}, model: gpt-4o}}" | +ldap.bindpw={}
+"""
+_COMMANDS = """
+vllm serve Qwen/Qwen2.5-7B --api-key {} --port 8000 | vllm serve Qwen/Qwen2.5-7B --api-key {} {} --port 8000 |
+vllm serve Qwen/Qwen2.5-7B --hf-token {} --port 8000 | vllm serve Qwen/Qwen2.5-7B --hf-token={} --port 8000 |
+python load.py --s3-access-key-id {} --port 8000 | python load.py --s3-secret-access-key {} --port 8000 |
+python -m sglang.launch_server --admin-api-key {} --port 8000 |
+python -m sglang.launch_server --api-key={} --port 8000 |
+python -m sglang.launch_server --ssl-keyfile-password {} --port 8000 | wandb login {} |
+huggingface-cli login --token {} | curl -u user:{} https://host/path | curl --user user:{} https://host/path |
+curl -H "Authorization: Bearer {}" https://host/path | curl -H "Authorization: {}" https://host/path |
+curl -H "X-Api-Key: {}" https://host/path | curl -H "PRIVATE-TOKEN: {}" https://host/path |
+curl -H "Cookie: a=b; session={}" https://host/path | curl https://host/path?key={} |
+curl "https://host/path?alt=json&key={}&x=1" |
+curl "https://store.blob.core.windows.net/c/b?sv=2024-11-04&sr=b&sig={}" |
+bash -c "export HF_TOKEN={} && python train.py" | docker run -e WANDB_API_KEY={} image |
+docker run --env=OPENAI_KEY={} image | docker login -u user --password {} registry |
+docker login -u user -p {} registry | docker login -p {} -u user registry | docker login -u user -p{} registry |
+/usr/bin/podman login -p={} registry | helm registry login -u user -p {} registry | wandb login --relogin {} |
+wandb login --host https://api.wandb.example --relogin {} | wandb login --cloud {} |
+python -m wandb login --relogin {} | sshpass -p {} ssh host | sshpass -p{} ssh host | mysql -u root -p{} db |
+mysql -h host -uroot -p{} | /usr/bin/mysqldump --all-databases -p{} db | mariadb -u root -p{} db |
+redis-cli -h host -a {} ping | mongosh -u user -p {} db | ldapsearch -x -D cn=admin,dc=example -w {} uid=me |
+curl -uuser:{} https://host/path | curl -sSu user:{} https://host/path | curl -u "user:{}" https://host/path |
+curl -X POST -L -U user:{} https://host/path | curl --proxy-user user:{} https://host/path |
+curl -b session={} https://host/path | curl -b "a=b; session={}" https://host/path |
+curl -bsession={} https://host/path | curl -s -b session={} -u user https://host/path |
+curl --cookie session={} https://host/path | curl --oauth2-bearer {} https://host/path |
+bash -c "HF_TOKEN={} python train.py --lr 3e-4" | bash -c 'HF_TOKEN={} python train.py --lr 3e-4' |
+bash -lc "WANDB_API_KEY='{}' python train.py --lr 3e-4" | sh -c "LR=1 HF_TOKEN={} python train.py --lr 3e-4"
 """
 
-_ENVIRONMENTS = """
-env HF_TOKEN={} python train.py
-env HF_TOKEN_READ={} python train.py
-env HF_TOKEN_WRITE_2={} python train.py
-env HUGGING_FACE_HUB_TOKEN={} python train.py
-env GITHUB_PAT={} python train.py
-env GH_PAT_PROD={} python train.py
-env OPENAI_KEY={} python train.py
-env OPENAI_API_KEY_2={} python train.py
-env OPENAI_APIKEY={} python train.py
-env ANTHROPIC_API_KEY_DEV={} python train.py
-env WANDB_API_KEY={} python train.py
-env WANDB_KEY={} python train.py
-env COMET_API_KEY={} python train.py
-env NEPTUNE_API_TOKEN={} python train.py
-env CLEARML_API_SECRET_KEY={} python train.py
-env CLEARML_API_ACCESS_KEY={} python train.py
-env SWANLAB_API_KEY={} python train.py
-env MLFLOW_TRACKING_PASSWORD={} python train.py
-env MLFLOW_TRACKING_TOKEN={} python train.py
-env AWS_SECRET_ACCESS_KEY={} python train.py
-env AWS_SESSION_TOKEN={} python train.py
-env AZURE_STORAGE_KEY={} python train.py
-env AZURE_STORAGE_ACCOUNT_KEY={} python train.py
-env AZURE_CLIENT_SECRET={} python train.py
-env ALIBABA_CLOUD_ACCESS_KEY_SECRET={} python train.py
-env OSS_ACCESS_KEY_SECRET={} python train.py
-env VOLC_SECRETKEY={} python train.py
-env PGPASSWORD={} python train.py
-env MYSQL_PWD={} python train.py
-env SSHPASS={} python train.py
-env DB_PASS={} python train.py
-env REDIS_PASSWORD={} python train.py
-env RAY_AUTH_TOKEN={} python train.py
-env VLLM_API_KEY={} python train.py
-env MODAL_TOKEN_SECRET={} python train.py
-env TWINE_PASSWORD={} python train.py
-env DOCKER_AUTH={} python train.py
-env JWT_SECRET={} python train.py
-env SECRET_KEY_BASE={} python train.py
-env LDAP_BINDPW={} python train.py
-env LDAP_BIND_PW={} python train.py
-env HMAC_SECRET={} python train.py
-env WEBHOOK_HMAC={} python train.py
-env BEARER={} python train.py
-env "DB_PASSWORD=two words {}" python train.py
-env FERNET_KEY={} python train.py
-env SLACK_BOT_TOKEN={} python train.py
+_VARIABLES = """
+HF_TOKEN={} | HF_TOKEN_READ={} | HF_TOKEN_WRITE_2={} | HUGGING_FACE_HUB_TOKEN={} | GITHUB_PAT={} | GH_PAT_PROD={} |
+OPENAI_KEY={} | OPENAI_API_KEY_2={} | OPENAI_APIKEY={} | ANTHROPIC_API_KEY_DEV={} | WANDB_API_KEY={} | WANDB_KEY={} |
+COMET_API_KEY={} | NEPTUNE_API_TOKEN={} | CLEARML_API_SECRET_KEY={} | CLEARML_API_ACCESS_KEY={} | SWANLAB_API_KEY={} |
+MLFLOW_TRACKING_PASSWORD={} | MLFLOW_TRACKING_TOKEN={} | AWS_SECRET_ACCESS_KEY={} | AWS_SESSION_TOKEN={} |
+AZURE_STORAGE_KEY={} | AZURE_STORAGE_ACCOUNT_KEY={} | AZURE_CLIENT_SECRET={} | ALIBABA_CLOUD_ACCESS_KEY_SECRET={} |
+OSS_ACCESS_KEY_SECRET={} | VOLC_SECRETKEY={} | PGPASSWORD={} | MYSQL_PWD={} | SSHPASS={} | DB_PASS={} |
+REDIS_PASSWORD={} | RAY_AUTH_TOKEN={} | VLLM_API_KEY={} | MODAL_TOKEN_SECRET={} | TWINE_PASSWORD={} | DOCKER_AUTH={} |
+JWT_SECRET={} | SECRET_KEY_BASE={} | LDAP_BINDPW={} | LDAP_BIND_PW={} | HMAC_SECRET={} | WEBHOOK_HMAC={} | BEARER={} |
+"DB_PASSWORD=two words {}" | FERNET_KEY={} | SLACK_BOT_TOKEN={}
 """
 
 # In texts: a mapping, a YAML file, a shell's script, a list of a pod's variables.
@@ -550,346 +420,129 @@ _PLAIN_WEBHOOKS = [
 
 # Options without a secret whose names contain a word that often names a secret.
 _PLAIN_ARGUMENTS = """
---pad_token [PAD]
---pad_token=<pad>
---pad_token=PAD
---eos-token </s>
---eos-token=<|im_end|>
---bos_token=<s>
---unk_token [UNK]
---image_token <image>
---image-token=IMG_CONTEXT
---stop_token eos
---stop_token=EOT
---mask_token=MASK
---think_end_token </think>
---additional_special_tokens=END
---pad_token_id 151643
---stop_token_id=151643
---use-cookie --x
---use_auth_token --lr 1
---token --lr 1
---use_auth_token=True
---use_auth_token true
---token=None
---hub_token=null
---hub_token=<HUB_TOKEN>
---api-key=$OPENAI_API_KEY
---api-key ${OPENAI_API_KEY}
---api-key EMPTY
---num_tokens 512
---max_tokens=512
---max-num-batched-tokens 8192
---max-num-scheduled-tokens 8192
---num-speculative-tokens 5
---max_total_tokens=1000000000
---token_budget 512
---num_loss_tokens_to_skip 1
---spec-tokens 4
---long-prefill-token-threshold 2048
---dbo-decode-token-threshold=32
---speculative-num-draft-tokens 4
---tokenizer /models/tok
---tokenizer=Qwen/Qwen2.5-7B-Instruct
---tokenizer-mode auto
---skip-tokenizer-init
---disable-fast-tokenizer --lr 1
---uld_token_merge_strategy=mean
---include_num_input_tokens_seen non_padding
---average_tokens_across_devices True
---data.prompt_key input
---data.input_key question
---data.label_key=answer_text
---data.chosen_key chosen
---data.rejected_key rejected
---data.image_key image
---ckpt.best_metric_key eval_math500_pass1
---ssl-keyfile /etc/key.pem
---ssl-keyfile key.pem
---ssl-key server.key
---key-file=id_rsa
---token-file ~/.cache/huggingface/token
---token-path=tok.txt
---private-key /etc/key.pem
---key /etc/key.pem
---ssh-key ~/.ssh/id_ed25519
---credentials=gs://bucket/credentials.json
---credentials ./credentials.json
---allow-credentials
---allow_credentials=True
---key-bits 2048
---bypass_mode=fast
---num-passes 3
---passes=2
---author alice42bob7
---authority=example42x7y
---auth-type=basic
---auth_mode managed
---auth none
---secret-name my-team-secret2
---api-key-env OPENAI_API_KEY
---password-length 16
---primary_key id
---sort-key created_at
---group_by_keys=level,split
---keys prompt,response
---pass_at_k=8
---pass_config.fuse_norm=true
---monkey=banana12x4y
---keyboard qwerty12x4y
---compass=north12x4y
---patience 3
---path /data
---pattern=*.safetensors
---signal SIGUSR1
---design a4b5c6d7e8
---lr 1e-6 -p 8080:80
-docker run -u 1000:1000 image
-python -u train.py
-data.prompt_key=prompt
-data.response_key=extra_info.answer
-data.reward_fn_key=data_source
-data.image_key=images
-data.tools_key=tools
-data.messages_key=messages
-reward.key=score
-reward.key=score_v2
-data.max_response_token=512
-actor.ppo_max_token_len_per_gpu=16384
-actor.loss_agg_mode=token-mean
-actor.loss_agg_mode=seq-mean-token-sum-norm
-trainer.balance_dp_token=True
-algorithm.token_level=true
-profiler.profile_token_start=10
-model.external_lib=null
-+data.apply_chat_template_kwargs.enable_thinking_key=enable_thinking
-data.train_files=/data/gsm8k/train.parquet
-actor.model.path=hf_checkpoint_converted
-ckpt=hf_checkpoint
-env HF_TOKEN_PATH=/root/.cache/token python train.py
-https://host/path?a=b&key=name
-git@github.com:team/repo.git
-nccl://HOST:PORT
-tcp://10.0.0.1:29500
-s3://bucket/task-force-1-and-more-of-these
-wandb login --relogin
-wandb login --relogin --host https://api.wandb.example
-docker run -p 8080:80 -u 1000:1000 image
-docker login -u me registry.example.com
-ssh -p 2222 host
-mysql -u root -p db
-mysql --port 3306 -u root db
-mongod --port 27017
-redis-cli -h host -p 6379 ping
-curl -u user https://host/path
-curl -u $USER:$PASSWORD https://host/path
-curl -b cookies.txt https://host/path
-curl -s -o out.json https://host/path
-mkdir -p dir
-sort -b a=b
---hmac sha256
---bearer
---bearer --lr 1
---password --verbose
---password -v
---token -j 8
---use_auth_token --output-dir=a1b2c3d4e5f6a7
---pw 1024
-bash -c "LR=1 python train.py --lr 3e-4"
-bash -c "HF_TOKEN=$HF_TOKEN python train.py --lr 3e-4"
+--pad_token [PAD] | --pad_token=<pad> | --pad_token=PAD | --eos-token </s> | --eos-token=<|im_end|> |
+--bos_token=<s> | --unk_token [UNK] | --image_token <image> | --image-token=IMG_CONTEXT | --stop_token eos |
+--stop_token=EOT | --mask_token=MASK | --think_end_token </think> | --additional_special_tokens=END |
+--pad_token_id 151643 | --stop_token_id=151643 | --use-cookie --x | --use_auth_token --lr 1 | --token --lr 1 |
+--use_auth_token=True | --use_auth_token true | --token=None | --hub_token=null | --hub_token=<HUB_TOKEN> |
+--api-key=$OPENAI_API_KEY | --api-key ${OPENAI_API_KEY} | --api-key EMPTY | --num_tokens 512 | --max_tokens=512 |
+--max-num-batched-tokens 8192 | --max-num-scheduled-tokens 8192 | --num-speculative-tokens 5 |
+--max_total_tokens=1000000000 | --token_budget 512 | --num_loss_tokens_to_skip 1 | --spec-tokens 4 |
+--long-prefill-token-threshold 2048 | --dbo-decode-token-threshold=32 | --speculative-num-draft-tokens 4 |
+--tokenizer /models/tok | --tokenizer=Qwen/Qwen2.5-7B-Instruct | --tokenizer-mode auto | --skip-tokenizer-init |
+--disable-fast-tokenizer --lr 1 | --uld_token_merge_strategy=mean | --include_num_input_tokens_seen non_padding |
+--average_tokens_across_devices True | --data.prompt_key input | --data.input_key question |
+--data.label_key=answer_text | --data.chosen_key chosen | --data.rejected_key rejected | --data.image_key image |
+--ckpt.best_metric_key eval_math500_pass1 | --ssl-keyfile /etc/key.pem | --ssl-keyfile key.pem |
+--ssl-key server.key | --key-file=id_rsa | --token-file ~/.cache/huggingface/token | --token-path=tok.txt |
+--private-key /etc/key.pem | --key /etc/key.pem | --ssh-key ~/.ssh/id_ed25519 |
+--credentials=gs://bucket/credentials.json | --credentials ./credentials.json | --allow-credentials |
+--allow_credentials=True | --key-bits 2048 | --bypass_mode=fast | --num-passes 3 | --passes=2 | --author alice42bob7 |
+--authority=example42x7y | --auth-type=basic | --auth_mode managed | --auth none | --secret-name my-team-secret2 |
+--api-key-env OPENAI_API_KEY | --password-length 16 | --primary_key id | --sort-key created_at |
+--group_by_keys=level,split | --keys prompt,response | --pass_at_k=8 | --pass_config.fuse_norm=true |
+--monkey=banana12x4y | --keyboard qwerty12x4y | --compass=north12x4y | --patience 3 | --path /data |
+--pattern=*.safetensors | --signal SIGUSR1 | --design a4b5c6d7e8 | --lr 1e-6 -p 8080:80 |
+docker run -u 1000:1000 image | python -u train.py | data.prompt_key=prompt | data.response_key=extra_info.answer |
+data.reward_fn_key=data_source | data.image_key=images | data.tools_key=tools | data.messages_key=messages |
+reward.key=score | reward.key=score_v2 | data.max_response_token=512 | actor.ppo_max_token_len_per_gpu=16384 |
+actor.loss_agg_mode=token-mean | actor.loss_agg_mode=seq-mean-token-sum-norm | trainer.balance_dp_token=True |
+algorithm.token_level=true | profiler.profile_token_start=10 | model.external_lib=null |
++data.apply_chat_template_kwargs.enable_thinking_key=enable_thinking | data.train_files=/data/gsm8k/train.parquet |
+actor.model.path=hf_checkpoint_converted | ckpt=hf_checkpoint | env HF_TOKEN_PATH=/root/.cache/token python train.py |
+https://host/path?a=b&key=name | git@github.com:team/repo.git | nccl://HOST:PORT | tcp://10.0.0.1:29500 |
+s3://bucket/task-force-1-and-more-of-these | wandb login --relogin |
+wandb login --relogin --host https://api.wandb.example | docker run -p 8080:80 -u 1000:1000 image |
+docker login -u me registry.example.com | ssh -p 2222 host | mysql -u root -p db | mysql --port 3306 -u root db |
+mongod --port 27017 | redis-cli -h host -p 6379 ping | curl -u user https://host/path |
+curl -u $USER:$PASSWORD https://host/path | curl -b cookies.txt https://host/path |
+curl -s -o out.json https://host/path | mkdir -p dir | sort -b a=b | --hmac sha256 | --bearer | --bearer --lr 1 |
+--password --verbose | --password -v | --token -j 8 | --use_auth_token --output-dir=a1b2c3d4e5f6a7 | --pw 1024 |
+bash -c "LR=1 python train.py --lr 3e-4" | bash -c "HF_TOKEN=$HF_TOKEN python train.py --lr 3e-4"
 """
 
 _PLAIN_ENVIRONMENTS = """
-PWD=/home/me/rl
-OLDPWD=/home/me
-TOKENIZERS_PARALLELISM=false
-HF_HOME=/data/hf
-HF_HUB_ENABLE_HF_TRANSFER=1
-HF_TOKEN=
-HF_TOKEN_PATH=/root/.cache/huggingface/token
-WANDB_PROJECT=verl_grpo_example_gsm8k
-WANDB_MODE=offline
-WANDB_API_KEY=$KEY
-WANDB_API_KEY=${WANDB_API_KEY}
-OPENAI_API_KEY=EMPTY
-OPENAI_API_KEY=None
-OPENAI_API_KEY=<your key>
-VLLM_MAX_TOKENS_PER_EXPERT_FP4_MOE=163840
-VLLM_MULTI_STREAM_GEMM_TOKEN_THRESHOLD=1024
-VLLM_USE_FASTOKENS=1
-VLLM_ENABLE_PREGRAD_PASSES=1
-NVTE_FUSED_ATTN_CK_USES_BWD_V3=1
-CUDA_VISIBLE_DEVICES=0,1,2,3
-NCCL_SOCKET_IFNAME=eth0
-NCCL_IB_HCA=mlx5_0:1,mlx5_1:1
-SSH_AUTH_SOCK=/tmp/ssh-abc/agent.1
-GOOGLE_APPLICATION_CREDENTIALS=/etc/gcp.json
-AWS_SHARED_CREDENTIALS_FILE=/root/.aws/credentials
-AWS_WEB_IDENTITY_TOKEN_FILE=/var/run/token
-AUTOPROF_STEPS=2,10:13,::50
-RAY_ADDRESS=10.0.0.1:6379
-KEYCHAIN=login12x4y5z
-PASSENGERS=a1b2c3d4e5
+PWD=/home/me/rl | OLDPWD=/home/me | TOKENIZERS_PARALLELISM=false | HF_HOME=/data/hf | HF_HUB_ENABLE_HF_TRANSFER=1 |
+HF_TOKEN= | HF_TOKEN_PATH=/root/.cache/huggingface/token | WANDB_PROJECT=verl_grpo_example_gsm8k |
+WANDB_MODE=offline | WANDB_API_KEY=$KEY | WANDB_API_KEY=${WANDB_API_KEY} | OPENAI_API_KEY=EMPTY |
+OPENAI_API_KEY=None | OPENAI_API_KEY=<your key> | VLLM_MAX_TOKENS_PER_EXPERT_FP4_MOE=163840 |
+VLLM_MULTI_STREAM_GEMM_TOKEN_THRESHOLD=1024 | VLLM_USE_FASTOKENS=1 | VLLM_ENABLE_PREGRAD_PASSES=1 |
+NVTE_FUSED_ATTN_CK_USES_BWD_V3=1 | CUDA_VISIBLE_DEVICES=0,1,2,3 | NCCL_SOCKET_IFNAME=eth0 |
+NCCL_IB_HCA=mlx5_0:1,mlx5_1:1 | SSH_AUTH_SOCK=/tmp/ssh-abc/agent.1 | GOOGLE_APPLICATION_CREDENTIALS=/etc/gcp.json |
+AWS_SHARED_CREDENTIALS_FILE=/root/.aws/credentials | AWS_WEB_IDENTITY_TOKEN_FILE=/var/run/token |
+AUTOPROF_STEPS=2,10:13,::50 | RAY_ADDRESS=10.0.0.1:6379 | KEYCHAIN=login12x4y5z | PASSENGERS=a1b2c3d4e5
 """
 
-_PLAIN_TOKENS = [
-    "hf_checkpoint",
-    "hf_transfer is not installed",
-    "hf_hub_download failed",
-    "load_hf_weights_to_fsdp_model",
-    "sk-learn",
-    "scikit-learn",
-    "task-force-1-and-some-more-words",
-    "disk-utilization-is-very-high",
-    "gsk_model",
-    "r8_quantized",
-    "fw_pass",
-    "fw_module_hook",
-    "s.forward",
-    "self.s.parameters",
-    "SG.forward",
-    "SKIPPED_BECAUSE_OF_SOMETHING",
-    "AKIA",
-    "AKIDO",
-    "key-value cache",
-    "key-value-cache-of-layer-12",
-    "as-is",
-    "ak-47",
-    "local-rank",
-    "local-batch-size-per-gpu",
-    "npm_package",
-    "pypi-server",
-    "xai-grok",
-    "glc_context",
-    "eyJ",
-    "3fa85f64-5717-4562-b3fc-2c963f66afa6",
-    "commit 0123456789abcdef0123456789abcdef01234567",
-    "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855",
-    "Qwen/Qwen2.5-VL-7B-Instruct",
-    "global_step_100/actor/model_world_size_8_rank_0.pt",
-    "verl.workers.fsdp_workers.ActorRolloutRefWorker.update_actor",
-    "torch.distributed.fsdp.fully_sharded_data_parallel",
-    "10.0.0.1:29500",
-    "2026-08-21T10:53:01.123456Z",
-    "MI300X.gfx942.rocm-6.2.4-and-more",
-]
+_PLAIN_TOKENS = """
+hf_checkpoint | hf_transfer is not installed | hf_hub_download failed | load_hf_weights_to_fsdp_model | sk-learn |
+scikit-learn | task-force-1-and-some-more-words | disk-utilization-is-very-high | gsk_model | r8_quantized | fw_pass |
+fw_module_hook | s.forward | self.s.parameters | SG.forward | SKIPPED_BECAUSE_OF_SOMETHING | AKIA | AKIDO |
+key-value cache | key-value-cache-of-layer-12 | as-is | ak-47 | local-rank | local-batch-size-per-gpu | npm_package |
+pypi-server | xai-grok | glc_context | eyJ | 3fa85f64-5717-4562-b3fc-2c963f66afa6 |
+commit 0123456789abcdef0123456789abcdef01234567 |
+sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855 | Qwen/Qwen2.5-VL-7B-Instruct |
+global_step_100/actor/model_world_size_8_rank_0.pt | verl.workers.fsdp_workers.ActorRolloutRefWorker.update_actor |
+torch.distributed.fsdp.fully_sharded_data_parallel | 10.0.0.1:29500 | 2026-08-21T10:53:01.123456Z |
+MI300X.gfx942.rocm-6.2.4-and-more
+"""
 
-_PLAIN_ERRORS = [
-    "token='hello' has no id",
-    "token='hello' is not in the vocabulary",
-    "token: 'hello', logprob: -0.5",
-    "first bad token: 'hello'",
-    "bad token: 'hello'",
-    "wrong token='hello' at 3",
-    "ChatCompletionTokenLogprob(token='hello', bytes=[104, 101], logprob=-0.3, top_logprobs=[TopLogprob(token='hi')])",
-    '{"token": "hello", "logprob": -0.3, "bytes": [104, 101]}',
-    "Logprob(logprob=-0.1, rank=1, decoded_token='hello')",
-    "tokenizer: token 'hello' has no id",
-    "1 validation error for M\nsteps\n  Bad [type=int_parsing, input_value='abc', input_type=str]",
-    "1 validation error for M\nprompt_key\n  Bad api_key [type=int_parsing, input_value='hello', input_type=str]",
-    "[{'type': 'x', 'loc': ('steps',), 'msg': 'Input should be a valid token', 'input': 'abc'}]",
-    "Value 'abc' of type 'str' could not be converted to Integer\n    full_key: trainer.steps\n    object_type=dict",
-    "Header value must be str or bytes, not <class 'int'>",
-    "Invalid header name b'X Y'",
-    "Invalid leading whitespace, reserved character(s), or return character(s) in header name: ' X-Job'",
-    "password: it's not valid",
-    "token: isn't valid",
-    "it's the user's token",
-    "the 'key' isn't set, it's 'prompt'",
-    "hmac=sha256",
-    "Command 'LR=1 python train.py --lr 3e-4' returned non-zero exit status 1.",
-    "user login failed for alice -p 12",
-    "wandb login failed: try again",
-    "mysql server has gone away",
-    "curl: (22) The requested URL returned error: 403",
-    "Unexpected token: ')'",
-    "Unexpected token '<', \"<!DOCTYPE \"... is not valid JSON",
-    "Unexpected token: foo1bar2baz3",
-    "SyntaxError: unexpected token at line 3",
-    "token 151643 is out of range",
-    "token id 151643 is out of range [0, 151642]",
-    "token: 151643",
-    "loss_per_token=0.5",
-    "loss_per_token: 0.5, max_response_token=512",
-    "max_response_token=512",
-    "tokens/s: 1234.5, tokens: 5.1k",
-    "tokens: [1, 2, 3]",
-    "stop_token_ids=[151643, 151645]",
-    "eos_token='<|im_end|>', pad_token='<|endoftext|>'",
-    "special_tokens={'eos_token': '</s>', 'pad_token': '[PAD]'}",
-    "Asking to pad but the tokenizer does not have a padding token: pad_token",
-    "The token `<|im_end|>` is not in the vocabulary",
-    "special token: im_end1x2y3",
-    "next token: Hello123world456",
-    "KeyError: 'prompt_key'",
-    "KeyError: 'HF_TOKEN'",
-    "KeyError: 'Qwen2VLForConditionalGeneration2'",
-    "KeyError: 151643",
-    'Missing key(s) in state_dict: "model.layers.0.self_attn.q_proj.weight"',
-    'Unexpected key(s) in state_dict: "lm_head.weight", "model.layers.10.mlp.w1"',
-    "unexpected key: model.layers.0.mlp.experts.12.w13_weight",
-    "missing keys: ['actor.w1', 'critic.w2']",
-    "key: prompt",
-    "key=rank, value=3",
-    "Key 'prompt_key' is not in struct\n    full_key: data.prompt_key\n    object_type=dict",
-    "ConfigKeyError: Key 'foo' not in 'FSDPConfig'\n    full_key: actor.foo2",
-    "got an unexpected keyword argument 'api_key'",
-    "__init__() missing 1 required argument: 'api_key'",
-    "fields ['api_key', 'model', 'temperature'] are required",
-    "api_key: str = None",
-    "def f(token: Optional[str], key: int)",
-    "API key must be 40 characters long, yours was 5",
-    "The api_key client option must be set either by passing api_key to the client or by OPENAI_API_KEY",
-    "Unable to locate credentials",
-    "Access token is not set",
-    "password: required",
-    "Invalid username or password.",
-    "token: expired",
-    "No API key provided.",
-    "Headers({'authorization': '[secure]', 'accept': '*/*'})",
-    "password=***, user=me",
-    "got signature: (a, b)",
-    "signature: forward(self, x)",
-    "no signature found for builtin <built-in method>",
-    "bearer of bad news",
-    "Basic configuration is wrong",
-    "basic tokenization failed",
-    "Bearer token is missing",
-    "connection to nccl://HOST:PORT failed",
-    "token: nccl://10.0.0.1:29500",
-    "init_method=tcp://10.0.0.1:29500",
-    "connect to nccl://10.0.0.1:29500/worker@rank0",
-    "see https://pytorch.org/docs/stable/notes/cuda.html#environment-variables",
-    "ssh: connect to host n1 port 22",
-    "FileNotFoundError: '/root/.cache/huggingface/token'",
-    "RuntimeError: key_padding_mask: torch.Size([2, 3])",
-    "query.shape=(2, 3), key.shape=(2, 3), value.shape=(2, 3)",
-    "expected key and value to have the same dtype, got key: torch.float32",
-    "The size of tensor a (4) must match tensor b (3) at dimension 1",
-    "kv_cache key: 0, layer: 3",
-    "sort by key=lambda row: row.score",
-    "backward pass: 12ms, forward pass: 3.2s",
-    "pass@1: 0.5, pass rate: 0.25",
-    "pass: ok",
-    "author: alice42bob7",
-    "authentication: managed42x7y",
-    "monkey=banana12x4y",
-    "CUDA error: device-side assert triggered",
-    "ValueError: 5 is not a multiple of 4: a=1, b=2",
-    "actor rank 3 vanished in update_actor of step 6",
-    "Ray: The actor died unexpectedly before finishing this task. pid=1234, ip=10.0.0.1",
-    "user login failed for alice",
-    "A cookie: none",
-    "use_cookie=False",
-    "secrets: 3",
-    "see secrets.py:12",
-    "/run/secrets/token: permission denied",
-    "path=/home/me/secret/data.parquet",
-]
+_PLAIN_ERRORS = """
+token='hello' has no id | token='hello' is not in the vocabulary | token: 'hello', logprob: -0.5 |
+first bad token: 'hello' | bad token: 'hello' | wrong token='hello' at 3 |
+ChatCompletionTokenLogprob(token='hello', bytes=[104, 101], logprob=-0.3, top_logprobs=[TopLogprob(token='hi')]) |
+{"token": "hello", "logprob": -0.3, "bytes": [104, 101]} | Logprob(logprob=-0.1, rank=1, decoded_token='hello') |
+tokenizer: token 'hello' has no id |
+1 validation error for M\nsteps\n  Bad [type=int_parsing, input_value='abc', input_type=str] |
+1 validation error for M\nprompt_key\n  Bad api_key [type=int_parsing, input_value='hello', input_type=str] |
+[{'type': 'x', 'loc': ('steps',), 'msg': 'Input should be a valid token', 'input': 'abc'}] |
+Value 'abc' of type 'str' could not be converted to Integer\n    full_key: trainer.steps\n    object_type=dict |
+Header value must be str or bytes, not <class 'int'> | Invalid header name b'X Y' |
+Invalid leading whitespace, reserved character(s), or return character(s) in header name: ' X-Job' |
+password: it's not valid | token: isn't valid | it's the user's token | the 'key' isn't set, it's 'prompt' |
+hmac=sha256 | Command 'LR=1 python train.py --lr 3e-4' returned non-zero exit status 1. |
+user login failed for alice -p 12 | wandb login failed: try again | mysql server has gone away |
+curl: (22) The requested URL returned error: 403 | Unexpected token: ')' |
+Unexpected token '<', "<!DOCTYPE "... is not valid JSON | Unexpected token: foo1bar2baz3 |
+SyntaxError: unexpected token at line 3 | token 151643 is out of range | token id 151643 is out of range [0, 151642] |
+token: 151643 | loss_per_token=0.5 | loss_per_token: 0.5, max_response_token=512 | max_response_token=512 |
+tokens/s: 1234.5, tokens: 5.1k | tokens: [1, 2, 3] | stop_token_ids=[151643, 151645] |
+eos_token='<|im_end|>', pad_token='<|endoftext|>' | special_tokens={'eos_token': '</s>', 'pad_token': '[PAD]'} |
+Asking to pad but the tokenizer does not have a padding token: pad_token |
+The token `<|im_end|>` is not in the vocabulary | special token: im_end1x2y3 | next token: Hello123world456 |
+KeyError: 'prompt_key' | KeyError: 'HF_TOKEN' | KeyError: 'Qwen2VLForConditionalGeneration2' | KeyError: 151643 |
+Missing key(s) in state_dict: "model.layers.0.self_attn.q_proj.weight" |
+Unexpected key(s) in state_dict: "lm_head.weight", "model.layers.10.mlp.w1" |
+unexpected key: model.layers.0.mlp.experts.12.w13_weight | missing keys: ['actor.w1', 'critic.w2'] | key: prompt |
+key=rank, value=3 | Key 'prompt_key' is not in struct\n    full_key: data.prompt_key\n    object_type=dict |
+ConfigKeyError: Key 'foo' not in 'FSDPConfig'\n    full_key: actor.foo2 |
+got an unexpected keyword argument 'api_key' | __init__() missing 1 required argument: 'api_key' |
+fields ['api_key', 'model', 'temperature'] are required | api_key: str = None |
+def f(token: Optional[str], key: int) | API key must be 40 characters long, yours was 5 |
+The api_key client option must be set either by passing api_key to the client or by OPENAI_API_KEY |
+Unable to locate credentials | Access token is not set | password: required | Invalid username or password. |
+token: expired | No API key provided. | Headers({'authorization': '[secure]', 'accept': '*/*'}) |
+password=***, user=me | got signature: (a, b) | signature: forward(self, x) |
+no signature found for builtin <built-in method> | bearer of bad news | Basic configuration is wrong |
+basic tokenization failed | Bearer token is missing | connection to nccl://HOST:PORT failed |
+token: nccl://10.0.0.1:29500 | init_method=tcp://10.0.0.1:29500 | connect to nccl://10.0.0.1:29500/worker@rank0 |
+see https://pytorch.org/docs/stable/notes/cuda.html#environment-variables | ssh: connect to host n1 port 22 |
+FileNotFoundError: '/root/.cache/huggingface/token' | RuntimeError: key_padding_mask: torch.Size([2, 3]) |
+query.shape=(2, 3), key.shape=(2, 3), value.shape=(2, 3) |
+expected key and value to have the same dtype, got key: torch.float32 |
+The size of tensor a (4) must match tensor b (3) at dimension 1 | kv_cache key: 0, layer: 3 |
+sort by key=lambda row: row.score | backward pass: 12ms, forward pass: 3.2s | pass@1: 0.5, pass rate: 0.25 |
+pass: ok | author: alice42bob7 | authentication: managed42x7y | monkey=banana12x4y |
+CUDA error: device-side assert triggered | ValueError: 5 is not a multiple of 4: a=1, b=2 |
+actor rank 3 vanished in update_actor of step 6 |
+Ray: The actor died unexpectedly before finishing this task. pid=1234, ip=10.0.0.1 | user login failed for alice |
+A cookie: none | use_cookie=False | secrets: 3 | see secrets.py:12 | /run/secrets/token: permission denied |
+path=/home/me/secret/data.parquet
+"""
 
 
-def _lines(text: str) -> list[str]:
-    return [line for line in text.splitlines() if line]
+def _texts(block: str, form: str = "{}") -> list[str]:
+    """Return the texts of a block, each within `form`."""
+    return [form.replace("{}", text, 1) for text in block.strip().replace(" |\n", " | ").split(" | ")]
 
 
 def _filled(text: str) -> list[tuple[str, str]]:
@@ -911,16 +564,23 @@ def _filled(text: str) -> list[tuple[str, str]]:
 
 # Kind -> forms, each with its texts and the secret in each text.
 MUST_HIDE: dict[str, dict[str, list[tuple[str, str]]]] = {
-    ARGUMENT: {line: _filled(line) for line in _lines(_ARGUMENTS)},
-    ENVIRONMENT: {line: _filled(line) for line in [*_lines(_ENVIRONMENTS), *_ENVIRONMENT_TEXTS]},
+    ARGUMENT: {
+        text: _filled(text)
+        for text in (
+            *_texts(_OPTIONS, "python train.py {} --lr 1e-6"),
+            *_texts(_OVERRIDES, "python train.py {} trainer.nnodes=1"),
+            *_texts(_COMMANDS),
+        )
+    },
+    ENVIRONMENT: {text: _filled(text) for text in (*_texts(_VARIABLES, "env {} python train.py"), *_ENVIRONMENT_TEXTS)},
     TOKEN: {name: [(f"request with {token} failed", token)] for name, token in TOKENS.items()},
     ERROR: {text: _filled(text) for text in _ERRORS},
     WEBHOOK: {name: _of_webhook(*hook) for name, hook in WEBHOOKS.items()},
 }
 MUST_SHOW: dict[str, list[str]] = {
-    ARGUMENT: _lines(_PLAIN_ARGUMENTS),
-    ENVIRONMENT: _lines(_PLAIN_ENVIRONMENTS),
-    TOKEN: _PLAIN_TOKENS,
-    ERROR: _PLAIN_ERRORS,
+    ARGUMENT: _texts(_PLAIN_ARGUMENTS),
+    ENVIRONMENT: _texts(_PLAIN_ENVIRONMENTS),
+    TOKEN: _texts(_PLAIN_TOKENS),
+    ERROR: _texts(_PLAIN_ERRORS),
     WEBHOOK: _PLAIN_WEBHOOKS,
 }
