@@ -1,9 +1,11 @@
 """Runner of programs without autoprof and with it, which compares their observable results.
 
-Lines `#: key: value` at the top of a program are directives:
+Lines `#: key: value` at the top of a program are directives. Those after a line `python` or `shell` are only for its
+run. With `functions`, each public function makes a run, with the directives above the function:
 
     python: -O {script} a    arguments of the interpreter, by default `{script}`; each such line makes a run
-    shell: $PYTHON a.py      command of `sh` to run instead
+    shell: $PYTHON {script}  command of `sh` to run instead; each such line makes a run
+    functions:               each public function makes a run with its name as the argument
     stdin: text              standard input; `{script}` is the program itself
     set: NAME=value          set an environment variable; `unset: NAME` removes one
     steps: 1                 value of AUTOPROF_STEPS, by default every step or none
@@ -40,8 +42,9 @@ LIBRARY = HERE / "library"
 # Folder into which `make differential` installs tests/differential/requirements.txt.
 TOOLS = [str(Path(place).resolve()) for place in [os.environ.get("DIFFERENTIAL", "")] if place]
 # Longer than any program takes, so that only hanging programs are ended.
-HANGS_S = 90
-_DIRECTIVE = re.compile(rb"#: ?([a-z]+): ?(.*)")
+HANGS_S = 120
+_DIRECTIVE = re.compile(r"#: ?([a-z]+): ?(.*)")
+_FUNCTION = re.compile(r"(?:async )?def ([a-z]\w*)\(")
 # Lines that torch 2.13's profiler writes to stderr, also if its first recording is not in the main thread.
 KINETO = ("USDT:", "ERROR: External init callback must run in same thread")
 _ADDRESS = re.compile(r"0x[0-9a-f]{6,}")
@@ -51,6 +54,7 @@ _OWN_FRAME = re.compile(rf'^[ |]*File "{re.escape(str(ROOT))}/autoprof/')
 _KEYS = {
     "python",
     "shell",
+    "functions",
     "stdin",
     "set",
     "unset",
@@ -66,26 +70,45 @@ _KEYS = {
 }
 
 
+def _runs(text: str) -> list[dict[str, list[str]]]:
+    """Return the directives of each run of a program."""
+    shared: list[tuple[str, str]] = []
+    own: list[tuple[str, str]] = []
+    runs: list[list[tuple[str, str]]] = []
+    header = True
+    for line in text.splitlines():
+        if found := _DIRECTIVE.fullmatch(line):
+            key, value = found.groups()
+            assert key in _KEYS, f"{key} is not a directive; use one of {', '.join(sorted(_KEYS))}"
+            if key in ("python", "shell"):
+                runs.append([])
+            (own if not header else runs[-1] if runs else shared).append((key, value))
+        elif ("functions", "") not in shared:
+            break
+        else:
+            header = False
+            if found := _FUNCTION.match(line):
+                runs.append([("python", f"{{script}} {found[1]}"), *own])
+                own = []
+    made: list[dict[str, list[str]]] = []
+    for run in runs or [[]]:
+        made.append(defaultdict(list))
+        for key, value in [*shared, *run]:
+            made[-1][key].append(value)
+    return made
+
+
 class Program:
-    """Program of the suite: a file in `programs/`, or a folder with a `main.py`.
+    """Run of a program of the suite, which is a file in `programs/`, or a folder with a `main.py`."""
 
-    `variant` is the index of one of several `python:` lines.
-    """
-
-    def __init__(self, path: Path, variant: int = 0) -> None:
+    def __init__(self, path: Path, directives: dict[str, list[str]], label: bool) -> None:
         self.path = path
-        self.variant = variant
         self.script = "main.py" if path.is_dir() else path.name
-        self.directives: dict[str, list[str]] = defaultdict(list)
-        for line in (path / "main.py" if path.is_dir() else path).read_bytes().splitlines():
-            found = _DIRECTIVE.fullmatch(line)
-            if found is None:
-                break
-            key, value = (part.decode() for part in found.groups())
-            assert key in _KEYS, f"{path}: {key} is not a directive; use one of {', '.join(sorted(_KEYS))}"
-            self.directives[key].append(value)
-        several = len(self.directives["python"]) > 1
-        self.name = path.stem + (f" {self.directives['python'][variant].partition(' {')[0]}" if several else "")
+        self.directives = directives
+        before, _, after = self.directive("python", self.directive("shell")).partition("{script}")
+        self.name = (
+            f"{path.stem} {before.removeprefix('exec $PYTHON').strip() or after.strip()}" if label else path.stem
+        )
 
     def directive(self, key: str, default: str = "") -> str:
         return self.directives[key][0] if key in self.directives else default
@@ -117,9 +140,9 @@ class Program:
         for name in ("home", "tmp"):
             (cwd / name).mkdir()
         if "shell" in self.directives:
-            command = ["/bin/sh", "-c", self.directive("shell")]
+            command = ["/bin/sh", "-c", self.directive("shell").replace("{script}", self.script)]
         else:
-            words = ([*self.directives["python"], "{script}"][self.variant]).split()
+            words = self.directive("python", "{script}").split()
             command = [sys.executable, *(word.replace("{script}", self.script) for word in words)]
         given = self.directive("stdin").encode()
         if given == b"{script}":
@@ -199,10 +222,13 @@ class Outcome(NamedTuple):
 
 def programs() -> list[Program]:
     """Return all programs, sorted by name."""
-    found = [path for path in sorted(PROGRAMS.iterdir()) if path.suffix == ".py" or (path / "main.py").is_file()]
-    return [
-        Program(path, number) for path in found for number in range(max(1, len(Program(path).directives["python"])))
-    ]
+    found = []
+    for path in sorted(PROGRAMS.iterdir()):
+        main = path / "main.py" if path.is_dir() else path
+        if main.suffix == ".py" and main.is_file():
+            runs = _runs(main.read_text(errors="replace"))
+            found += [Program(path, directives, len(runs) > 1) for directives in runs]
+    return found
 
 
 def hooks_called(runs: Path) -> int:

@@ -15,7 +15,7 @@ async def fails(*_):
 
 async def main():
     loop = asyncio.get_running_loop()
-    loop.slow_callback_duration = 5
+    loop.slow_callback_duration = 60
     loop.set_exception_handler(lambda _, said: print(repr(said["exception"])))
     task = asyncio.create_task(trainer.agenerate(fails))
     await asyncio.wait([task])

@@ -1,7 +1,13 @@
 #: captures: yes
 #: slow:
 #: needs: torch
-"""Module that changes its dtype and back, between and in captured stages, while its parameters are swapped."""
+#: python: {script} default
+#: python: {script} shapes
+#: set: AUTOPROF_CONTENTS=cpu,stack,shapes
+"""Module that changes its dtype and back, between and in captured stages, while its parameters are swapped.
+
+One run records shapes too.
+"""
 
 import gc
 

@@ -1,6 +1,9 @@
 #: captures: yes
 #: needs: torch
 #: set: MALLOC_MMAP_THRESHOLD_=4096
+#: python: {script} discrete
+#: python: {script} continuous
+#: set: AUTOPROF_MODE=continuous
 """Profiler of the program that waits while autoprof records: `step()` ends a range of an earlier recording.
 
 torch must not write to memory that the program has allocated since. The profiler records the same as without autoprof.

@@ -18,6 +18,12 @@
 #: python: -X utf8 {script} --flag -O word
 #: python: -X warn_default_encoding {script} --flag -O word
 #: python: -x {script} --flag -O word
+#: python: -X importtime {script} --flag -O word
+#: ignore: ^import time:
+#: python: -v {script} --flag -O word
+#: ignore: ^(#|import |Python |\[GCC|Type )
+#: python: -S {script} --flag -O word
+#: hooks: none
 """Interpreter started with various flags."""
 
 import os

@@ -1,4 +1,8 @@
+#: python: {script} hooked
 #: captures: no
+#: python: {script} captured
+#: captures: yes
+#: needs: torch
 """Functions of the standard library replaced by unittest.mock around steps, and the calls that each mock gets."""
 
 import atexit
@@ -10,6 +14,7 @@ import os
 import pathlib
 import shutil
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -52,6 +57,13 @@ def train():
         pass
 
 
+if "captured" in sys.argv:
+    import torch
+
+    # Let torch import the modules that it needs later.
+    with torch.profiler.profile() as profile:
+        torch.ones(8)
+    profile.export_chrome_trace(os.devnull)
 patched = {}
 with contextlib.ExitStack() as stack:
     # autoprof's threads run during the mocks too.
