@@ -18,8 +18,7 @@ from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
 from autoprof.base import identity, process
-from autoprof.capture import recorder
-from autoprof.capture.profilers import nothing
+from autoprof.capture import profilers, recorder
 from autoprof.config.settings import Settings
 from autoprof.hooks import behaviour as behaviours
 from autoprof.hooks import registry
@@ -177,7 +176,7 @@ def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
 def _captures_need_torch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Skip a test that captures if the environment lacks torch; tests of captures without torch still run."""
     if "torch" in packages.LACKING and request.path.name != "test_without_torch.py":
-        monkeypatch.setattr(nothing.NothingTool, "start", lambda *_: pytest.skip(packages.reason("torch")))
+        monkeypatch.setattr(profilers.NothingTool, "start", lambda *_: pytest.skip(packages.reason("torch")))
 
 
 @pytest.fixture(autouse=True)

@@ -130,6 +130,8 @@ class Artifacts:
         self.base = self._take()
         _state.repeats[subject, self._suffix] = self._repeat
         self._raw_base = self.base
+        # The path to which the tool writes.
+        self._raw = Path(f"{self.base}{tool.ending}{file_names.PART}")
         kind = (tool.name, subject.role, subject.stage, subject.part.rstrip("0123456789"), settings.contents)
         self._budget = Budget(settings, kind, subject.step, self.folder)
         # True from the start of the tool until its recording is handed to a writing thread, or lost.
@@ -176,11 +178,6 @@ class Artifacts:
         self.more = more
         if self._name() != self.base.name:
             self.base = self._take()
-
-    @property
-    def _raw(self) -> Path:
-        """Path to which the tool writes."""
-        return self._raw_base.with_name(f"{self._raw_base.name}{self._tool.ending}{file_names.PART}")
 
     def costs(self, name: str, work: Callable[[], object]) -> None:
         """Run `work`, and write its time to the timeline as a cost of the capture."""
@@ -240,7 +237,8 @@ class Artifacts:
             self._job.start()
             return
         if self._is_on:
-            files.no_size_signal(self._tool.abort if here else self._tool.stop)
+            with seam.guard("a capture could not be ended", log.error_once):  # a profiler may raise anything
+                files.no_size_signal(self._tool.abort if here else self._tool.stop)
         self.fail(reason)
 
     def write(self, state: str, reason: str = "") -> None:

@@ -16,11 +16,10 @@ TOO_EARLY = ", before the first forward pass that was to be recorded"
 
 
 class PassCapture(Capture):
-    """Capture that counts passes and records a range of them.
+    """Capture that counts passes and records a range of them. It begins at most once.
 
     Attributes:
         passed: Number of passes so far.
-        tried: True once recording has begun or was tried. It is tried only once.
     """
 
     def __init__(
@@ -44,7 +43,6 @@ class PassCapture(Capture):
         """
         super().__init__(run, subject, settings, tool)
         self.passed = 0
-        self.tried = False
         self._first, self._stop_before = part
         self._part = range(self._first, sys.maxsize if self._stop_before is None else self._stop_before)
         self._counted = counted
@@ -80,10 +78,6 @@ class PassCapture(Capture):
                 self.keep_within_budget()
         elif wanted and self.state == "waiting" and not self.tried and self.passed in self._part:
             self.begin()
-
-    def begin(self) -> bool:
-        self.tried = True
-        return super().begin()
 
     def abort(self, reason: str) -> None:
         super().abort(reason if self.tried else f"{reason}{TOO_EARLY}")

@@ -32,7 +32,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -53,6 +53,8 @@ _MIN_STACK_KIB = 256
 # Maximum wait for a stage in another thread at the end of the interpreter.
 _LAST_WAIT_S = 5.0
 
+_NOT_ENDED = "the recording could not be ended"
+_T = TypeVar("_T")
 State = Literal["waiting", "recording", "stopped", "written"]
 
 
@@ -106,6 +108,7 @@ class Capture:
         ended: Event that is set once it is stopped or written.
         cut: Reason why it ends as truncated even if it is stopped normally, or an empty text.
         left_out: Contents of the settings that the tool was not asked to record.
+        tried: True once it has begun, or could not begin.
         over_budget: True if it has ended because it was over a limit.
         problem: Reason why there is no trace, or an empty text.
     """
@@ -121,6 +124,7 @@ class Capture:
         self.ended = threading.Event()
         self.cut = ""
         self.left_out: list[str] = []
+        self.tried = False
         self.over_budget = False
         self.problem = ""
         self._run = run
@@ -128,7 +132,7 @@ class Capture:
         # The profiler's files, then those of tools beside it (`profilers.beside`), with the tool's name in their names.
         self._artifacts: list[Artifacts] = []
         self._taken: list[str] = []
-        self._end_range: Callable[[], None] = _nothing
+        self._end_range: Callable[[], None] = profilers.nothing
         # Thread that ends it; 0 before that.
         self._ender = 0
 
@@ -165,26 +169,26 @@ class Capture:
         Raises:
             Exception: The tool does not record. A meta file has the reason.
         """
+        self.tried = True
         if owner := _state.suspended_by:
             self.fail(f"{owner} is on in this step, so autoprof records nothing")
             return False
         self.thread = threading.get_ident()
         try:
-            if not self.claim():
-                return False
-            self.open().costs("profiler start", self._start)
-            self.state = "recording"
-        except OverBudget as error:
-            self.fail(str(error))
+            return self._attempt("the profiler did not start", self._begin)
+        except OverBudget:  # the meta file has the reason
             return False
-        except BaseException as error:
-            self._undo("the profiler did not start", error)
-            raise
+
+    def _begin(self) -> bool:
+        if not self.claim():
+            return False
+        self.open().costs("profiler start", self._start)
+        self.state = "recording"
         return True
 
     def _start(self) -> None:
-        main, subject = self.open(), self.subject
-        main.start()
+        subject = self.subject
+        self._artifacts[0].start()
         if self.ranged:
             self._end_range = self.tool.mark(f"{subject.role}.{subject.stage}")
         for tool in profilers.beside(self._settings, self.tool):
@@ -202,14 +206,14 @@ class Capture:
     def keep_within_budget(self) -> None:
         """Abort the capture if it is over a limit. Called between two parts of the work, in any thread."""
         here = self.state == "recording" and self.thread == threading.get_ident()
-        if here and (reason := self.open().exceeded()):
+        if here and (reason := self._artifacts[0].exceeded()):
             self.over_budget = True
             self.abort(reason)
 
     def mark(self, name: str) -> Callable[[], None]:
         """Begin a range, if this thread is recorded. Return the function that ends it, if the recording is still on."""
         if self.thread != threading.get_ident() or self.ended.is_set():
-            return _nothing
+            return profilers.nothing
         end_range = self.tool.mark(name)
 
         def end_if_recorded() -> None:
@@ -254,29 +258,28 @@ class Capture:
             if self._ender == threading.get_ident() and not self.ended.is_set():  # its end was interrupted
                 self._lose(seam.AT_WORK)
             return
-        try:
-            if not self.tool.ending:  # the tool records nothing, so nothing is lost
-                state, reason = "complete", ""
-            elif self.thread != threading.get_ident():
-                self._lose(elsewhere, here=False)
-                return
-            self._describe()
-            self.open().costs("profiler stop", self._stop)
-            for artifacts in self._artifacts:
-                artifacts.write(state, reason)
-            self._set("stopped")
-        except BaseException as error:
-            self._undo("the recording could not be ended", error)
-            raise
+        if not self.tool.ending:  # the tool records nothing, so nothing is lost
+            state, reason = "complete", ""
+        elif self.thread != threading.get_ident():
+            self._attempt(_NOT_ENDED, partial(self._lose, elsewhere, here=False))
+            return
+        self._attempt(_NOT_ENDED, partial(self._finish, state, reason))
         if state == "truncated":
             subject = self.subject
             log.warning(f"step {subject.step}, {subject.role} {subject.stage}: the capture ends early, {reason}")
+
+    def _finish(self, state: str, reason: str) -> None:
+        self._describe()
+        self._artifacts[0].costs("profiler stop", self._stop)
+        for artifacts in self._artifacts:
+            artifacts.write(state, reason)
+        self._set("stopped")
 
     def _describe(self) -> None:
         """Set the facts that are known only at the end."""
 
     def _stop(self) -> None:
-        end_range, self._end_range = self._end_range, _nothing
+        end_range, self._end_range = self._end_range, profilers.nothing
         end_range()
         for artifacts in self._artifacts:
             artifacts.stop()
@@ -286,12 +289,16 @@ class Capture:
         self.open()
         self._lose(reason)
 
-    def _undo(self, what: str, error: BaseException) -> None:
-        """End the capture after an error in `begin` or `stop`. An interrupt may also interrupt this."""
-        if seam.of_user(error) is None:
-            self._lose(_why(what, error))
-        else:
-            seam.undo(error, partial(self._lose, seam.AT_WORK))
+    def _attempt(self, what: str, work: Callable[[], _T]) -> _T:
+        """Return the result of a part of `begin` or the end. If it raises, the capture ends without a trace."""
+        try:
+            return work()
+        except BaseException as error:
+            if seam.of_user(error) is None:
+                self._lose(_why(what, error))
+            else:  # a second interrupt may interrupt this
+                seam.undo(error, partial(self._lose, seam.AT_WORK))
+            raise
 
     def _lose(self, reason: str, here: bool = True) -> None:
         """End without a trace. Without a name, there is no meta file, either. `here`: as in `Artifacts.abort`."""
@@ -418,12 +425,8 @@ def watch_others() -> None:
 
 
 def _why(what: str, error: BaseException) -> str:
-    return f"{what}: {type(error).__name__}: {error}"
+    return str(error) if isinstance(error, OverBudget) else f"{what}: {type(error).__name__}: {error}"
 
 
 def _warn(what: str, error: BaseException) -> None:
     log.warning(f"{what}: {described(error)}")
-
-
-def _nothing() -> None:
-    """Do nothing: no range has begun."""

@@ -47,16 +47,13 @@ class StepCapture(Capture):
         last = self.steps[-1]
         return step == last or (not self.ends_with_step and step == last + 1)
 
-    def call(self, function: Callable[[], None]) -> None:
-        """Call a function in the capture's thread, if an event loop runs there, else in this thread.
+    def loop_elsewhere(self) -> asyncio.AbstractEventLoop | None:
+        """Return the event loop that runs in the capture's thread, if that is another thread.
 
         If an actor has a coroutine function, Ray runs its methods in an event loop, but `__ray_call__` in another
         thread (Ray 2.60).
         """
-        if self._loop is None or self.thread == threading.get_ident():
-            function()
-        else:
-            self._loop.call_soon_threadsafe(function)
+        return None if self.thread == threading.get_ident() else self._loop
 
     def enter(self, subject: Subject) -> Leave:
         """Begin a stage. Return the function that ends it."""
@@ -173,28 +170,30 @@ def stop(reason: str = "") -> None:
 def stop_in_worker(actor: object, together: bool) -> None:
     """Stop the capture of a Ray actor. The trainer calls this in each actor when its step has ended.
 
-    Errors of autoprof are only reported.
-
     Args:
         actor: The actor, which Ray passes.
         together: True if the next step may belong to the same capture.
     """
+    step_ended(together)
+
+
+def step_ended(together: bool, only: StepCapture | None = None) -> None:
+    """Note that the trainer's step has ended. Errors of autoprof are only reported.
+
+    Args:
+        together: True if the next step may belong to the same capture.
+        only: The capture to stop, if not any.
+    """
     with seam.guard("continuous", runtime.report):
-        step_ended(together)
-
-
-def step_ended(together: bool) -> None:
-    """Note that the trainer's step has ended. `together`: True if the next step may belong to the same capture."""
-    _state.thread = 0
-    capture = _state.open
-    if capture is not None and (capture.ends_with_step or not together):
-        capture.call(lambda: _stop_quietly(capture))
-
-
-def _stop_quietly(capture: StepCapture) -> None:
-    with seam.guard("continuous", runtime.report):
-        if capture is _state.open:
+        capture = _state.open
+        if only is None:
+            _state.thread = 0
+        if capture is None or (together and not capture.ends_with_step) or only not in (None, capture):
+            return
+        if (loop := capture.loop_elsewhere()) is None:
             stop()
+        else:
+            loop.call_soon_threadsafe(step_ended, together, capture)
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

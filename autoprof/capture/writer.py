@@ -27,16 +27,24 @@ _DEPENDENCIES = str(Path(msgspec.__file__).parent.parent)
 _START_TIMEOUT_S = 60.0
 
 
-class _SpawnState(process.State):
-    """Lock for the start of the finisher. The user's forks take it, too, and may wait some milliseconds.
+class _WriterState(process.State):
+    """Writing threads of this process.
 
     `Popen` waits until the other end of a pipe is closed. A child that is forked meanwhile would keep it open (CPython,
-    `subprocess._execute_child`).
+    `subprocess._execute_child`). So the user's forks wait some milliseconds for the start of the finisher.
+
+    Attributes:
+        writing: Jobs that are being written, in their order.
+        finalizing: True if this child of multiprocessing waits for them at its end.
+        starting: Lock for the start of the finisher. Forks take it, too.
     """
 
-    def __init__(self) -> None:
+    ends = process.FILES
+
+    def begin(self) -> None:
+        self.writing: dict[Job, None] = {}
+        self.finalizing = False
         self.starting = threading.RLock()
-        super().__init__()
 
     def before_fork(self) -> None:
         self.starting.acquire()
@@ -45,10 +53,16 @@ class _SpawnState(process.State):
         self.starting.release()
 
     def in_child(self) -> None:
-        self.starting.release()
+        # The threads do not exist in a forked child.
+        self.begin()
+
+    def at_exit(self) -> None:
+        begun = time.monotonic()
+        for job in list(self.writing):
+            job.wait(begun + job.patience_s - time.monotonic())
 
 
-_spawn_state = _SpawnState()
+_state = _WriterState()
 
 
 def spawn(job: dict[str, Any]) -> None:
@@ -56,7 +70,7 @@ def spawn(job: dict[str, Any]) -> None:
     try:
         python = interpreter.find()
         described = job | {"python": job.get("python") and python, "packages": _DEPENDENCIES}
-        with interpreter.job_file(described) as file, _spawn_state.starting, files.low_numbers_taken():
+        with interpreter.job_file(described) as file, _state.starting, files.low_numbers_taken():
             started = subprocess.Popen(
                 [python, "-E", "-s", "-S", "-m", "autoprof.capture.finisher"],
                 cwd=_PACKAGES,
@@ -145,33 +159,6 @@ class Job:
             else:
                 self.start()
         return self.done
-
-
-class _WriterState(process.State):
-    """Writing threads of this process.
-
-    Attributes:
-        writing: Jobs that are being written, in their order.
-        finalizing: True if this child of multiprocessing waits for them at its end.
-    """
-
-    ends = process.FILES
-
-    def begin(self) -> None:
-        self.writing: dict[Job, None] = {}
-        self.finalizing = False
-
-    def in_child(self) -> None:
-        # The threads do not exist in a forked child.
-        self.begin()
-
-    def at_exit(self) -> None:
-        begun = time.monotonic()
-        for job in list(self.writing):
-            job.wait(begun + job.patience_s - time.monotonic())
-
-
-_state = _WriterState()
 
 
 def later(job: Job) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import re
+import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,10 @@ class RunDir:
         Raises:
             OSError: One of them can't be made, or is a symbolic link.
         """
+        status = files.status(self.path, follow=False)
+        if status is not None and stat.S_ISDIR(status.st_mode):
+            files.folder(folder)
+            return folder
         runs = self.path.parent
         own = runs.name == _DEFAULT_RUNS or not files.is_folder(runs)
         files.folder(self.path, own=2)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,6 +15,8 @@ from autoprof.config.settings import Settings
 
 # Default of `AUTOPROF_TOOL`.
 AUTOMATIC = ("npu", "torch")
+NO_TORCH = "no torch in this process"
+IMPORTED_LATE = "the process had not imported torch when this capture began"
 
 
 class Tool(Protocol):
@@ -67,6 +70,52 @@ class Tool(Protocol):
         """Return the reason why this process can't record now, or an empty text."""
 
 
+class NothingTool:
+    """Stand-in in a process that has not imported torch. It writes no file, so its captures have only a meta file.
+
+    Every profiler needs torch. Importing it would take seconds and hundreds of megabytes in a process that does not use
+    it.
+    """
+
+    name = "none"
+    ending = ""
+    lost: Sequence[str] = ()
+
+    @property
+    def remark(self) -> str:
+        return IMPORTED_LATE if _has_torch() else NO_TORCH
+
+    def start(self, settings: Settings, raw: Path) -> list[str]:
+        return []
+
+    def stamp(self, subject: dict[str, Any]) -> None:
+        """Do nothing."""
+
+    def mark(self, name: str) -> Callable[[], None]:
+        return nothing
+
+    def stop(self) -> None:
+        """Do nothing."""
+
+    def abort(self) -> None:
+        """Do nothing."""
+
+    def export(self, path: str) -> None:
+        """Do nothing."""
+
+    def busy(self) -> str:
+        return ""
+
+
+def _has_torch() -> bool:
+    """Return True if this process has imported torch or is importing it."""
+    return sys.modules.get("torch") is not None
+
+
+def nothing() -> None:
+    """Do nothing: no range has begun."""
+
+
 def choose(settings: Settings) -> Tool:
     """Return this process's profiler: the first of `AUTOPROF_TOOL` that can record here, else torch's.
 
@@ -78,12 +127,11 @@ def choose(settings: Settings) -> Tool:
     nsys. Without `nsys` in `AUTOPROF_TOOL`, autoprof opens no window there, because the user may count the windows.
     """
     from autoprof.capture.profilers.memory import MemoryTool
-    from autoprof.capture.profilers.nothing import NothingTool, has_torch
     from autoprof.capture.profilers.npu import NpuTool
     from autoprof.capture.profilers.nsys import NsysTool
     from autoprof.capture.profilers.torch import TorchTool
 
-    if not has_torch():
+    if not _has_torch():
         return NothingTool()
     kinds: dict[str, type[Any]] = {"torch": TorchTool, "npu": NpuTool, "nsys": NsysTool, "memory": MemoryTool}
     requested = [name for name in settings.tool if name != "memory"] or settings.tool or AUTOMATIC
@@ -134,3 +182,9 @@ def versions() -> dict[str, str]:
     """Return the versions of torch and torch_npu in this process. torch's is empty if torch is not imported."""
     imported = {name: str(getattr(sys.modules.get(name), "__version__", "")) for name in ("torch", "torch_npu")}
     return {name: version for name, version in imported.items() if version or name == "torch"}
+
+
+def accepted(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the `arguments` that a function of the installed release has parameters for."""
+    parameters = inspect.signature(function).parameters
+    return {name: value for name, value in arguments.items() if name in parameters}

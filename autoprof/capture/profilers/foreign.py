@@ -81,6 +81,8 @@ _CLOCK = "perf_counter_ns"
 _TORCH_NPU = "torch_npu.profiler.profiler"
 # Id of an unknown thread.
 _UNKNOWN = 0
+# The result of a function that has not returned.
+_unset: Any = object()
 
 
 class _ForeignState(process.State):
@@ -125,22 +127,20 @@ _own = _Own()
 
 def own(called: bool) -> None:
     """Note that autoprof starts or ends its own profiler in this thread (True), or has done so (False)."""
-    if called:
-        _unfreeze_clock()
+    module = sys.modules.get("torch.autograd.profiler")
+    frozen = getattr(module, _CLOCK, time.perf_counter_ns)
+    if called and frozen is not time.perf_counter_ns and frozen is not _state.clock:
+        _unfreeze_clock(module, frozen)
     _own.called = called
     _own.left_on = _enabled()
 
 
-def _unfreeze_clock() -> None:
+def _unfreeze_clock(module: Any, frozen: Callable[[], int]) -> None:
     """Make torch read the real clock while autoprof starts or ends its own profiler.
 
     freezegun replaces the clock in torch's module. A reading of the frozen clock may advance it, and the program would
     see that (`auto_tick_seconds`). When the clock is thawed, freezegun also replaces the function that is set here.
     """
-    module = sys.modules.get("torch.autograd.profiler")
-    frozen = getattr(module, _CLOCK, time.perf_counter_ns)
-    if frozen is time.perf_counter_ns or frozen is _state.clock:
-        return
 
     def perf_counter_ns() -> int:
         now: int = time.perf_counter_ns() if _own.called else frozen()
@@ -201,7 +201,7 @@ def _watched(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     def watched(*args: Any, **kwargs: Any) -> Any:
         if _own.called:
             return function(*args, **kwargs)
-        on = _enabled()
+        on, result = _enabled(), _unset
         try:
             if name == _PREPARE:  # before autoprof's recording ends, so that autoprof does not begin another one
                 _state.threads.add(threading.get_ident())
@@ -210,10 +210,9 @@ def _watched(function: Callable[..., Any], name: str) -> Callable[..., Any]:
             else:
                 _make_way("torch", everywhere=name == _PREPARE)
             result = function(*args, **kwargs)
-        except BaseException:
-            if not _enabled():
+        finally:
+            if result is _unset and not _enabled():  # it raised
                 _state.threads.discard(threading.get_ident())
-            raise
         if name == _DISABLE:
             _note_end(on)
         return result
@@ -237,7 +236,7 @@ def watch_npu(module: Any) -> None:
     try:
         wrapt.wrap_function_wrapper(module, "profile.start", _start)
         wrapt.wrap_function_wrapper(module, "profile.stop", _stop)
-    except Exception as error:
+    except AttributeError as error:  # another release of torch_npu
         seam.pass_on(error)
         log.warning_once(f"other users of {module.__name__} can't be detected: {type(error).__name__}: {error}")
 
@@ -263,8 +262,5 @@ def end_own(reason: str, everywhere: bool = True) -> bool:
 
 
 def _make_way(package: str, everywhere: bool) -> None:
-    try:
+    with seam.guard("a capture could not make way for another profiler", log.error_once):
         end_own(f"another {package} profiler was started in this process", everywhere)
-    except Exception as error:
-        seam.pass_on(error)
-        log.warning_once(f"a capture could not make way for another profiler: {type(error).__name__}: {error}")

@@ -19,7 +19,7 @@ from autoprof import _boot
 from autoprof.base import files, identity, log, process, seam
 from autoprof.base.originals import io, os, threading, time
 from autoprof.capture import profilers
-from autoprof.capture.profilers.arguments import taken
+from autoprof.capture.profilers import accepted, nothing
 from autoprof.config.settings import Settings
 from autoprof.config.values import MemoryOptions
 from autoprof.run import runtime
@@ -27,23 +27,26 @@ from autoprof.run.runtime import Runtime
 from autoprof.rundir import file_names, layout
 
 
-class _HistoryState(process.State):
-    """Owner of this process's history.
+class _MemoryState(process.State):
+    """Owner of this process's history, and the number of snapshots.
 
     Attributes:
         changes: Number of times that the program has switched it.
         theirs: True while it belongs to the program.
         ours: True while it belongs to autoprof.
         standing: Options of the history outside of windows, if it is recorded for the case that memory runs out.
+        seen: Number of times that this process has run out of memory, up to `MAX_SNAPSHOTS`.
     """
 
     def begin(self) -> None:
+        self.lock = threading.Lock()
+        self.seen = 0
         self.changes = 0
         self.theirs = self.ours = False
         self.standing: MemoryOptions | None = None
 
 
-_history_state = _HistoryState()
+_state = _MemoryState()
 
 
 def begin_history(options: MemoryOptions) -> None:
@@ -53,13 +56,13 @@ def begin_history(options: MemoryOptions) -> None:
         Exception: This torch, or the allocator in use, records no history.
     """
     switch = _switch()
-    if _history_state.ours:
+    if _state.ours:
         switch(enabled=None)
     arguments = _arguments(switch, options)
     if "max_entries" not in arguments:
         raise RuntimeError("this torch can't bound the memory history")
     switch(**arguments)
-    _history_state.ours = True
+    _state.ours = True
 
 
 def end_history() -> None:
@@ -70,11 +73,11 @@ def end_history() -> None:
     Raises:
         Exception: torch refuses.
     """
-    if _history_state.ours:
-        _history_state.ours = False
+    if _state.ours:
+        _state.ours = False
         _switch()(enabled=None)
-        if _history_state.standing is not None:
-            begin_history(_history_state.standing)
+        if _state.standing is not None:
+            begin_history(_state.standing)
 
 
 def keep_history(options: MemoryOptions) -> None:
@@ -85,7 +88,7 @@ def keep_history(options: MemoryOptions) -> None:
     """
     if not foreign_history():
         begin_history(options)
-        _history_state.standing = options
+        _state.standing = options
 
 
 def snapshot() -> dict[str, Any]:
@@ -103,7 +106,7 @@ def snapshot() -> dict[str, Any]:
 def history_changes() -> int:
     """Return the number of times that the program has switched the history, since autoprof first watched it."""
     _switch()
-    return _history_state.changes
+    return _state.changes
 
 
 def foreign_history() -> str:
@@ -112,7 +115,7 @@ def foreign_history() -> str:
 
     # torch's CUDA graphs use the same function (torch 2.13, _inductor/cudagraph_trees.py).
     enabled = getattr(torch._C, "_cuda_isHistoryEnabled", bool)
-    taken = _history_state.theirs or (not _history_state.ours and enabled())
+    taken = _state.theirs or (not _state.ours and enabled())
     return "other code records the memory history of this process" if taken else ""
 
 
@@ -123,7 +126,7 @@ def _arguments(switch: Callable[..., None], options: MemoryOptions) -> dict[str,
         requested |= {"context": None, "stacks": "python"}
     else:
         requested |= {"context": "all", "stacks": options.stacks}
-    return taken(switch, requested)
+    return accepted(switch, requested)
 
 
 def _switch() -> Callable[..., None]:
@@ -140,10 +143,10 @@ def _switch() -> Callable[..., None]:
 
 def _called(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
     result = wrapped(*args, **kwargs)
-    _history_state.changes += 1
-    _history_state.theirs = (args[0] if args else kwargs.get("enabled", "all")) not in (None, False)
+    _state.changes += 1
+    _state.theirs = (args[0] if args else kwargs.get("enabled", "all")) not in (None, False)
     # From now on only the program switches it.
-    _history_state.ours, _history_state.standing = False, None
+    _state.ours, _state.standing = False, None
     return result
 
 
@@ -171,7 +174,7 @@ class MemoryTool:
         cuda = getattr(sys.modules.get("torch"), "cuda", None)
         try:
             return "" if cuda is not None and cuda.is_initialized() else "this process uses no CUDA"
-        except Exception as error:
+        except (AttributeError, RuntimeError) as error:  # its import has not ended, or has failed
             seam.pass_on(error)
             return f"torch.cuda: {type(error).__name__}: {error}"
 
@@ -186,30 +189,32 @@ class MemoryTool:
         self._subject = {name: value for name, value in subject.items() if isinstance(value, (str, int))}
 
     def mark(self, name: str) -> Callable[[], None]:
-        return _nothing
+        return nothing
 
     def stop(self) -> None:
         """Take the snapshot and switch the history off, which empties it.
 
         Errors are kept for `export`, since a profiler that records beside it must stop, too.
         """
-        try:
-            if history_changes() != self._changes:
-                self._problem = "other code in this process switched the memory history during the capture"
-            else:
-                self._snapshot = snapshot()
-        except Exception as error:
-            seam.pass_on(error)
-            self._problem = f"{type(error).__name__}: {error}"
-        try:
-            end_history()
-        except Exception as error:
-            seam.pass_on(error)
-            self._problem = self._problem or f"{type(error).__name__}: {error}"
+        if history_changes() != self._changes:
+            self._problem = "other code in this process switched the memory history during the capture"
+        else:
+            self._attempt(self._take)
+        self._attempt(end_history)
 
     def abort(self) -> None:
-        with seam.suppress(Exception):
-            end_history()
+        self._attempt(end_history)
+
+    def _take(self) -> None:
+        self._snapshot = snapshot()
+
+    def _attempt(self, work: Callable[[], None]) -> None:
+        """Call a function of torch. It may raise anything; the first error is the problem."""
+        with seam.guard("torch.cuda.memory", self._note):
+            work()
+
+    def _note(self, what: str, error: BaseException) -> None:
+        self._problem = self._problem or f"{type(error).__name__}: {error}"
 
     def export(self, path: str) -> None:
         snapshot, self._snapshot = self._snapshot, {}
@@ -233,23 +238,8 @@ def write(snapshot: dict[str, Any], subject: dict[str, Any], path: str) -> None:
         pickle.dump(snapshot | {"autoprof": subject}, file)
 
 
-def _nothing() -> None:
-    """Do nothing: the history has no ranges."""
-
-
 # Maximum number of snapshots per process. A program may repeat a failed allocation with a smaller size, many times.
 MAX_SNAPSHOTS = 3
-
-
-class _OutOfMemoryState(process.State):
-    """Number of times that this process has run out of memory, up to `MAX_SNAPSHOTS`."""
-
-    def begin(self) -> None:
-        self.lock = threading.Lock()
-        self.seen = 0
-
-
-_oom_state = _OutOfMemoryState()
 
 
 def watch_out_of_memory(run: Runtime, doing: Callable[[], Any]) -> None:
@@ -266,25 +256,24 @@ def _await_cuda(cuda: Any, run: Runtime, doing: Callable[[], Any]) -> None:
     try:
         # `_lazy_call` calls the function once CUDA is initialised, or at once if it is (torch 2.13, cuda/__init__.py).
         cuda._lazy_call(lambda: _attach(run, doing))
-    except Exception as error:
+    except (AttributeError, RuntimeError) as error:  # another release of torch
         seam.pass_on(error)
         runtime.report("memory/oom", error)
 
 
 def _attach(run: Runtime, doing: Callable[[], Any]) -> None:
     """Attach the observer. Never raises, since torch would then refuse to use CUDA."""
-    try:
+    with seam.guard("memory/oom", runtime.report):
         import torch
 
         def ran_out(device: int, asked: int, total: int, free: int) -> None:
             memory = {"device": device, "asked_bytes": asked, "total_bytes": total, "free_bytes": free}
-            _ran_out(run, memory, doing)
+            # An exception here would replace the `OutOfMemoryError` (torch 2.13, csrc/cuda/Module.cpp).
+            with seam.guard("memory/oom", runtime.report):
+                _ran_out(run, memory, doing)
 
         torch._C._cuda_attach_out_of_memory_observer(ran_out)
         keep_history(run.settings.memory)
-    except Exception as error:
-        seam.pass_on(error)
-        runtime.report("memory/oom", error)
 
 
 def _claim_path(run: Runtime, number: int) -> tuple[Path, Path, Path]:
@@ -304,30 +293,22 @@ def _claim_path(run: Runtime, number: int) -> tuple[Path, Path, Path]:
 
 
 def _ran_out(run: Runtime, memory: dict[str, int], doing: Callable[[], Any]) -> None:
-    """Write a snapshot. torch calls this without the allocator's lock, before it raises `OutOfMemoryError`.
-
-    An exception here would replace that error (torch 2.13, csrc/cuda/Module.cpp).
-    """
+    """Write a snapshot. torch calls this without the allocator's lock, before it raises `OutOfMemoryError`."""
+    with _state.lock:
+        if _state.seen >= MAX_SNAPSHOTS:
+            return
+        _state.seen += 1
+        number = _state.seen
+    run.rundir.make(run.rundir.oom)
+    base, path, part = _claim_path(run, number)
     try:
-        with _oom_state.lock:
-            if _oom_state.seen >= MAX_SNAPSHOTS:
-                return
-            _oom_state.seen += 1
-            number = _oom_state.seen
-        run.rundir.make(run.rundir.oom)
-        base, path, part = _claim_path(run, number)
-        try:
-            subject = {"host": identity.HOST, "pid": os.getpid(), "run": run.info.id}
-            files.no_size_signal(write, snapshot(), subject, str(part))
-            os.replace(part, path)
-        except BaseException:
-            files.remove(str(part))
-            raise
-        meta = {"tool": "memory", "host": identity.HOST, "pid": os.getpid(), "unix_ns": time.time_ns(), **memory}
-        meta |= msgspec.to_builtins(doing()) or {}
-        meta |= {"versions": profilers.versions(), "bytes": os.stat(path).st_size, "state": "complete", "reason": ""}
-        layout.write_json(base.with_name(f"{base.name}{file_names.META}"), meta)
-        log.warning(f"CUDA ran out of memory when asked for {memory['asked_bytes']} bytes; a snapshot is in {path}")
-    except Exception as error:
-        seam.pass_on(error)
-        runtime.report("memory/oom", error)
+        subject = {"host": identity.HOST, "pid": os.getpid(), "run": run.info.id}
+        files.no_size_signal(write, snapshot(), subject, str(part))
+        os.replace(part, path)
+    finally:
+        files.remove(str(part))
+    meta = {"tool": "memory", "host": identity.HOST, "pid": os.getpid(), "unix_ns": time.time_ns(), **memory}
+    meta |= msgspec.to_builtins(doing()) or {}
+    meta |= {"versions": profilers.versions(), "bytes": os.stat(path).st_size, "state": "complete", "reason": ""}
+    layout.write_json(base.with_name(f"{base.name}{file_names.META}"), meta)
+    log.warning(f"CUDA ran out of memory when asked for {memory['asked_bytes']} bytes; a snapshot is in {path}")

@@ -89,14 +89,11 @@ def _swapping(swap: Callable[..., None]) -> Callable[..., None]:
 
 
 def _freed() -> bool:
-    try:
-        return _state.free is not None and _state.free(
-            "the program swaps a parameter, which torch refuses during a recording"
-        )
-    except Exception as error:
-        seam.pass_on(error)
-        log.warning_once(f"a capture could not make way for a module's move: {type(error).__name__}: {error}")
-        return False
+    freed = False
+    with seam.guard("a capture could not make way for a module's move", log.error_once):
+        if _state.free is not None:
+            freed = _state.free("the program swaps a parameter, which torch refuses during a recording")
+    return freed
 
 
 def _moved(apply: Callable[..., Any]) -> Callable[..., Any]:

@@ -12,8 +12,7 @@ from typing import Any
 
 from autoprof.base import log, seam, threads
 from autoprof.base.originals import os
-from autoprof.capture.profilers import arguments as profiler_arguments
-from autoprof.capture.profilers import foreign
+from autoprof.capture.profilers import accepted, foreign
 from autoprof.capture.profilers.torch import DEVICES, FLAGS, mark, stamp
 from autoprof.config.settings import Settings
 from autoprof.config.values import NpuOptions
@@ -118,7 +117,7 @@ class NpuTool:
         npu = getattr(sys.modules.get("torch_npu"), "npu", None)
         try:
             return "" if npu is not None and npu.is_initialized() else "this process uses no NPU"
-        except Exception as error:
+        except (AttributeError, RuntimeError) as error:  # its import has not ended, or has failed
             seam.pass_on(error)
             return f"torch_npu: {type(error).__name__}: {error}"
 
@@ -145,7 +144,7 @@ class NpuTool:
             finally:
                 foreign.own(False)
         if not any(raw.iterdir()):
-            self._profile.stop()
+            self.stop()
             raise RuntimeError("torch_npu's profiler did not start; see its output for the reason")
         return used
 
@@ -186,7 +185,7 @@ def profile_arguments(profiler: Any, contents: tuple[str, ...]) -> tuple[dict[st
     devices = ["cpu", "npu"]
     if any(word in DEVICES for word in contents):
         devices = [word for word in devices if word in contents] or ["cpu"]
-    flags = profiler_arguments.taken(profiler.profile, {FLAGS[word]: True for word in contents if word in FLAGS})
+    flags = accepted(profiler.profile, {FLAGS[word]: True for word in contents if word in FLAGS})
     arguments = {"activities": [getattr(profiler.ProfilerActivity, word.upper()) for word in devices]} | flags
     return arguments, devices + [word for word in contents if FLAGS.get(word) in flags]
 

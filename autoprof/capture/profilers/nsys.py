@@ -10,6 +10,7 @@ from typing import Any
 
 from autoprof.base import files, log, process, seam
 from autoprof.base.originals import io, json, os, shutil, subprocess
+from autoprof.capture.profilers import nothing
 from autoprof.config.settings import Settings
 from autoprof.config.values import NsysOptions
 from autoprof.rundir import file_names
@@ -175,7 +176,7 @@ class NsysTool:
             import torch.cuda.nvtx
 
             torch.cuda.nvtx.mark(json.dumps({"autoprof": subject}))
-        except Exception as error:
+        except (ImportError, AttributeError, RuntimeError) as error:  # a torch without NVTX
             seam.pass_on(error)
             log.warning_once(
                 f"the range that names the capture could not be marked for nsys: {type(error).__name__}: {error}"
@@ -187,10 +188,10 @@ class NsysTool:
             from torch.cuda import nvtx
 
             begun = nvtx.range_start(f"{self._prefix}{name}")
-        except Exception as error:
+        except (ImportError, AttributeError, RuntimeError) as error:
             seam.pass_on(error)
             log.warning_once(f"ranges can't be marked for nsys: {type(error).__name__}: {error}")
-            return _nothing
+            return nothing
         self._prefix = ""
         return lambda: nvtx.range_end(begun)
 
@@ -223,7 +224,3 @@ class NsysTool:
         if os.environ.get(REPORT) and not report():
             return "nsys records the process that started this one, and its children with it"
         return ""
-
-
-def _nothing() -> None:
-    """Do nothing: no range has begun."""

@@ -1,17 +1,26 @@
-"""torch.profiler as a tool."""
+"""torch.profiler as a tool.
+
+The end of a range (`record_function`) writes into the recording in which the range began. If that recording has ended
+and another one is on, the write goes to freed memory, and the process crashes or hangs (torch 2.13, `onFunctionExit` in
+torch/csrc/autograd/profiler_kineto.cpp). If a range ends twice, its second end does nothing. So autoprof ends all open
+ranges before its own recording ends. It also does so before it records after a profiler of the program.
+"""
 
 from __future__ import annotations
 
+import functools
+import gc
 import sys
+import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 from autoprof.base import files, log, process, seam, threads
 from autoprof.base.originals import io, json, os
-from autoprof.capture.profilers import foreign, module_moves, ranges
-from autoprof.capture.profilers.arguments import taken
+from autoprof.capture.profilers import accepted, foreign, module_moves
 from autoprof.config.settings import Settings
 from autoprof.rundir import file_names
 
@@ -35,9 +44,20 @@ _unwritten: list[Any] = []
 
 
 class _TorchState(process.State):
-    """Recordings of torch in this process. `recorded`: True once torch has recorded."""
+    """Recordings of torch in this process.
+
+    Attributes:
+        recorded: True once torch has recorded.
+        entered: Handles of the ranges that began in autoprof's recording, in their order. torch ends the range of a
+            handle that is freed.
+        enter: The wrapper of `record_function.__enter__`, and the method that it wraps.
+    """
 
     recorded = False
+
+    def begin(self) -> None:
+        self.entered: OrderedDict[int, weakref.ref[Any]] = OrderedDict()
+        self.enter: tuple[Callable[[Any], Any], Callable[[Any], Any]] | None = None
 
     def in_child(self) -> None:
         """Make a forked child of a process that has recorded end without Kineto's destructors.
@@ -47,7 +67,7 @@ class _TorchState(process.State):
         `os._exit` ends children of multiprocessing.
         """
         if self.recorded:
-            with seam.suppress(Exception):
+            with seam.suppress(ImportError, OSError, AttributeError):  # another libc
                 import ctypes
 
                 libc = ctypes.CDLL(None)
@@ -82,18 +102,15 @@ class TorchTool:
         # Not `torch.profiler.profile`: SGLang replaces that by torch_npu's (0.5.8, scheduler_profiler_mixin.py).
         from torch.profiler.profiler import profile
 
-        self._profile = profile(**arguments, **taken(profile, {"custom_trace_id_callback": _trace_id}))
+        self._profile = profile(**arguments, **accepted(profile, {"custom_trace_id_callback": _trace_id}))
         if module_moves.REFERRED.intersection(used):
             module_moves.allow(_end_and_free)
         if foreign.has_ended():
-            ranges.end_all()
+            _end_all_ranges()
         try:
-            ranges.begin()
+            _watch_ranges()
             foreign.own(True)
             threads.blocking(self._profile.start)  # at the first start, Kineto starts a thread
-        except BaseException:  # as in `stop`
-            _disable()
-            raise
         finally:
             foreign.own(False)
         # True only if torch has set its profile function in this thread, so that `stop` can see if it was removed.
@@ -115,12 +132,8 @@ class TorchTool:
         _unwritten.append(self._profile)
         try:
             foreign.own(True)
-            ranges.end()
+            _end_ranges()
             self._end()
-        except BaseException:
-            # A signal or its handler interrupted this, and nothing else would end the recording.
-            _disable()
-            raise
         finally:
             foreign.own(False)
             module_moves.end()
@@ -136,16 +149,15 @@ class TorchTool:
             self._profile.stop()
 
     def abort(self) -> None:
+        if self._profile is not None:
+            _disable()
+            module_moves.end()
+            # The program may keep the traceback of the interrupt, and with it torch's objects.
+            if getattr(self._profile, "profiler", None) is not None:
+                self._profile.profiler.kineto_results = None
+            _forget(self._profile)
+            self._profile = None
         foreign.own(False)
-        if self._profile is None:
-            return
-        _disable()
-        module_moves.end()
-        # The program may keep the traceback of the interrupt, and with it torch's objects.
-        if getattr(self._profile, "profiler", None) is not None:
-            self._profile.profiler.kineto_results = None
-        _forget(self._profile)
-        self._profile = None
 
     def export(self, path: str) -> None:
         """Write the trace, in any thread.
@@ -189,7 +201,7 @@ def _enabled() -> bool:
 
 def _disable() -> None:
     """End torch's recording of this thread and lose it."""
-    ranges.end()
+    _end_ranges()
     if _enabled():
         from torch.autograd import _disable_profiler, profiler
 
@@ -260,7 +272,7 @@ def stamp(profile: Any, subject: dict[str, Any]) -> None:
     """Write `subject` under the key `autoprof` of the active recording. torch drops metadata after the stop."""
     try:
         profile.add_metadata_json("autoprof", json.dumps(subject))
-    except Exception as error:
+    except (AttributeError, RuntimeError, TypeError) as error:  # another release of torch
         seam.pass_on(error)
         log.warning_once(f"the trace can't be labelled with its step and rank: {type(error).__name__}: {error}")
 
@@ -274,5 +286,76 @@ def mark(name: str) -> Callable[[], None]:
     from torch.autograd import _record_function_with_args_enter, _record_function_with_args_exit
 
     handle = _record_function_with_args_enter(name)
-    ranges.note(handle)
-    return partial(_record_function_with_args_exit, handle)
+    _note(handle)
+    return functools.partial(_record_function_with_args_exit, handle)
+
+
+def _watch_ranges() -> None:
+    """Note the ranges that begin from now on."""
+    _end_ranges()
+    record_function = _record_function()
+    original = vars(record_function).get("__enter__")
+    if isinstance(original, FunctionType):  # it may be a mock of the program
+        wrapper = _noting(original)
+        record_function.__enter__ = wrapper
+        _state.enter = wrapper, original
+
+
+def _note(handle: Any) -> None:
+    """Note a range that has begun. `handle` is what torch returned for it."""
+    key = id(handle)
+    # First noted, then moved, so that an interrupt between the two loses no range.
+    _state.entered[key] = weakref.ref(handle)
+    _state.entered.move_to_end(key)
+
+
+def _end_ranges() -> None:
+    """End the noted ranges, the last one first, and note no more."""
+    patched, _state.enter = _state.enter, None
+    if patched is not None and vars(record_function := _record_function()).get("__enter__") is patched[0]:
+        record_function.__enter__ = patched[1]
+    while _state.entered:
+        _end(_state.entered.popitem()[1]())
+
+
+def _end_all_ranges() -> None:
+    """End all open ranges of the process, also ranges that began under a profiler of the program.
+
+    autoprof has not noted the latter, so this looks at all objects of the process (0.1 s per million).
+    """
+    record_function = _record_function()
+    for candidate in gc.get_objects():
+        if issubclass(type(candidate), record_function):
+            _end(getattr(candidate, "record", None))
+
+
+def _record_function() -> Any:
+    from torch.autograd.profiler import record_function
+
+    return record_function
+
+
+def _end(handle: Any) -> None:
+    import torch
+
+    if type(handle) is torch.ScriptObject:
+        # It calls no operator, unlike `record_function.__exit__`: the program's dispatch modes would see that.
+        torch.autograd._record_function_with_args_exit(handle)
+
+
+def _noting(enter: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    import torch
+
+    enabled, kind, handle_type = torch.autograd._profiler_enabled, torch._C._autograd._profiler_type, torch.ScriptObject
+    kineto = torch._C._profiler.ActiveProfilerType.KINETO
+
+    @functools.wraps(enter)
+    def __enter__(self: Any) -> Any:
+        entered = enter(self)
+        if enabled() and kind() == kineto:
+            handle = getattr(self, "record", None)
+            if type(handle) is handle_type:
+                _note(handle)
+        return entered
+
+    return __enter__
