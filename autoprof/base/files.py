@@ -164,10 +164,12 @@ def claim(path: str | os.PathLike[str]) -> bool:
     Raises:
         OSError: The file can't be made for another reason.
     """
-    with suppress(FileExistsError):
+    try:
         os.close(_create(path))
-        return True
-    return False
+    except FileExistsError as error:
+        seam.pass_on(error)
+        return False
+    return True
 
 
 def write(path: str | os.PathLike[str], content: bytes) -> None:
@@ -463,16 +465,20 @@ def status(path: str | os.PathLike[str], *, follow: bool = True) -> os.stat_resu
         path: The file.
         follow: False for the status of a link itself instead of its target.
     """
-    with suppress(OSError, ValueError):
+    try:  # each use of `suppress` takes three calls
         return os.stat(path, follow_symlinks=follow)
-    return None
+    except (OSError, ValueError) as error:
+        seam.pass_on(error)
+        return None
 
 
 def exists(path: str | os.PathLike[str], *, follow: bool = True) -> bool:
     """Return True if the file or folder exists. See `status`. For a missing one, no exception is raised and caught."""
-    with suppress(ValueError):
+    try:
         return os.access(path, os.F_OK, effective_ids=True, follow_symlinks=follow)
-    return False
+    except ValueError as error:
+        seam.pass_on(error)
+        return False
 
 
 def is_folder(path: str | os.PathLike[str], *, follow: bool = True) -> bool:

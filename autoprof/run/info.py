@@ -114,7 +114,7 @@ def join_launch(info: RunInfo, run_id: str, name: str, program: str, rank: int) 
 
     Returns:
         The facts of the ranks' run, and the place. The rank that joined first counts as the starter. If the folder of
-        the runs can't be written, the facts are those before, and the place is None. The first applied hook reports it.
+        the runs can't be written, the facts are `info` and the place is None. The first applied hook reports it.
     """
     read = info.settings
     files.open_to_group(read.access == GROUP)

@@ -469,7 +469,7 @@ def merged_hooks(processes: Iterable[Mapping[str, HookLine]], *states: str) -> d
 def last_facts(path: Path) -> ProcessLine | None:
     """Return the last process line of a journal, with the last states of its hooks.
 
-    The result is None if the journal has no process line, or can't be read.
+    Return None if the journal has no process line, or can't be read.
     """
     if (ends := _ends(path)) is None:
         return None
