@@ -144,7 +144,7 @@ def last_states(tmp_path: Path, count: int) -> list[str]:
     ids=["lines", "pairs", "alarms", "timeouts", "lost connections", "timeouts in pairs", "between lines"],
 )
 def test_without_a_window_nothing_is_left_of_an_interrupted_step(run: Any, arguments: list[str]) -> None:
-    interrupts, wrong = run(*arguments, "--stride", "3", steps="")
+    interrupts, wrong = run(*arguments, "--stride", "3", "--patience", "1700", steps="")
     assert interrupts > 100
     assert wrong == []
 
