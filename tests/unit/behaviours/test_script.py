@@ -135,6 +135,22 @@ with autoprof.step(5):
     assert done.stderr.count("a step begins inside another step") == 1
 
 
+def test_a_block_that_is_never_left_ends_with_its_object(python: Python, tmp_path: Path) -> None:
+    """A signal may raise between the block's `__enter__` and its first line; Python then calls no `__exit__`."""
+    code = """
+autoprof.start("")
+for block in (autoprof.stage("learn", role="actor"), autoprof.step(1)):
+    block.__enter__()
+del block
+with autoprof.step(2), autoprof.stage("learn", role="actor"):
+    pass
+"""
+    python(BEGIN + code)
+    found = seen(only_run(tmp_path / "autoprof_runs"))
+    assert found[-2:] == [(2, "actor", "learn"), (2, "trainer", "step")]
+    assert [name for _, _, name in found[:-2]] == ["learn", "step"]
+
+
 def test_a_forked_child_leaves_the_step_to_its_parent(python: Python, tmp_path: Path) -> None:
     code = """
 autoprof.start("")

@@ -63,6 +63,14 @@ def found(run: Runtime) -> tuple[dict[str, Any], Counter[str]]:
     return json.loads(path.read_text()), Counter(event.get("name") for event in events)
 
 
+def record(run: Runtime, engine: Engine, outputs: int, cut: str = "") -> None:
+    """Record the front end of an engine while it produces outputs."""
+    frontend.begin(engine, run, SUBJECT, run.settings)
+    if outputs:
+        engine.put_out(outputs)
+    frontend.end(engine, cut)
+
+
 @pytest.mark.parametrize(
     ("iterations", "data_parallel", "pieces", "recorded"),
     [("0:100", 1, 1, 10), ("0:4", 1, 1, 4), ("2:5", 1, 1, 3), ("0:4", 1, 3, 12), ("1:3", 2, 1, 4), ("all", 1, 1, 10)],
@@ -84,9 +92,7 @@ def test_as_many_outputs_are_recorded_as_passes_are_asked_for(
 
 def test_what_the_front_end_can_not_record_is_named_as_left_out(made: Any) -> None:
     run, engine = made(contents=("cuda", "stack", "merge-profiles")), Engine()
-    frontend.begin(engine, run, SUBJECT, run.settings)
-    engine.put_out(2)
-    frontend.end(engine, "somebody else needs it")
+    record(run, engine, 2, "somebody else needs it")
     meta, names = found(run)
     assert (meta["contents"], meta["left_out"]) == (["cpu", "stack"], ["cuda"])
     assert (meta["state"], meta["reason"]) == ("truncated", "somebody else needs it")
@@ -99,9 +105,7 @@ def test_it_ends_before_the_event_loop_would_stand_still_for_long(
 ) -> None:
     monkeypatch.setattr(frontend, "MAX_BYTES", 2_900)
     run, engine = made(rollout_iterations="all", contents=contents), Engine()
-    frontend.begin(engine, run, SUBJECT, run.settings)
-    engine.put_out(50)
-    frontend.end(engine, "")
+    record(run, engine, 50)
     meta, names = found(run)
     assert (meta["state"], meta["reason"]) == ("truncated", "a recording of the front end is limited to 0.0029 MB")
     assert names["process_outputs"] == recorded
@@ -119,9 +123,7 @@ def test_an_idle_engine_leaves_a_complete_and_empty_trace(made: Any) -> None:
 
 def test_passes_that_never_came_leave_nothing(made: Any) -> None:
     run, engine = made(rollout_iterations="20:30"), Engine()
-    frontend.begin(engine, run, SUBJECT, run.settings)
-    engine.put_out(5)
-    frontend.end(engine, "")
+    record(run, engine, 5)
     assert not run.rundir.path.exists()
 
 
@@ -129,9 +131,7 @@ def test_it_gives_way_to_what_records_already(made: Any) -> None:
     run, engine = made(), Engine()
     stage = recorder.begin(run, Subject(step=3, role="trainer", stage="x", rank=0))
     assert stage is not None
-    frontend.begin(engine, run, SUBJECT, run.settings)
-    engine.put_out(3)
-    frontend.end(engine, "")
+    record(run, engine, 3)
     stage.stop()
     end.wait_for_files(run)
     assert [path.name.split(".rank0")[0] for path in run.rundir.path.rglob("*.meta.json")] == ["trainer.x"]
@@ -167,9 +167,7 @@ def test_errors_pass_and_ours_cost_the_recording_only(made: Any, mocker: Any) ->
 
 def test_it_can_be_left_out(made: Any) -> None:
     run, engine = made(disable=("vllm/front-end",)), Engine()
-    frontend.begin(engine, run, SUBJECT, run.settings)
-    engine.put_out(3)
-    frontend.end(engine, "")
+    record(run, engine, 3)
     assert not run.rundir.path.exists()
 
 

@@ -19,6 +19,19 @@ from autoprof.run import end
 from tests.support.vllm_workers import ASKED, ERAS, V012, V032, V09, found, passes
 
 
+def started(worker: Any, count: int, **asked: Any) -> Any:
+    """Return the worker after the start of its recording and some passes."""
+    assert worker.autoprof_prepare(ASKED | asked) == {"problem": ""}
+    worker.profile(True)
+    passes(worker, count)
+    return worker
+
+
+def stop(worker: Any, problem: str = "") -> None:
+    worker.profile(False)
+    assert worker.autoprof_release() == {"problem": problem}
+
+
 @pytest.mark.parametrize("era", ERAS)
 @pytest.mark.needs("torch")
 def test_the_passes_that_were_asked_for_are_recorded_in_every_release(start: Any, era: Any) -> None:
@@ -30,8 +43,7 @@ def test_the_passes_that_were_asked_for_are_recorded_in_every_release(start: Any
     worker.profile(True)
     passes(worker, 2)
     passes(worker, 6)
-    worker.profile(False)
-    assert worker.autoprof_release() == {"problem": ""}
+    stop(worker)
     assert vars(worker) == before
     meta, names = found(run)
     assert (meta["state"], meta["reason"], meta["rank"], meta["step"]) == ("complete", "", 9, 3)
@@ -44,12 +56,9 @@ def test_two_windows_without_a_restart(start: Any, era: Any) -> None:
     run = start(rollout_iterations="0:2", contents=("cpu",))
     worker = era()
     for step in (3, 4):
-        worker.autoprof_prepare(ASKED | {"global_step": step})
-        worker.profile(True)
-        passes(worker, 5)
+        started(worker, 5, global_step=step)
         worker.profile(False)
-        worker.profile(False)  # a second stop
-        assert worker.autoprof_release() == {"problem": ""}
+        stop(worker)  # a second stop
     end.wait_for_files(run)
     assert len(list(run.rundir.step(3).glob("*.gz"))) == len(list(run.rundir.step(4).glob("*.gz"))) == 1
 
@@ -57,13 +66,10 @@ def test_two_windows_without_a_restart(start: Any, era: Any) -> None:
 @pytest.mark.needs("torch")
 def test_rays_executor_which_calls_the_model_runner_is_counted(start: Any) -> None:
     run = start(rollout_iterations="1:3", contents=("cpu",))
-    worker = V032()
-    worker.autoprof_prepare(ASKED)
-    worker.profile(True)
+    worker = started(V032(), 0)
     for _ in range(5):
         worker.model_runner.execute_model(SimpleNamespace(total_num_scheduled_tokens=3))
-    worker.profile(False)
-    worker.autoprof_release()
+    stop(worker)
     assert "execute_model" not in vars(worker.model_runner)
     _, names = found(run)
     assert names.count("work") == names.count("execute_model") == 2
@@ -72,22 +78,17 @@ def test_rays_executor_which_calls_the_model_runner_is_counted(start: Any) -> No
 @pytest.mark.needs("torch")
 def test_passes_in_another_thread_do_not_stop_the_recording_there(start: Any) -> None:
     run = start(rollout_iterations="0:2", contents=("cpu",))
-    worker = V032()
-    worker.autoprof_prepare(ASKED)
-    worker.profile(True)
+    worker = started(V032(), 0)
     thread = threading.Thread(target=passes, args=(worker, 4))
     thread.start()
     thread.join()
-    worker.profile(False)
-    assert worker.autoprof_release() == {"problem": ""}
+    stop(worker)
     assert found(run)[0]["state"] == "complete"
 
 
 def test_a_stop_in_another_thread_gives_the_capture_up(start: Any) -> None:
     run = start(rollout_iterations="all", contents=("cpu",))
-    worker = V032()
-    worker.autoprof_prepare(ASKED)
-    worker.profile(True)
+    worker = started(V032(), 0)
     thread = threading.Thread(target=worker.profile, args=(False,))
     thread.start()
     thread.join()
@@ -105,8 +106,7 @@ def test_the_users_profiler_does_not_run_in_a_worker_that_takes_no_part(start: A
     assert worker.autoprof_prepare(ASKED)["problem"].startswith("FileExistsError")
     worker.profile(True)
     passes(worker, 2)
-    worker.profile(False)
-    assert worker.autoprof_release() == {"problem": ""}
+    stop(worker)
     assert worker.profiler is users
 
 
@@ -116,8 +116,7 @@ def test_a_worker_whose_process_records_something_else_takes_no_part(start: Any)
     worker = V032()
     assert worker.autoprof_prepare(ASKED) == {"problem": "another profiler is recording in the worker's process"}
     worker.profile(True)
-    worker.profile(False)
-    worker.autoprof_release()
+    stop(worker)
     assert stage is not None
     stage.stop()
     assert "execute_model" not in vars(worker)
@@ -128,11 +127,8 @@ def test_a_capture_without_an_end_is_ended_by_the_next(start: Any) -> None:
     worker = V032()
     before = dict(vars(worker))
     for step in (3, 4):
-        assert worker.autoprof_prepare(ASKED | {"global_step": step}) == {"problem": ""}
-        worker.profile(True)
-        passes(worker, 1)
-    worker.profile(False)
-    assert worker.autoprof_release() == {"problem": ""}
+        started(worker, 1, global_step=step)
+    stop(worker)
     assert vars(worker) == before
     end.wait_for_files(run)
     states = [json.loads(next(run.rundir.step(step).glob("*.json")).read_text())["state"] for step in (3, 4)]
@@ -152,22 +148,13 @@ def test_an_engine_that_never_starts_is_noticed(start: Any) -> None:
 def test_a_profiler_that_does_not_start_is_in_the_meta_file_only(start: Any, mocker: MockerFixture) -> None:
     run = start(contents=("cpu",))
     mocker.patch.object(TorchTool, "start", side_effect=RuntimeError("no"))
-    worker = V032()
-    worker.autoprof_prepare(ASKED)
-    worker.profile(True)
-    passes(worker, 2)
-    worker.profile(False)
-    assert worker.autoprof_release() == {"problem": ""}
+    stop(started(V032(), 2))
     assert found(run)[0]["reason"] == "the profiler did not start: RuntimeError: no"
 
 
 def test_an_engine_that_shuts_down_leaves_what_was_recorded(start: Any) -> None:
     run = start(contents=("cpu",))
-    worker = V032()
-    worker.autoprof_prepare(ASKED)
-    worker.profile(True)
-    passes(worker, 2)
-    worker.profiler.shutdown()
+    started(V032(), 2).profiler.shutdown()
     meta, names = found(run)
     assert (meta["state"], meta["reason"]) == ("truncated", "the engine was shut down")
     assert names.count("work") == 2
@@ -175,23 +162,16 @@ def test_an_engine_that_shuts_down_leaves_what_was_recorded(start: Any) -> None:
 
 def test_an_engine_whose_stop_never_comes_is_marked(start: Any) -> None:
     run = start(contents=("cpu",))
-    worker = V032()
-    worker.autoprof_prepare(ASKED)
-    worker.profile(True)
-    passes(worker, 2)
-    assert worker.autoprof_release() == {"problem": ""}
+    assert started(V032(), 2).autoprof_release() == {"problem": ""}
     assert found(run)[0]["state"] == "truncated"
 
 
 def test_another_profiler_before_the_first_pass_that_was_asked_for(start: Any) -> None:
     run = start(rollout_iterations="2:4", contents=("cpu",))
-    worker = V032()
-    worker.autoprof_prepare(ASKED)
-    worker.profile(True)
+    worker = started(V032(), 0)
     recorder.make_way("somebody else profiles")
     passes(worker, 5)
-    worker.profile(False)
-    worker.autoprof_release()
+    stop(worker)
     meta, _ = found(run)
     assert (meta["state"], meta["reason"].split(",")[0]) == ("failed", "somebody else profiles")
 
@@ -200,12 +180,10 @@ def test_an_error_of_the_models_passes_unchanged(start: Any) -> None:
     start(contents=("cpu",))
     worker = V032()
     worker.model_runner.execute_model = None  # type: ignore[method-assign]
-    worker.autoprof_prepare(ASKED)
-    worker.profile(True)
+    started(worker, 0)
     with pytest.raises(TypeError, match="not callable"):
         worker.execute_model(SimpleNamespace(total_num_scheduled_tokens=1))
-    worker.profile(False)
-    worker.autoprof_release()
+    stop(worker)
     assert vars(worker.model_runner) == {"execute_model": None}
 
 
@@ -214,11 +192,7 @@ def test_a_rank_that_is_not_asked_for_is_not_recorded(start: Any, era: Any) -> N
     run = start(ranks="8,10:")  # the worker's is 9
     worker = era()
     before = dict(vars(worker))
-    assert worker.autoprof_prepare(ASKED) == {"problem": ""}
-    worker.profile(True)
-    passes(worker, 2)
-    worker.profile(False)
-    assert worker.autoprof_release() == {"problem": ""}
+    stop(started(worker, 2))
     assert vars(worker) == before
     assert not run.rundir.path.exists()
 
