@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -193,18 +192,18 @@ def test_the_end_of_all_steps_waits_under_ray_only(joined: Any, mocker: Any) -> 
         assert waited.call_count == int(there)
 
 
-def test_a_trace_that_is_still_written_beside_its_place_is_waited_for(made: Any) -> None:
+def test_a_trace_that_is_still_written_beside_its_place_is_waited_for(made: Any, mocker: Any) -> None:
     run = made(stop_timeout_s=0.5)
     part = run.rundir.step(1) / "actor.update_actor.rank0.pt.trace.json.part"
     part.parent.mkdir(parents=True)
     part.touch()
-    os.utime(part, (0, 0))
-    begun = time.monotonic()
+    os.utime(part, (1, 1))
+    sleep, pause = mocker.spy(end.time, "sleep"), mocker.call(end._PAUSE_S)
     end.wait_for_files(run)
-    without = time.monotonic() - begun
+    assert pause not in sleep.mock_calls
     part.with_name(f"{part.name}.tmp").touch()
     end.wait_for_files(run)
-    assert time.monotonic() - begun - without > without
+    assert pause in sleep.mock_calls
 
 
 def test_a_process_that_ends_while_it_writes_waits_for_it(tmp_path: Path) -> None:
