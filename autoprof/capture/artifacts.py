@@ -21,7 +21,6 @@ from autoprof.capture import cupti, profilers, writer
 from autoprof.capture.budget import Budget
 from autoprof.capture.profilers import Tool
 from autoprof.capture.profilers.memory import MemoryTool
-from autoprof.config.selection import Ranks
 from autoprof.config.settings import Settings
 from autoprof.config.values import GROUP, MERGE
 from autoprof.run.runtime import Runtime
@@ -378,7 +377,7 @@ class Artifacts:
         reasons = "; ".join(filter(None, [reason, tool.remark]))
         # The reason why these ranks are captured as the slowest, if they are.
         slowest = settings.found.get(subject.role, "")
-        if not slowest and Ranks.parse(settings.ranks).slowest:
+        if not slowest and "slowest" in settings.ranks:
             slowest = f"{settings.ranks}: rank 0, because the times of several ranks are not known"
         meta = CaptureMeta(
             step=subject.step,

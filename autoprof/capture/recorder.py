@@ -3,7 +3,7 @@
 A capture goes from `waiting` over `recording` and `stopped` to `written`. Three verbs end it:
 
 * `stop`: the normal end. The trace is complete.
-* `abort`: the work is interrupted. What was recorded is kept, and the meta file says `truncated`.
+* `abort`: the work is interrupted. The trace has the work until then, and the meta file says `truncated`.
 * `fail`: there is no trace. The meta file says `failed` and gives the reason.
 
 | event                                  | waiting            | recording            | stopped         |
@@ -129,7 +129,7 @@ class Capture:
         self.problem = ""
         self._run = run
         self._settings = settings
-        # The profiler's files, then those of tools beside it (`profilers.beside`), with the tool's name in their names.
+        # The files of the profiler, then the files of tools beside it (`profilers.beside`).
         self._artifacts: list[Artifacts] = []
         self._taken: list[str] = []
         self._end_range: Callable[[], None] = profilers.nothing

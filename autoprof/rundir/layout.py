@@ -87,13 +87,12 @@ class RunDir:
         Raises:
             OSError: One of them can't be made, or is a symbolic link.
         """
-        status = files.status(self.path, follow=False)
-        if status is not None and stat.S_ISDIR(status.st_mode):
-            files.folder(folder)
-            return folder
         runs = self.path.parent
-        own = runs.name == _DEFAULT_RUNS or not files.is_folder(runs)
-        files.folder(self.path, own=2)
+        own = runs.name == _DEFAULT_RUNS
+        status = files.status(self.path, follow=False)
+        if status is None or not stat.S_ISDIR(status.st_mode):
+            own = own or not files.is_folder(runs)
+            files.folder(self.path, own=2)
         files.folder(folder)
         if own:
             _hide_from_git(runs)

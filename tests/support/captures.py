@@ -5,9 +5,11 @@ from __future__ import annotations
 import gzip
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from autoprof.capture import recorder
 from autoprof.capture.artifacts import Subject
 from autoprof.run import end
 from autoprof.run.runtime import Runtime
@@ -25,6 +27,16 @@ SUBJECT = Subject(step=2, role="actor", stage="update_actor", rank=3)
 def work() -> None:
     x = torch.randn(20, 20, requires_grad=True)
     (x @ x).sum().backward()
+
+
+def captured(run: Runtime, do: Callable[[], object] = work) -> tuple[dict[str, Any], Any]:
+    """Capture some work, and return the meta file and the trace of the run's only capture."""
+    capture = recorder.begin(run, SUBJECT)
+    assert capture is not None
+    do()
+    capture.stop()
+    ((meta, trace),) = finished(run).values()
+    return meta, trace
 
 
 def finished(run: Runtime) -> dict[str, tuple[dict[str, Any], dict[str, Any] | None]]:

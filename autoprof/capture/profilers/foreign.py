@@ -132,7 +132,8 @@ def own(called: bool) -> None:
     if called and frozen is not time.perf_counter_ns and frozen is not _state.clock:
         _unfreeze_clock(module, frozen)
     _own.called = called
-    _own.left_on = _enabled()
+    if not called:
+        _own.left_on = _enabled()
 
 
 def _unfreeze_clock(module: Any, frozen: Callable[[], int]) -> None:

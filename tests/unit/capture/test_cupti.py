@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from autoprof.capture import cupti, recorder
+from autoprof.capture import cupti
 from autoprof.capture.finisher import chrome_trace
 from autoprof.capture.finisher import job as finisher_job
 from autoprof.cli.doctor import run as doctor_run
 from autoprof.run.runtime import Runtime
 from autoprof.rundir import file_names, layout, runs
-from tests.support.captures import SUBJECT, finished, work
+from tests.support.captures import captured
 
 KERNEL = '{\n    "ph": "X", "cat": "kernel", "name": "gemm"\n  }'
 HOST = '{\n    "ph": "X", "cat": "cpu_op", "name": "\\"cat\\": \\"kernel\\""\n  }'
@@ -29,10 +29,7 @@ def _nothing_in_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def recorded(run: Runtime) -> dict[str, Any]:
     """Return the meta file of a stage in a process that seems to use a GPU, without events of it."""
-    recording = recorder.begin(run, SUBJECT)
-    work()
-    recording.stop()
-    ((meta, _),) = finished(run).values()
+    meta, _ = captured(run)
     return meta
 
 

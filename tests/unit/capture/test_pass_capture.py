@@ -64,14 +64,6 @@ def test_passes_that_are_counted_at_their_end_begin_with_the_next(run: Runtime, 
     capture.close()
 
 
-def test_a_part_that_never_came_is_said(run: Runtime, make: Make) -> None:
-    capture = make(5, None)
-    capture.before_pass()
-    why = "the engine ran 1 forward passes; recording was to begin after 5"
-    assert capture.close() == why
-    assert (meta(run)["state"], meta(run)["reason"]) == ("failed", why)
-
-
 def test_a_pass_in_another_thread_does_not_end_it(run: Runtime, make: Make) -> None:
     capture = make(0, 1)
     capture.before_pass()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from autoprof.capture import recorder
-from tests.support.captures import SUBJECT, finished, work
+from tests.support.captures import SUBJECT, captured, finished, work
 
 
 def note(*event: Any) -> None:
@@ -73,9 +73,6 @@ def test_a_profile_function_that_is_set_in_a_stage_outlives_the_recording(made: 
 
 def test_a_stage_without_profile_functions_has_no_remark(made: Any) -> None:
     run = made(contents=("cpu", "stack"))
-    recording = recorder.begin(run, SUBJECT)
-    work()
-    recording.stop()
-    ((meta, _),) = finished(run).values()
+    meta, _ = captured(run)
     assert (meta["state"], meta["contents"], meta["reason"]) == ("complete", ["cpu", "stack"], "")
     assert sys.getprofile() is None
