@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from autoprof.base import files, log, seam
+from autoprof.base import files, seam
 from autoprof.base.originals import threading
 from autoprof.base.redact import hidden, redacted
 from autoprof.run.timeline import Timeline
@@ -170,18 +170,16 @@ class HookLog:
         """Write new lines, if one of the hooks makes this process part of the run. Never raises."""
         if not self._worth_writing:
             return
-        try:
+        # Errors end here, because this also runs while an error of autoprof is being reported.
+        with seam.guard("the outcomes of hooks can't be written", self._directory.report) as writing:
             # Join without the lock: it may import modules of Ray, and a thread in such an import may need the lock.
             self._join()
             if not self._timeline.has_file:
                 self._timeline.begin_part()
             if self._unwritten:
                 self._write_new()
-        # Catch everything: this also runs while an error of autoprof is being reported.
-        except Exception as error:
-            seam.pass_on(error)
+        if writing.failed:
             self._worth_writing = False
-            log.warning_once(self._directory.unwritable(error))
 
     def _write_new(self) -> None:
         lines, self._unwritten = list(self._unwritten.values()), {}
