@@ -52,6 +52,7 @@ def joined() -> Runtime | None:
         if run is not None and _STEP.key not in registry.bound:
             for hook in (_STEP, _STAGE, _STOP):
                 registry.bound[hook.key] = hook
+                hook.behaviour  # noqa: B018  the first call of a hook must not import its behaviour
                 if run.settings.disabled(_NAME, hook.hook.name):
                     run.hooks.skipped(hook, DISABLED)
                 else:
