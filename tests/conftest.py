@@ -64,8 +64,11 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
     return _Module.from_parent(parent, path=module_path)
 
 
-# Paths of the modules that share runs of verl.
+# Paths of the modules that share runs of verl, and of the modules among them with runs on two devices.
 _VERL = re.compile(r"tests/real/test_(verl(?!_tools|_trtllm)|faults)")
+_TWO_DEVICES = re.compile(r"tests/real/test_verl_(hangs|planted|table)")
+# Paths of the modules that start clusters of Ray, in which most of the time passes without work.
+_RAY = re.compile(r"tests/real/test_(ray|cluster)")
 # Release of an engine or of verl in a node id.
 _RELEASE = re.compile(r"\b(?:sglang|trl|vllm)-[0-9.]+[0-9]|\bverl-0\.(?:[0-6]\.[0-9]|7\.0)")
 
@@ -73,18 +76,29 @@ _RELEASE = re.compile(r"\b(?:sglang|trl|vllm)-[0-9.]+[0-9]|\bverl-0\.(?:[0-6]\.[
 def _together(nodeid: str) -> str:
     """Return the key of the tests that run in the same worker process as this one.
 
-    Tests of one module share a worker. All tests that share runs of verl have one worker, and all other real tests
-    have one, because each run starts dozens of processes. Each release of an engine has its own key, and so has each
-    differential program.
+    Tests of one module share a worker. The tests that share runs of verl have two workers, those with clusters of Ray
+    have one, and all other real tests have one, because each run starts dozens of processes. Each release of an engine
+    has its own key, and so has each differential program.
 
-    Two runs of verl never overlap: from verl 0.7.1 on, their sockets for new weights have the same names.
+    Two runs of an older verl never overlap: from 0.7.1 on, their sockets for new weights have the same names. Runs of
+    0.9.1 get other names from the import probe.
     """
     module = nodeid.partition("::")[0]
     if module.startswith("tests/differential/"):
         return nodeid
     if module.startswith(("tests/engines/", "tests/releases/")) and (release := _RELEASE.search(nodeid)):
         return f"{module} {release[0]}"
-    return "verl" if _VERL.match(module) else "real" if module.startswith("tests/real/") else module
+    if _VERL.match(module):
+        return "verl on two devices" if _TWO_DEVICES.match(module) else "verl"
+    if module.startswith("tests/real/"):
+        return "ray" if _RAY.match(module) else "real"
+    return module
+
+
+# Niceness of the workers with these keys. Runs on two devices have the highest priority: their tests compare durations.
+_NICENESS = {"verl on two devices": 0, "verl": 1}
+# Niceness of all other workers.
+_BESIDE = 3
 
 
 class _Scheduling(LoadScopeScheduling):
@@ -96,12 +110,12 @@ class _Scheduling(LoadScopeScheduling):
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort the longest tests first: runs of verl, which occupy one worker, then other real runs, then the others."""
-    kinds = ["tests/real/", "tests/engines/", "tests/releases/", "tests/differential/"]
+    """Sort the longest tests first: runs of verl, which occupy two workers, then other real runs, then the others."""
+    kinds = ["tests/real/", "tests/releases/", "tests/trainers/", "tests/engines/", "tests/differential/"]
 
-    def order(item: pytest.Item) -> tuple[bool, int]:
+    def order(item: pytest.Item) -> tuple[int, int]:
         kind = next((number for number, kind in enumerate(kinds) if item.nodeid.startswith(kind)), len(kinds))
-        return _together(item.nodeid) != "verl", kind
+        return _NICENESS.get(_together(item.nodeid), _BESIDE), kind
 
     items.sort(key=order)
 
@@ -126,9 +140,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip tests of absent packages, and lower the priority of workers that run beside runs of verl."""
     packages.need(*(name for mark in item.iter_markers("needs") for name in mark.args))
-    beside = "PYTEST_XDIST_WORKER" in os.environ and _together(item.nodeid) != "verl"
-    if beside and os.getpriority(os.PRIO_PROCESS, 0) == 0:
-        os.nice(3)
+    if "PYTEST_XDIST_WORKER" in os.environ and os.getpriority(os.PRIO_PROCESS, 0) == 0:
+        os.nice(_NICENESS.get(_together(item.nodeid), _BESIDE))
 
 
 @pytest.fixture(scope="session")

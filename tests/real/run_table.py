@@ -80,7 +80,7 @@ class Planned:
 RUNS = {
     "v1": Planned(
         what="V1 trainer, verl's default, with autoprof: four steps, two of them captured.",
-        serves=("test_verl", "test_verl_report", "test_verl_timeline", "test_verl_against_trl"),
+        serves=("test_verl", "test_verl_timeline", "test_verl_against_trl"),
         overrides=WHOLE,
         settings=ON,
     ),
@@ -121,7 +121,7 @@ RUNS = {
 
         While the run starts, triggers request steps 3 to 6, each with its own settings. After the first step, a trigger
         requests two more steps and waits for the traces.""",
-        serves=("test_verl", "test_verl_table", "test_verl_trigger"),
+        serves=("test_verl_table",),
         overrides=(
             *TWO_WORKERS,
             "actor_rollout_ref.actor.strategy=fsdp",
@@ -150,7 +150,7 @@ RUNS = {
     "continuous": Planned(
         what="""PPO with a critic and a reference under FSDP2, with two answers to each prompt. One capture covers the
         whole steps 2 and 3, another one step 5 with other settings.""",
-        serves=("test_verl_table", "test_verl_timeline"),
+        serves=("test_verl_table",),
         overrides=(
             *TWO_WORKERS,
             f"{_ROLLOUT}.n=2",
@@ -177,7 +177,7 @@ RUNS = {
         Step 7 is captured on both ranks: only a capture shows a rank that is late inside a stage, because the other
         rank waits for it there. A slow replica, a slow rank and a very slow step each open a window; the last window
         records the slowest ranks.""",
-        serves=("test_verl_report", "test_verl_when"),
+        serves=("test_verl_planted",),
         overrides=(
             *TWO_DEVICES,
             *("trainer.total_training_steps=24", "trainer.total_epochs=2", "data.max_response_length=64"),

@@ -59,9 +59,7 @@ class Spreading:
         finished = processes.run(command, cwd=self.folder, env=clean_environment(**ON, **variables), timeout_s=240)
         beside.join()
         assert finished.status == 0, finished.output[-4000:]
-        (line,) = re.findall(r"^RESULT (.*)$", finished.output, re.MULTILINE)
-        result: dict[str, Any] = json.loads(line)
-        return result, finished.output
+        return finished.result, finished.output
 
     def autoprof(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "autoprof", *arguments]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import sys
 from dataclasses import dataclass
@@ -54,8 +53,7 @@ def drive(folder: Path, *arguments: str, **variables: str) -> Driven:
     finished = processes.run(command, cwd=folder, env=clean_environment(**variables), timeout_s=120)
     assert finished.status == 0, finished.output[-4000:]
     assert finished.left_behind == []
-    (line,) = re.findall(r"^RESULT (.*)$", finished.output, re.MULTILINE)
-    return Driven(folder, finished.output, json.loads(line))
+    return Driven(folder, finished.output, finished.result)
 
 
 @pytest.fixture(scope="module")
@@ -151,8 +149,7 @@ def test_the_pythonpath_of_a_job_comes_before_autoprofs(cluster: str, tmp_path: 
     command = [sys.executable, "-m", "autoprof", "run", "--steps=", "--", sys.executable, "main.py", cluster]
     finished = processes.run(command, cwd=tmp_path, env=clean_environment(**job), timeout_s=120)
     assert finished.status == 0, finished.output[-4000:]
-    (line,) = re.findall(r"^RESULT (.*)$", finished.output, re.MULTILINE)
-    file, folders, activated = json.loads(line)
+    file, folders, activated = finished.result
     assert (file, folders[0], activated) == (str(theirs / "mine.py"), str(theirs), True)
     assert str(ROOT / "sitecustomize") in folders
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -23,8 +22,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     command = [sys.executable, str(SCRIPTS / "clocks.py"), str(folder / "lib")]
     finished = processes.run(command, cwd=folder, env=clean_environment(AUTOPROF="1"), timeout_s=240)
     assert finished.status == 0, finished.output[-4000:]
-    (line,) = re.findall(r"^RESULT (.*)$", finished.output, re.MULTILINE)
-    result: dict[str, Any] = json.loads(line)
+    result: dict[str, Any] = finished.result
     return result
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -56,8 +55,7 @@ def drive(folder: Path, path: Path, **variables: str) -> Driven:
     finished = processes.run(command, cwd=folder, env=environment(path, folder) | variables, timeout_s=180)
     assert finished.status == 0, finished.output[-4000:]
     assert finished.left_behind == []
-    (line,) = re.findall(r"^RESULT (.*)$", finished.output, re.MULTILINE)
-    return Driven(folder, finished.output, json.loads(line))
+    return Driven(folder, finished.output, finished.result)
 
 
 @pytest.fixture(scope="module")

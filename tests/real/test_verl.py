@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from tests.support.helpers import wait_for_line
 from tests.support.perfetto import FLOWS, FLOWS_BETWEEN_PROCESSES, PROCESSES, SLICES, query
 from tests.support.verl_runs import VerlRun, metas, operators, window
 
@@ -35,7 +34,7 @@ def test_only_the_chosen_steps_have_folders(profiled: VerlRun) -> None:
 
 
 def test_all_four_steps_are_on_the_timeline(profiled: VerlRun) -> None:
-    assert [span["step"] for span in profiled.spans if span["kind"] == "step"] == [1, 2, 3, 4]
+    assert [span["step"] for span in profiled.of("step")] == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("step", [2, 4])
@@ -95,7 +94,7 @@ def test_the_rollout_trace_has_the_forward_passes_of_vllms_worker(profiled: Verl
 @pytest.mark.parametrize("step", [2, 4])
 def test_engines_that_share_devices_stop_before_the_first_stage(profiled: VerlRun, step: int) -> None:
     _, rollout_ends = window(profiled.trace(step, "rollout.replica0.rank0"))
-    stages = [span for span in profiled.spans if span["kind"] == "stage" and span["step"] == step]
+    stages = profiled.of("stage", step)
     first = min(span["start_ns"] for span in stages if span["role"] in ("actor", "ref"))
     assert rollout_ends < first
 
@@ -130,10 +129,6 @@ def test_run_json_is_complete(profiled: VerlRun) -> None:
     assert len(info["hosts"]) == 1
 
 
-def test_no_part_files_remain(profiled: VerlRun) -> None:
-    assert list(profiled.directory.rglob("*.part")) == []
-
-
 def test_every_kind_of_process_has_a_timeline(profiled: VerlRun, request: pytest.FixtureRequest) -> None:
     titles = [process["process"] for process in profiled.processes]
     for kind in ("main_ppo", "ray::TaskRunner", "ray::WorkerDict", "ray::AgentLoopWorker", "ray::vLLMHttpServer"):
@@ -142,16 +137,8 @@ def test_every_kind_of_process_has_a_timeline(profiled: VerlRun, request: pytest
     assert any(title.startswith("VllmWorker") for title in titles)
 
 
-def test_no_hook_failed_and_autoprof_has_no_errors(profiled: VerlRun) -> None:
-    for process in profiled.processes:
-        assert process["errors"] == {}
-        failed = {key: hook for key, hook in process["hooks"].items() if hook["state"] == "failed"}
-        assert failed == {}
-    assert "autoprof: " not in profiled.finished.output
-
-
-def test_no_process_is_left_running(profiled: VerlRun) -> None:
-    assert profiled.finished.left_behind == []
+def test_no_hook_failed_and_no_incomplete_files_or_processes_remain(profiled: VerlRun) -> None:
+    profiled.assert_sound()
 
 
 def test_a_run_without_autoprof_has_no_files_of_autoprof(unprofiled: VerlRun) -> None:
@@ -228,56 +215,9 @@ def test_only_the_user_can_read_the_files(profiled: VerlRun) -> None:
         assert path.stat().st_mode & 0o077 == 0
 
 
-def test_the_critic_is_captured_and_other_roles_are_not(critic: VerlRun) -> None:
-    kinds = sorted({(meta["role"], meta["stage"]) for meta in metas(critic, 2)})
-    critics = [("critic", "compute_values"), ("critic", "update_critic")]
-    assert kinds == [*critics, ("ref", "compute_ref_log_prob"), ("rollout", "rollout")]
-    names = {event["name"] for event in operators(critic.trace(2, "critic.update_critic"))}
-    assert any(name.startswith("autograd::engine::evaluate_function") for name in names)
-
-
-def test_a_window_can_be_opened_during_the_run(critic: VerlRun) -> None:
-    assert (critic.folder / "trigger.txt").read_text().startswith(f"asked run {critic.directory.name} for steps 3, in ")
-    folders = sorted(path.name for path in critic.directory.glob("global_step_*"))
-    assert folders == [f"global_step_00000{step}" for step in range(2, 9)]
-    found = metas(critic, 3)
-    assert {meta["role"] for meta in found} == {"critic", "ref", "rollout"}
-    assert {(meta["state"], *meta["contents"], *meta["left_out"]) for meta in found} == {("complete", "cpu")}
-    names = [event["name"] for event in operators(critic.trace(3, "rollout.replica0.rank0"))]
-    assert len([name for name in names if name.startswith("execute_")]) == 3
-
-
-def test_rollout_iterations_are_exact(critic: VerlRun) -> None:
-    names = [event["name"] for event in operators(critic.trace(2, "rollout.replica0.rank0"))]
-    passes = [name for name in names if name.startswith("execute_")]
-    assert len(passes) == 5
-    # The first prefill is in the two skipped passes.
-    assert not any("generation_0(0)" in name for name in passes)
-
-
-def test_unsupported_contents_are_named_and_the_others_recorded(critic: VerlRun) -> None:
-    for meta in metas(critic, 2):
-        assert (meta["contents"], meta["left_out"]) == (["cpu", "shapes"], ["cuda"])
-    for beginning in ("critic.update_critic", "rollout.replica0.rank0"):
-        events = operators(critic.trace(2, beginning))
-        assert any("Input Dims" in event.get("args", {}) for event in events)
-    assert "torch does not support these contents here, so they are left out: cuda" in critic.finished.output
-
-
-def test_the_command_at_the_end_finds_complete_files(critic: VerlRun) -> None:
-    listed = wait_for_line(critic.folder / "finished.txt").split()
-    assert listed == sorted(path.name for path in critic.step_folder(2).iterdir())
-    assert len(listed) == 10
-
-
-def test_torchs_annotations_show_fsdp1_and_fsdp2(critic: VerlRun, v1: VerlRun) -> None:
-    for run, stage, annotation in (
-        (critic, "critic.update_critic", "FullyShardedDataParallel"),
-        (critic, "ref.compute_ref_log_prob", "FullyShardedDataParallel"),
-        (v1, "actor.update_actor", "FSDP::"),
-    ):
-        names = {event["name"] for event in operators(run.trace(2, stage))}
-        assert [name for name in names if annotation in name], (stage, annotation)
+def test_torchs_annotations_show_fsdp2(v1: VerlRun) -> None:
+    names = {event["name"] for event in operators(v1.trace(2, "actor.update_actor"))}
+    assert [name for name in names if "FSDP::" in name]
 
 
 def test_verls_own_profiler_takes_precedence(verls_own: VerlRun) -> None:

@@ -42,14 +42,14 @@ def asynchronous(trainer: str, request: pytest.FixtureRequest) -> VerlRun:
 
 def stages(run: VerlRun, step: int) -> list[dict[str, Any]]:
     """Return the spans of the stages on the trainer's devices, in order."""
-    found = [span for span in run.spans if span["kind"] == "stage" and span["step"] == step]
+    found = run.of("stage", step)
     return sorted((span for span in found if span["role"] in ("actor", "ref")), key=lambda span: span["start_ns"])
 
 
 def test_steps_are_the_trainers_own(asynchronous: VerlRun, trainer: str) -> None:
     # The fully asynchronous trainer begins a fifth version, for which no samples come.
     expected = [1, 2, 3, 4, 5] if trainer == "fully_async" else [1, 2, 3, 4]
-    assert [span["step"] for span in asynchronous.spans if span["kind"] == "step"] == expected
+    assert [span["step"] for span in asynchronous.of("step")] == expected
     folders = sorted(path.name for path in asynchronous.directory.glob("global_step_*"))
     assert folders == ["global_step_000002", "global_step_000004"]
 
@@ -103,13 +103,7 @@ def test_the_fully_asynchronous_step_is_a_version_of_the_weights(fully_async: Ve
 
 
 def test_no_hook_failed_and_no_files_or_processes_remain(asynchronous: VerlRun) -> None:
-    for process in asynchronous.processes:
-        assert process["errors"] == {}
-        assert [key for key, hook in process["hooks"].items() if hook["state"] == "failed"] == []
-    assert list(asynchronous.directory.rglob("*.part")) == []
-    assert asynchronous.finished.left_behind == []
-    assert asynchronous.info.state == "ended"
-    assert "autoprof: " not in asynchronous.finished.output
+    asynchronous.assert_sound()
 
 
 @pytest.mark.parametrize("name", ["separate_async", "fully_async"])

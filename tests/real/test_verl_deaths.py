@@ -5,10 +5,7 @@ They end as without autoprof, and `autoprof doctor` names the process, the stage
 
 from __future__ import annotations
 
-import json
 import re
-import subprocess
-import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.real.run_table import FAULTS, ON, WHOLE
-from tests.support.helpers import clean_environment
+from tests.support.helpers import problems
 from tests.support.verl_runs import VerlRun, verl_run
 
 # Memory limit of the whole run. Without the fault, the worker needs 2 GB and the run 8 GB.
@@ -27,13 +24,6 @@ GROUPS = Path("/sys/fs/cgroup/memory")
 def died(folder: Path, fault: str, **variables: str) -> VerlRun:
     """Make a run that ends by this fault."""
     return verl_run(folder, *WHOLE, packages=[FAULTS], status=1, FAULTS=fault, **variables, **ON)
-
-
-def said(run: VerlRun) -> str:
-    """Return the first problem that doctor reports."""
-    command = [sys.executable, "-m", "autoprof", "doctor", str(run.directory), "--json"]
-    doctor = subprocess.run(command, capture_output=True, text=True, env=clean_environment(), check=False)
-    return str(json.loads(doctor.stdout)["problems"][0])
 
 
 def ended_as_without_autoprof(run: VerlRun, v1_off: VerlRun) -> None:
@@ -49,7 +39,7 @@ def test_a_trainer_that_crashes_is_named(thorough: None, tmp_path: Path, v1_off:
     run = died(tmp_path, "crashes@2")
     ended_as_without_autoprof(run, v1_off)
     # The stack is unknown, because the library tvm-ffi, which vLLM installs, handles this signal itself.
-    assert said(run) == "the trainer crashed (SIGSEGV) in compute_advantage of step 2"
+    assert problems(run.directory)[0] == "the trainer crashed (SIGSEGV) in compute_advantage of step 2"
 
 
 @pytest.mark.fault("a reward raises", "continues without the sample", "nothing; doctor names the place")
@@ -61,7 +51,7 @@ def test_a_reward_that_raises_is_named(thorough: None, tmp_path: Path) -> None:
     run = verl_run(on, *WHOLE, packages=[FAULTS], FAULTS="raises@6", **ON)
     assert run.metrics == without.metrics
     where = r"step 2: reward compute_score ended with ValueError: no score in inject_faults.py:\d+ score_or_fail"
-    assert re.fullmatch(where, said(run))
+    assert re.fullmatch(where, problems(run.directory)[0])
 
 
 @pytest.fixture
@@ -90,4 +80,4 @@ def test_a_worker_that_the_kernel_killed_for_memory_is_named(
         r"actor rank 0 was killed by the kernel \(out of memory: 1[12]\.\d+ GB of 12\.\d+ GB used\) "
         "in update_actor of step 2"
     )
-    assert re.search(killed, said(run))
+    assert re.search(killed, problems(run.directory)[0])

@@ -6,13 +6,15 @@ The runs `critic` and `continuous` in the table say which step has which setting
 from __future__ import annotations
 
 import json
+import re
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.verl_runs import VerlRun
+from tests.support.helpers import problems, wait_for_line
+from tests.support.verl_runs import VerlRun, inside, metas, operators
 
 # Stages of each worker in a step, in V1's order.
 WORK = [
@@ -27,11 +29,9 @@ UPDATES = ("critic.update_critic", "actor.update_actor")
 BATCHES = ["mini_batch 0", "mini_batch 1"]
 ENGINE = ["rollout.frontend", "rollout.rank0"]
 EVERYTHING = {"cpu", "stack", "shapes", "memory", "module"}
+# Steps of the trigger that waits, and all captured steps; earlier steps have other windows.
+WAITED, CAPTURED = (7, 8), range(2, 9)
 ROLES = ("trainer", "actor", "critic", "ref", "rollout")
-
-
-def metas(run: VerlRun, step: int) -> list[dict[str, Any]]:
-    return [json.loads(path.read_text()) for path in sorted(run.step_folder(step).glob("*.meta.json"))]
 
 
 def name(meta: dict[str, Any]) -> str:
@@ -53,10 +53,6 @@ def traces(run: VerlRun, step: int) -> dict[tuple[str, int], dict[str, Any]]:
         meta = json.loads(path.read_text())
         found[name(meta), meta["rank"]] = run.trace(step, path.name.removesuffix(".meta.json"))
     return found
-
-
-def operators(trace: dict[str, Any]) -> list[dict[str, Any]]:
-    return [event for event in trace["traceEvents"] if event.get("cat") == "cpu_op"]
 
 
 def holds(trace: dict[str, Any]) -> set[str]:
@@ -179,12 +175,101 @@ def test_engines_end_before_the_step_capture_of_their_device_begins(continuous: 
         assert max(engines) < min(workers)
 
 
-def test_a_continuous_run_is_without_problems(continuous: VerlRun, python: Any) -> None:
-    assert list(continuous.directory.rglob("*.part")) == []
-    assert "autoprof: " not in continuous.finished.output
-    assert "no problems found" in python(["-m", "autoprof", "doctor", str(continuous.directory)]).stdout
+def test_a_continuous_run_is_without_problems(continuous: VerlRun) -> None:
+    continuous.assert_sound()
+    assert problems(continuous.directory) == []
 
 
-def test_all_requests_during_the_run_are_taken(critic: VerlRun, continuous: VerlRun) -> None:
+def test_the_critic_is_captured_and_other_roles_are_not(critic: VerlRun) -> None:
+    kinds = sorted({(meta["role"], meta["stage"]) for meta in metas(critic, 2)})
+    critics = [("critic", "compute_values"), ("critic", "update_critic")]
+    assert kinds == [*critics, ("ref", "compute_ref_log_prob"), ("rollout", "rollout")]
+    names = {event["name"] for event in operators(critic.trace(2, "critic.update_critic"))}
+    assert any(name.startswith("autograd::engine::evaluate_function") for name in names)
+
+
+def test_a_window_can_be_opened_during_the_run(critic: VerlRun) -> None:
+    assert (critic.folder / "trigger.txt").read_text().startswith(f"asked run {critic.directory.name} for steps 3, in ")
+    found = metas(critic, 3)
+    assert {meta["role"] for meta in found} == {"critic", "ref", "rollout"}
+    assert {(meta["state"], *meta["contents"], *meta["left_out"]) for meta in found} == {("complete", "cpu")}
+    names = [event["name"] for event in operators(critic.trace(3, "rollout.replica0.rank0"))]
+    assert len([name for name in names if name.startswith("execute_")]) == 3
+
+
+def test_rollout_iterations_are_exact(critic: VerlRun) -> None:
+    names = [event["name"] for event in operators(critic.trace(2, "rollout.replica0.rank0"))]
+    passes = [name for name in names if name.startswith("execute_")]
+    assert len(passes) == 5
+    # The first prefill is in the two skipped passes.
+    assert not any("generation_0(0)" in name for name in passes)
+
+
+def test_unsupported_contents_are_named_and_the_others_recorded(critic: VerlRun) -> None:
+    for meta in metas(critic, 2):
+        assert (meta["contents"], meta["left_out"]) == (["cpu", "shapes"], ["cuda"])
+    for beginning in ("critic.update_critic", "rollout.replica0.rank0"):
+        events = operators(critic.trace(2, beginning))
+        assert any("Input Dims" in event.get("args", {}) for event in events)
+    assert "torch does not support these contents here, so they are left out: cuda" in critic.finished.output
+
+
+def test_the_command_at_the_end_finds_complete_files(critic: VerlRun) -> None:
+    listed = wait_for_line(critic.folder / "finished.txt").split()
+    assert listed == sorted(path.name for path in critic.step_folder(2).iterdir())
+    assert len(listed) == 10
+
+
+def test_torchs_annotations_show_fsdp1(critic: VerlRun) -> None:
+    for stage in ("critic.update_critic", "ref.compute_ref_log_prob"):
+        names = {event["name"] for event in operators(critic.trace(2, stage))}
+        assert [name for name in names if "FullyShardedDataParallel" in name], stage
+
+
+def test_both_steps_have_captures_of_all_roles(critic: VerlRun) -> None:
+    folders = sorted(path.name for path in critic.directory.glob("global_step_*"))
+    assert folders == [f"global_step_{step:06d}" for step in CAPTURED]
+    for step in WAITED:
+        found = metas(critic, step)
+        assert {(meta["state"], meta["window"]) for meta in found} == {("complete", "autoprof trigger")}
+        names = [path.name for path in critic.step_folder(step).glob("*.pt.trace.json.gz")]
+        kinds = sorted(re.sub(r"(\.rank0|(?<=\.frontend))\..*", "", name) for name in names)
+        assert kinds == sorted([*WORK, "trainer.compute_advantage", "rollout.replica0", "rollout.replica0.frontend"])
+
+
+def test_the_waiting_trigger_prints_progress_and_the_paths_of_traces(critic: VerlRun) -> None:
+    lines = (critic.folder / "trigger.txt").read_text().splitlines()
+    first, second = WAITED
+    # The other triggers did not wait.
+    *others, waiting = [number for number, line in enumerate(lines) if line.startswith("asked run ")]
+    assert len(others) == 4
+    assert lines[waiting].startswith(f"asked run {critic.directory.name} for 2 steps from 7 on, in ")
+    # Other lines about steps are left out: the command polls, and may miss a state.
+    steps = [line for line in lines[waiting:] if line.startswith("step ")]
+    assert [line for line in steps if "is captured" in line] == [
+        f"step {first} is captured (1 of 2)",
+        f"step {second} is captured (2 of 2)",
+    ]
+    assert lines[-4].startswith("captures: 18, ")
+    assert lines[-3:] == [*(str(critic.step_folder(step)) for step in WAITED), "status 0"]
+
+
+@pytest.mark.parametrize("step", [2, 5])
+def test_each_answer_is_a_sample_and_both_replicas_have_requests(continuous: VerlRun, step: int) -> None:
+    (whole,) = continuous.of("step", step)
+    samples = continuous.of("sample", step)
+    pairs = [(span["ids"]["sample"], span["ids"]["rollout"]) for span in samples]
+    prompts = {sample for sample, _ in pairs}
+    assert len(prompts) == 2
+    assert sorted(pairs) == sorted((sample, rollout) for sample in prompts for rollout in (0, 1))
+    requests = [span for span in continuous.of("request") if inside(span, whole)]
+    assert len(requests) == 4
+    assert {span["ids"]["replica"] for span in requests} == {0, 1}
+    assert len(continuous.of("turn", step)) == len(continuous.of("reward", step)) == 4
+
+
+def test_all_steps_are_on_the_timeline_and_all_requests_are_taken(critic: VerlRun, continuous: VerlRun) -> None:
+    assert [span["step"] for span in critic.of("step")] == list(range(1, 10))
     for run, asked in ((critic, 5), (continuous, 1)):
-        assert len(list(Path(run.directory, "control").glob("*.taken"))) == asked
+        control = [path.suffix for path in Path(run.directory, "control").iterdir()]
+        assert control == [".taken"] * asked

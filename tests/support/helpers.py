@@ -66,6 +66,12 @@ def autoprof(*arguments: str, cwd: Path, **variables: str) -> subprocess.Complet
     )
 
 
+def problems(run: Path) -> list[str]:
+    """Return the problems of a run that `autoprof doctor` reports."""
+    found: list[str] = json.loads(autoprof("doctor", str(run), "--json", cwd=run).stdout)["problems"]
+    return found
+
+
 def wait_for(path: Path, timeout_s: float = 60) -> str:
     """Wait for a file that another process renames into place once complete, and return its text."""
     deadline = time.monotonic() + timeout_s
@@ -118,6 +124,14 @@ def processes_of(run: Path) -> list[dict[str, Any]]:
         }
         for state in states
     ]
+
+
+def assert_no_failure(run: Path) -> None:
+    """Assert that a run has no errors of autoprof, no failed hooks, and no incomplete files."""
+    for process in processes_of(run):
+        assert process["errors"] == {}
+        assert [key for key, hook in process["hooks"].items() if hook["state"] == "failed"] == []
+    assert list(run.rglob("*.part")) == []
 
 
 def _without(line: msgspec.Struct, name: str) -> dict[str, Any]:

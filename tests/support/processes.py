@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -12,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 TAG = "TEST_RUN_TAG"
 # Descriptor of the terminal's stderr, from before pytest captured the output of tests.
@@ -25,6 +28,12 @@ class Finished:
     status: int
     output: str
     left_behind: list[str]
+
+    @property
+    def result(self) -> Any:
+        """Content of the only line `RESULT ...`, which is JSON."""
+        (line,) = re.findall(r"^RESULT (.*)$", self.output, re.MULTILINE)
+        return json.loads(line)
 
 
 @contextmanager

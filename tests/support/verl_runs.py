@@ -21,7 +21,7 @@ import msgspec
 from autoprof.rundir import decoder, file_names
 from autoprof.rundir.records import RunFile
 from tests.support import processes
-from tests.support.helpers import ROOT, clean_environment, processes_of, spans
+from tests.support.helpers import ROOT, assert_no_failure, clean_environment, processes_of, spans
 
 # A quiet machine needs 70 to 90 s, nearly all for imports. The limit is needed because an error in vLLM's weight update
 # hangs verl's trainer (verl 0.9.1).
@@ -89,10 +89,24 @@ class VerlRun:
             found[int(number)] = {name: value for name, _, value in pairs if not _TIMED.search(name)}
         return found
 
+    def of(self, kind: str, step: int | None = None, **ids: Any) -> list[dict[str, Any]]:
+        """Return the spans of a kind and a step, in order. Only `validate=True` returns spans of validations."""
+        wanted = {"validate": None} | ids
+        found = [span for span in self.spans if span["kind"] == kind and step in (None, span["step"])]
+        found = [span for span in found if all(span.get("ids", {}).get(key) == wanted[key] for key in wanted)]
+        return sorted(found, key=lambda span: span["start_ns"])
+
     def step_window(self, number: int) -> tuple[int, int]:
         """Return begin and end of a step, in nanoseconds since the epoch."""
         (span,) = [span for span in self.spans if span["kind"] == "step" and span["step"] == number]
         return span["start_ns"], span["end_ns"]
+
+    def assert_sound(self) -> None:
+        """Assert that the run ended, without a failure or message of autoprof, and without incomplete files."""
+        assert_no_failure(self.directory)
+        assert self.finished.left_behind == []
+        assert self.info.state == "ended"
+        assert "autoprof: " not in self.finished.output
 
     def step_folder(self, number: int) -> Path:
         return self.directory / f"global_step_{number:06d}"
@@ -177,6 +191,10 @@ def _trigger(folder: Path, asks: Sequence[Ask]) -> None:
 def _steps(run: Path) -> int:
     """Return the number of ended steps."""
     return sum(path.read_text().count('"kind":"step"') for path in run.glob("timeline/*.jsonl"))
+
+
+def inside(inner: dict[str, Any], outer: dict[str, Any]) -> bool:
+    return bool(outer["start_ns"] <= inner["start_ns"] <= inner["end_ns"] <= outer["end_ns"])
 
 
 OPERATORS = ("cpu_op", "user_annotation")

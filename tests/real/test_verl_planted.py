@@ -1,4 +1,4 @@
-"""Report of real runs of verl: its figures equal verl's own, and it finds the causes of slow steps."""
+"""Real run of verl with slow steps: the report names their causes, and conditions open windows for them."""
 
 from __future__ import annotations
 
@@ -10,54 +10,23 @@ import sys
 import msgspec
 import pytest
 
-from autoprof.report import build
-from autoprof.report.figures.words import OWN
+from autoprof.base.units import seconds
 from autoprof.report.model import Finding, RunFigures
-from autoprof.rundir import runs
 from tests.support.helpers import clean_environment
-from tests.support.verl_runs import VerlRun
+from tests.support.verl_runs import VerlRun, metas
 
 # Causes of planted.py: step -> kind of the finding, part of its text, and start of the path of its evidence.
-SLOW_S, VERY_SLOW_S = 4.0, 30.0
+SLOW_S, VERY_SLOW_S = 4.0, 20.0
 CAUSES = {
     3: ("slow_tool", "1 of 8 samples: tool search took 4.", "timeline/"),
     5: ("weight_sync", "weight sync took 4.", "timeline/"),
     7: ("slow_rank", "actor rank 1 was slow in update_actor", "global_step_000007/actor.update_actor.rank1."),
     9: ("slow_replica", "rollout replica 1 was slow in generate", "timeline/"),
     12: ("slow_reward", "1 of 8 samples: the reward took 4.", "timeline/"),
-    22: ("slow_reward", "1 of 8 samples: the reward took 3", "timeline/"),
+    22: ("slow_reward", "1 of 8 samples: the reward took 2", "timeline/"),
 }
-
-pytestmark = pytest.mark.real
-
-
-def test_the_seconds_of_stages_equal_those_that_verl_logs(v1: VerlRun) -> None:
-    figures = build.figures(runs.read(v1.directory))
-    assert [row.number for row in figures.steps] == [1, 2, 3, 4]
-    for row in figures.steps:
-        timed = v1.timed(row.number)
-        # verl's timers include the start and stop of profilers.
-        cost = row.stages.get(OWN, 0.0)
-        for stage in ("gen", "old_log_prob", "ref", "adv", "update_actor", "update_weights"):
-            assert timed[stage] - cost - 0.02 <= row.stages[stage] <= timed[stage] + 0.02, stage
-        assert sum(row.stages.values()) == pytest.approx(row.seconds)
-        assert row.samples == 4
-        assert row.tokens_per_s
-    step = next(step for step in figures.details if step.number == 2)
-    labels = [lane.label for lane in step.lanes]
-    assert labels == ["trainer", "actor rank 0", "ref rank 0", "agent_loop", "rollout replica 0"]
-    assert step.samples is not None
-    assert step.samples.count == 4
-    for sample in step.samples.longest:
-        assert [span.kind for span in sample.spans] == ["turn", "reward"]
-        assert sum(part.seconds for part in sample.parts) == pytest.approx(sample.seconds)
-    assert step.path[0].stage == "gen"
-    captured = {(capture.role, capture.stage) for capture in step.captures}
-    assert {("actor", "update_actor"), ("ref", "compute_ref_log_prob"), ("rollout", "rollout")} <= captured
-    assert all(capture.state == "complete" for capture in step.captures)
-    engine = next(capture.engine for capture in step.captures if capture.engine)
-    assert engine.engine == "vllm"
-    assert engine.decode.passes > engine.prefill.passes > 0
+# Step with a very slow reward.
+SLOW = 22
 
 
 @pytest.fixture(scope="module")
@@ -121,3 +90,43 @@ def test_a_slow_replica_and_a_slow_rank_each_open_a_window(planted: VerlRun) -> 
     rank = rf"actor rank 1 took 4\.[0-9]+ s for update_weights in step 14, {times} \(rank>8x\)"
     assert re.fullmatch(replica, whys[by_replica]), whys
     assert re.fullmatch(rank, whys[by_rank]), whys
+
+
+def test_the_step_after_a_slow_step_is_captured_with_its_reason(planted: VerlRun) -> None:
+    folders = sorted(path.name for path in planted.directory.glob("global_step_*"))
+    # Other conditions open the windows of earlier steps.
+    assert [name for name in folders if int(name[-6:]) >= 17] == [planted.step_folder(SLOW + 1).name]
+    found = metas(planted, SLOW + 1)
+    assert {meta["state"] for meta in found} == {"complete"}
+    (why,) = {meta["window"] for meta in found}
+    number = r"([0-9.]+)"
+    said = rf"step {SLOW} took {number} s, {number} times the median of {number} (m?)s \(step>9x\)"
+    figures = re.fullmatch(said, why)
+    assert figures, why
+    took, times, usual = map(float, figures.groups()[:3])
+    start, end = planted.step_window(SLOW)
+    assert abs(took - (end - start) / 1e9) < 0.1
+    assert took > VERY_SLOW_S
+    assert times == pytest.approx(took / usual * (1000 if figures[4] else 1), rel=0.1)
+
+
+def test_the_slowest_ranks_are_captured_with_their_reason(planted: VerlRun) -> None:
+    found = metas(planted, SLOW + 1)
+    assert {meta["role"] for meta in found} == {"actor", "ref", "rollout", "trainer"}
+    took = {}
+    for role in ("actor", "ref", "rollout"):
+        # One rank of each role is captured.
+        (rank,) = {meta["rank"] for meta in found if meta["role"] == role}
+        (why,) = {meta["slowest"] for meta in found if meta["role"] == role}
+        what, unit = ("replica", "token") if role == "rollout" else ("rank", "step")
+        said = re.match(
+            rf"slowest:1: {what} {rank} ([0-9.]+ m?s) a {unit} in the last 5 steps that were compared; ", why
+        )
+        assert said, why
+        took[role] = said[1]
+    # Compare with the timeline of the same five steps. The figures of the last step may arrive too late to count.
+    (rank,) = {meta["rank"] for meta in found if meta["role"] == "ref"}
+    stages = [span for span in planted.spans if (span["role"], span["rank"], span["kind"]) == ("ref", rank, "stage")]
+    by_step = {span["step"]: (span["end_ns"] - span["start_ns"]) / 1e9 for span in stages}
+    means = [sum(by_step[number] for number in range(last - 4, last + 1)) / 5 for last in (SLOW - 1, SLOW)]
+    assert took["ref"] in [seconds(mean) for mean in means]
