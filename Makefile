@@ -100,7 +100,7 @@ differential: $(VENV)/.ready-for-tests .venvs/differential/.ready
 # Injected faults; `make test` includes the quick ones.
 faults: $(VENV)/.ready-for-tests .venvs/trl-1.16.0/.ready
 	$(VENV)/bin/python -m pytest --ignore tests/engines --ignore tests/releases --ignore tests/trainers --thorough --faults -m fault $(PYTEST)
-	ENGINES=trl-1.16.0 $(VENV)/bin/python -m pytest tests/engines/test_trl.py --thorough --faults -m fault $(PYTEST)
+	ENGINES=trl-1.16.0 $(VENV)/bin/python -m pytest tests/engines/test_trl.py tests/engines/test_vllm.py --thorough --faults -m fault $(PYTEST)
 
 test-engines: $(VENV)/.ready-for-tests $(CHOSEN:%=.venvs/%/.ready)
 	ENGINES="$(CHOSEN)" $(VENV)/bin/python -m pytest -n 2 tests/engines $(PYTEST)

@@ -9,18 +9,15 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support import engines, processes
-from tests.support.helpers import clean_environment
+from tests.support import engines
 
-HERE = Path(__file__).parent
-SCRIPTS = HERE / "sglang_scripts"
+SCRIPTS = Path(__file__).parent / "sglang_scripts"
 RANKS = 2
 # Passes for 8 tokens. With overlapped scheduling, older releases of SGLang run one more pass before they know that the
 # last token is done.
@@ -55,30 +52,11 @@ class Driven:
 
 @pytest.fixture(scope="module", params=[name for name in engines.NAMES if name.startswith("sglang-")])
 def driven(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Driven:
-    python = engines.python_of(request.param)
     folder = tmp_path_factory.mktemp("sglang")
-    environment = clean_environment(
-        PYTHONPATH=str(HERE / "sglang_cpu"),
-        SGLANG_USE_CPU_ENGINE="1",
-        TORCHDYNAMO_DISABLE="1",
-        OMP_NUM_THREADS="1",
-        HF_HUB_OFFLINE="1",
-        # Cores of each rank. Without this variable, SGLang needs a NUMA node for each rank.
-        SGLANG_CPU_OMP_THREADS_BIND=f"0|{min(1, (os.cpu_count() or 1) - 1)}",
-    )
-    model = folder / "model"
-    made = processes.run([python, str(SCRIPTS / "model.py"), str(model)], cwd=folder, env=environment, timeout_s=120)
-    assert made.status == 0, made.output[-4000:]
+    engine = engines.Engine(request.param, folder, cores=f"0|{min(1, (os.cpu_count() or 1) - 1)}")
     # A failed engine ends its whole process tree, so it runs in its own tree.
-    finished = processes.run(
-        [python, str(SCRIPTS / "engine.py"), str(model), str(RANKS)],
-        cwd=folder,
-        env=environment | {"AUTOPROF": "1", "AUTOPROF_RANKS": "all"},
-        timeout_s=300,
-    )
-    assert finished.status == 0, finished.output[-4000:]
-    (line,) = re.findall(r"^RESULT (.*)$", finished.output, re.MULTILINE)
-    return Driven(folder, json.loads(line))
+    driven = engine.run(SCRIPTS / "engine.py", engine.model, str(RANKS), AUTOPROF="1", AUTOPROF_RANKS="all")
+    return Driven(folder, driven.result)
 
 
 def test_each_capture_is_in_its_steps_folder(driven: Driven) -> None:

@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests.support import engines, processes
-from tests.support.helpers import ROOT, clean_environment, processes_of, spans
+from tests.support import engines
+from tests.support.helpers import ROOT, assert_no_failure, spans
 
-HERE = Path(__file__).parent
-SCRIPTS = HERE / "sglang_scripts"
+SCRIPTS = Path(__file__).parent / "sglang_scripts"
 
 
 @pytest.fixture(scope="module", params=[name for name in engines.NAMES if name.startswith("sglang-")])
@@ -21,28 +20,19 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     verl = importlib.util.find_spec("verl")
     assert verl is not None
     assert verl.origin is not None
-    python = engines.python_of(request.param)
     folder = tmp_path_factory.mktemp("sglang-verl")
-    environment = clean_environment(
-        PYTHONPATH=f"{HERE / 'sglang_cpu'}:{ROOT / 'examples' / 'verl_cpu' / 'cpu'}",
-        SGLANG_USE_CPU_ENGINE="1",
-        SGLANG_CPU_OMP_THREADS_BIND="0",
-        TORCHDYNAMO_DISABLE="1",
-        OMP_NUM_THREADS="1",
-        HF_HUB_OFFLINE="1",
+    engine = engines.Engine(
+        request.param,
+        folder,
+        PYTHONPATH=str(ROOT / "examples" / "verl_cpu" / "cpu"),
         VERL_PLATFORM="cpu",
         VERL_USE_EXTERNAL_MODULES="verl_cpu_platform",
     )
-    model = folder / "model"
-    made = processes.run([python, str(SCRIPTS / "model.py"), str(model)], cwd=folder, env=environment, timeout_s=120)
-    assert made.status == 0, made.output[-4000:]
-    command = [python, str(SCRIPTS / "verl_server.py"), str(model), str(Path(verl.origin).parents[1])]
-    settings = {"AUTOPROF": "1", "AUTOPROF_STEPS": ""}
-    finished = processes.run(command, cwd=folder, env=environment | settings, timeout_s=300)
-    assert finished.status == 0, finished.output[-4000:]
+    arguments = (engine.model, str(Path(verl.origin).parents[1]))
+    finished = engine.run(SCRIPTS / "verl_server.py", *arguments, AUTOPROF="1", AUTOPROF_STEPS="")
     assert "RESULT [4, 5, 6]" in finished.output
     run = folder / "autoprof_runs" / "latest"
-    assert [process["errors"] for process in processes_of(run) if process["errors"]] == []
+    assert_no_failure(run)
     return spans(run)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.support import engines, processes
-from tests.support.helpers import clean_environment, wait_for_line
+from tests.support.helpers import assert_no_failure, clean_environment, problems, wait_for_line
 from tests.support.trl_runs import NAMES, SCRIPT, Ran
 
 
@@ -217,21 +217,13 @@ def test_a_rank_that_does_not_join_a_collective_is_named(ran: Callable[..., Ran]
     where = (
         r"step 3 was stuck for .*: rank 1 of reward has not joined \w+ #\d+ in .*; it is in trainers.py:\d+ fetch_score"
     )
-    assert re.fullmatch(where, problems(late)[0])
+    assert re.fullmatch(where, problems(late.run)[0])
 
 
 @pytest.mark.fault("a rank of torchrun is killed", "ends as without autoprof", "nothing; doctor names the rank")
 def test_a_rank_that_is_killed_is_named(ran: Callable[..., Ran], thorough: None) -> None:
     killed = ran("killed", launcher="torchrun", status=1, AUTOPROF="1", AUTOPROF_STEPS="")
-    assert problems(killed)[0] == "reward rank 1 was killed by SIGKILL in compute_reward of step 3"
-
-
-def problems(run: Ran) -> list[str]:
-    """Return the problems that doctor reports."""
-    command = [sys.executable, "-m", "autoprof", "doctor", str(run.run), "--json"]
-    doctor = subprocess.run(command, capture_output=True, text=True, env=clean_environment(), check=False)
-    found: list[str] = json.loads(doctor.stdout)["problems"]
-    return found
+    assert problems(killed.run)[0] == "reward rank 1 was killed by SIGKILL in compute_reward of step 3"
 
 
 def test_a_wrong_setting_is_reported_once_for_all_ranks(ran: Callable[..., Ran]) -> None:
@@ -244,10 +236,7 @@ def test_a_wrong_setting_is_reported_once_for_all_ranks(ran: Callable[..., Ran])
 @pytest.mark.parametrize("name", ["grpo", "accumulated", "scored", "slowed", "several", "plain", "both_ranks"])
 def test_no_hook_failed_and_autoprof_has_no_error(ran: Any, name: str, request: pytest.FixtureRequest) -> None:
     run: Ran = request.getfixturevalue(name)
-    assert list(run.run.rglob("*.part")) == []
-    for process in run.processes():
-        assert process["errors"] == {}
-        assert [key for key, hook in process["hooks"].items() if hook["state"] == "failed"] == []
+    assert_no_failure(run.run)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.real.assets import tiny_model
-from tests.support import engines, helpers, processes, servers
-from tests.support.helpers import ROOT, clean_environment, processes_of
+from tests.support import engines, processes, servers
+from tests.support.helpers import assert_no_failure, clean_environment, problems
 from tests.support.servers import serve
+from tests.support.trl_runs import SCRIPT, Ran
 
 pytestmark = pytest.mark.real
-
-SCRIPT = ROOT / "tests" / "engines" / "trl_scripts" / "trainers.py"
 
 
 @pytest.fixture(scope="module")
@@ -29,8 +25,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]
 
 
 @pytest.fixture(scope="module")
-def run(server: servers.Server, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Train four steps, the third captured, with three evaluations; return the run directory."""
+def run(server: servers.Server, tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """Train four steps, the third captured, with three evaluations."""
     folder = tmp_path_factory.mktemp("trainer")
     places = {"SERVER": server.url, "MODEL": tiny_model()}
     path = engines.one_package("trl-1.16.0", "trl", folder / "path")
@@ -38,39 +34,33 @@ def run(server: servers.Server, tmp_path_factory: pytest.TempPathFactory) -> Pat
     finished = processes.run([sys.executable, str(SCRIPT), "served"], cwd=folder, env=environment, timeout_s=300)
     assert finished.status == 0, finished.output[-8000:]
     assert f"step 3: its rollout is in the run of {server.url}, " in finished.output
-    (path,) = folder.glob("autoprof_runs/[0-9]*")
-    return path
+    return Ran(folder, finished.output)
 
 
-def spans(run: Path, name: str) -> list[dict[str, Any]]:
-    return [span for span in helpers.spans(run) if span["name"] == name]
-
-
-def test_the_server_records_the_trainers_step_instead_of_its_own_batch(run: Path, server: servers.Server) -> None:
+def test_the_server_records_the_trainers_step_instead_of_its_own_batch(run: Ran, server: servers.Server) -> None:
     assert server.steps() == [3]
     # Four answers of eight tokens, generated together, or less so on a slow machine.
     assert server.passes(3) in range(8, 33)
     clock = server.meta(3)["clock"]
-    (generation,) = [span for span in spans(run, "generate") if span["step"] == 3]
+    (generation,) = [span for span in run.spans() if (span["name"], span["step"]) == ("generate", 3)]
     assert generation["start_ns"] < clock["start"]["unix_ns"] < clock["stop"]["unix_ns"] < generation["end_ns"]
 
 
-def test_all_batches_of_the_server_are_on_its_timeline(run: Path, server: servers.Server) -> None:
+def test_all_batches_of_the_server_are_on_its_timeline(run: Ran, server: servers.Server) -> None:
     # Four batches of the steps, and three evaluations of two batches each.
     assert [span["step"] for span in server.spans()] == list(range(1, 11))
 
 
-def test_the_trainers_own_stages_are_captured(run: Path) -> None:
-    assert [path.name for path in run.glob("global_step_*")] == ["global_step_000003"]
-    metas = [json.loads(path.read_text()) for path in run.glob("global_step_000003/*.meta.json")]
+def test_the_trainers_own_stages_are_captured(run: Ran) -> None:
+    assert run.steps() == [3]
+    metas = [json.loads(path.read_text()) for path in run.run.glob("global_step_000003/*.meta.json")]
     assert {meta["state"] for meta in metas} == {"complete"}
     stages = {meta["stage"] for meta in metas}
     assert stages >= {"compute_reward", "update_actor", "optimizer_step"}
     assert "rollout" not in {meta["role"] for meta in metas}
-    examined = subprocess.run([sys.executable, "-m", "autoprof", "doctor", str(run)], capture_output=True, text=True)
-    assert "no problems found" in examined.stdout
+    assert problems(run.run) == []
 
 
-def test_autoprof_has_no_error(run: Path, server: servers.Server) -> None:
+def test_autoprof_has_no_error(run: Ran, server: servers.Server) -> None:
     assert server.errors() == []
-    assert [process["errors"] for process in processes_of(run) if process["errors"]] == []
+    assert_no_failure(run.run)

@@ -76,7 +76,7 @@ def test_healthy_steps_have_no_such_findings(reported: RunFigures) -> None:
 
 def test_a_slow_replica_and_a_slow_rank_each_open_a_window(planted: VerlRun) -> None:
     metas = [json.loads(path.read_text()) for path in planted.directory.glob("global_step_*/*.meta.json")]
-    # A slow step opens the last window (test_verl_when.py).
+    # A slow step opens the last window, which other tests examine.
     metas = [meta for meta in metas if meta["step"] < 17]
     assert {(meta["role"], meta["state"]) for meta in metas} == {("actor", "complete")}
     whys = {meta["step"]: meta["window"] for meta in metas}

@@ -1,6 +1,6 @@
 """SGLang's API server: its processes, and requests that begin a batch.
 
-SGLang is made up here; `tests/engines/test_sglang_serve.py` runs the real one.
+SGLang is made up here; `tests/engines/test_serve.py` runs the real one.
 """
 
 from __future__ import annotations

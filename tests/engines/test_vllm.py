@@ -1,18 +1,23 @@
-"""Real AsyncLLM of each other release of vLLM, called as verl's server calls it."""
+"""Real AsyncLLM of the installed vLLM and of each other release, called as verl's server calls it."""
 
 from __future__ import annotations
 
 import functools
+import json
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.engines import NAMES, python_of
-from tests.support.helpers import processes_of
-from tests.support.vllm_runs import FAULTS, Driven, drive, drive_faults, recorded_what_was_asked_for, survived
+from tests.support.helpers import assert_no_failure, processes_of, wait_for
+from tests.support.vllm_runs import FAULTS, SCRIPT, Driven, drive, drive_faults, recorded_what_was_asked_for, survived
 
-RELEASES = [name for name in NAMES if name.startswith("vllm-")]
+# The release that verl's runs use is in this environment, not in a separate one.
+INSTALLED = "vllm-0.27.1"
+RELEASES = [INSTALLED, *(name for name in NAMES if name.startswith("vllm-"))]
 TOKENS = 6
 # vLLM's asynchronous scheduling may run one more pass before it knows that the last token is done.
 WHOLE = (TOKENS, TOKENS + 1)
@@ -21,16 +26,19 @@ BOUNDED, WITHOUT_PASSES = (6, 7), 8
 
 
 @pytest.fixture(scope="session")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Driven]:
+def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Driven]:
     """Return a function that makes a run of a kind in a release; each is made once."""
 
     @functools.cache
     def run(release: str, kind: str) -> Driven:
+        if (release, kind) == (INSTALLED, "configured"):
+            request.getfixturevalue("thorough")
+        python = sys.executable if release == INSTALLED else python_of(release)
         folder = tmp_path_factory.mktemp(f"{release}-{kind}")
         if kind == "faulty":
-            return drive_faults(folder, python_of(release))
+            return drive_faults(folder, python)
         arguments = ["configured", str(folder / "users")] if kind == "configured" else ["plain"]
-        return drive(folder, *arguments, python=python_of(release))
+        return drive(folder, *arguments, python=python)
 
     return run
 
@@ -65,7 +73,7 @@ def driven(runs: Any, release: str, request: pytest.FixtureRequest) -> Driven:
 
 
 def test_the_engine_is_of_the_requested_release(plain: Driven, release: str) -> None:
-    assert plain.meta(1)["versions"]["vllm"] == release.removeprefix("vllm-")
+    assert plain.meta(1)["versions"]["vllm"].partition("+")[0] == release.removeprefix("vllm-")
 
 
 def test_two_windows_without_a_restart_have_separate_folders(driven: Driven) -> None:
@@ -74,6 +82,14 @@ def test_two_windows_without_a_restart_have_separate_folders(driven: Driven) -> 
         assert driven.passes(step) in WHOLE
         meta = driven.meta(step)
         assert (meta["state"], meta["reason"], meta["step"], meta["rank"]) == ("complete", "", step, 4)
+        assert meta["replica"] == 1
+    assert driven.passes(1) == driven.passes(2)
+
+
+def test_a_capture_without_any_work_is_complete_and_empty(driven: Driven) -> None:
+    assert driven.said["start 3"] == driven.said["stop 3"] == {"problem": ""}
+    assert driven.passes(3) == 0
+    assert (driven.meta(3)["state"], driven.meta(3)["reason"]) == ("complete", "the engine ran no forward pass")
 
 
 def test_the_engine_always_generates_the_same_tokens(driven: Driven) -> None:
@@ -115,7 +131,7 @@ def test_the_users_own_calls_behave_as_without_autoprof(plain: Driven, configure
 
 def test_the_users_arguments_reach_the_engine(configured: Driven, release: str) -> None:
     # One start has a prefix. Up to 0.31, vLLM uses only the prefix of the first start, which had none.
-    honoured = release == "vllm-0.32.0"
+    honoured = release not in (INSTALLED, "vllm-0.30.0")
     theirs = configured.folder / "users"
     assert len(list(theirs.glob("mine_*rank*.gz"))) == len(list(theirs.glob("mine_*async_llm*.gz"))) == honoured
 
@@ -124,9 +140,21 @@ def test_the_users_profiler_ends_autoprofs_capture(driven: Driven, configured: D
     meta = driven.meta(4)
     assert (meta["state"], meta["reason"]) == ("truncated", "another caller started the engine's profiler")
     assert driven.passes(4) in WHOLE
+    assert driven.said["user during"] == driven.said["user after"]
+    assert driven.said["stop 4"] == {"problem": "it was not recording"}
     assert configured.said["start during the user's"] == {"problem": "another caller is profiling the engine"}
+    assert not configured.step(5).exists()
 
 
+def test_no_hook_failed_and_no_part_files_remain(driven: Driven) -> None:
+    assert_no_failure(driven.folder / "autoprof_runs" / "latest")
+
+
+@pytest.mark.fault(
+    "vLLM: folders, disk space, start or stop fail",
+    "generates the same tokens",
+    "the traces; meta files say `failed` or `truncated` and why",
+)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_engine_works_after_a_fault_and_the_meta_file_has_the_reason(faulty: Driven, fault: str) -> None:
     survived(faulty, fault)
@@ -142,6 +170,7 @@ def test_the_front_end_is_recorded_beside_its_worker(driven: Driven) -> None:
     for step in (1, 2):
         (meta,) = [meta for meta in driven.metas(step) if meta["part"] == "frontend"]
         assert (meta["state"], meta["reason"], meta["rank"], meta["contents"]) == ("complete", "", 4, ["cpu"])
+        assert meta["pid"] != driven.meta(step)["pid"]
         assert driven.annotations(step, "add_request") == 1
         assert driven.annotations(step, "process_outputs") in WHOLE
 
@@ -151,3 +180,24 @@ def test_the_main_hooks_of_the_recipe_are_applied(plain: Driven) -> None:
     for process in processes_of(plain.folder / "autoprof_runs" / "latest"):
         applied |= {key for key, hook in process["hooks"].items() if hook["state"] == "applied"}
     assert {"vllm/worker", "vllm/start-profile", "vllm/stop-profile"} <= applied
+
+
+@pytest.mark.parametrize(("ranks", "recorded"), [("all", [2, 3]), ("3", [3])])
+def test_each_selected_tensor_parallel_rank_has_a_trace(
+    tmp_path: Path, request: pytest.FixtureRequest, ranks: str, recorded: list[int]
+) -> None:
+    if ranks == "all":
+        request.getfixturevalue("thorough")
+    variables = {"AUTOPROF_RANKS": ranks, "AUTOPROF_CONTENTS": "cpu,merge-profiles"}
+    driven = drive(tmp_path, script=SCRIPT.with_name("tensor_parallel.py"), **variables)
+    assert driven.said["start"] == driven.said["stop"] == {"problem": ""}
+    assert driven.said["before"] == driven.said["after"]
+    metas = [meta for meta in driven.metas(1) if meta["tool"] == "torch"]
+    assert sorted(meta["rank"] for meta in metas if meta["part"] != "frontend") == recorded
+    assert {meta["state"] for meta in metas} == {"complete"}
+    assert all(meta["left_out"] == [] for meta in metas)
+    traces = sorted(path.name for path in driven.step(1).glob("rollout.replica1.[fr]*.gz"))
+    assert len(traces) == len(recorded) + 1
+    # A separate process merges after the run.
+    merged = json.loads(wait_for(driven.step(1) / "rollout.replica1.merged.meta.json"))
+    assert (merged["state"], sorted(merged["merged"])) == ("complete", traces)
