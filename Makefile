@@ -6,6 +6,7 @@
 #   make test-engines   several releases of an engine, each in a separate environment; ENGINES=all for all
 #   make test-releases  real runs of older releases of verl: its wheel in front of $(VENV)'s packages; RELEASES=all
 #   make test-trainers  real runs of further trainers; TRAINERS=all
+#   make test-others    the three above in one session, in which no core waits for the last test of each
 #   make test-pythons   the unit tests under other Pythons
 #   make faults         tests with injected faults, and a table of the losses
 #   make differential   programs and other projects' tests, with and without autoprof
@@ -75,7 +76,7 @@ HAS_TORCH := import sys, importlib.util; sys.exit(importlib.util.find_spec("torc
 GPU_PYTHON = $(if $(filter file,$(origin PYTHON)),$(or $(shell for each in python python3 $(PYTHON); do \
 	$$each -c '$(HAS_TORCH)' 2>/dev/null && echo $$each && break; done),python3),$(PYTHON))
 
-.PHONY: demo environments chromium test test-pythons differential faults matrix test-engines test-releases test-trainers contracts formats docs docs-outputs docs-images bench figures gpu gpu-wheels check clean
+.PHONY: demo environments chromium test test-pythons differential faults matrix test-engines test-releases test-trainers test-others contracts formats docs docs-outputs docs-images bench figures gpu gpu-wheels check clean
 
 # Environments of the tests; -j makes them in parallel.
 environments: chromium $(VENV)/.ready-for-tests $(WRAPTS:%=.venvs/%/.ready) $(CHOSEN:%=.venvs/%/.ready) $(VERLS:%=.venvs/%/.ready) $(TRAINED:%=.venvs/%/.ready)
@@ -87,7 +88,7 @@ chromium:
 	@tests/support/chromium.sh
 
 test: chromium $(VENV)/.ready-for-tests $(WRAPTS:%=.venvs/%/.ready)
-	$(VENV)/bin/python -m pytest -n 3 --ignore tests/engines --ignore tests/releases --ignore tests/trainers $(PYTEST)
+	$(VENV)/bin/python -m pytest -n 4 --ignore tests/engines --ignore tests/releases --ignore tests/trainers $(PYTEST)
 
 # Unit tests under the Pythons of PYTHONS that are installed here.
 test-pythons: chromium $(VENV)/.ready-for-tests
@@ -110,6 +111,9 @@ test-releases: $(VENV)/.ready-for-tests $(VERLS:%=.venvs/%/.ready)
 
 test-trainers: $(VENV)/.ready-for-tests $(TRAINED:%=.venvs/%/.ready)
 	TRAINERS="$(TRAINED)" $(VENV)/bin/python -m pytest -n 2 tests/trainers $(PYTEST)
+
+test-others: $(VENV)/.ready-for-tests $(CHOSEN:%=.venvs/%/.ready) $(VERLS:%=.venvs/%/.ready) $(TRAINED:%=.venvs/%/.ready)
+	ENGINES="$(CHOSEN)" TRAINERS="$(TRAINED)" $(VENV)/bin/python -m pytest -n 3 tests/engines tests/releases tests/trainers --releases "$(VERLS)" $(PYTEST)
 
 # Figures are the same for everything that can be recorded: of verl (about 16 runs), and of TRL in ENGINES.
 matrix: $(VENV)/.ready-for-tests $(CHOSEN:%=.venvs/%/.ready)
