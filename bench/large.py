@@ -186,7 +186,7 @@ class _Run:
     def _remove_outputs(self) -> None:
         """Remove the outputs of an earlier turn."""
         meta = self._merged.removesuffix(file_names.TRACE) + file_names.META
-        for name in (file_names.REPORT, file_names.TIMELINE_INDEX, self._merged, meta):
+        for name in (file_names.REPORT, file_names.CACHE, self._merged, meta):
             (self._folder / name).unlink(missing_ok=True)
 
     def _size(self, name: str) -> int:

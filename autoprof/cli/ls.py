@@ -78,6 +78,7 @@ def _show(listed: list[runs.Run], as_json: bool, captures: bool) -> int:
         console.show(["step", "capture", "state", "size"], _capture_rows(listed[0]), drop=("size", "step"))
         for line in [line for run in listed for line in run.left_out]:
             console.complain(f"ls: {line}", 0)
+        listed[0].keep_captures()
     return 0
 
 

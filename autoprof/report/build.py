@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from hashlib import sha256
 from pathlib import Path
 from statistics import median
 
 import msgspec
 
 from autoprof import __version__
+from autoprof.base.identity import HOST, pid_namespace
 from autoprof.base.redact import writable
 from autoprof.base.units import ranges, seconds
 from autoprof.report import comparison
@@ -31,8 +33,9 @@ from autoprof.report.findings import findings
 from autoprof.report.findings.registry import LEAST_S
 from autoprof.report.hangs import read, sentences
 from autoprof.report.model import CaptureFigures, RunFigures, StepRow
-from autoprof.rundir import runs
+from autoprof.rundir import cache, runs
 from autoprof.rundir.file_names import REPORT, tidy
+from autoprof.rundir.processes import RUNNING
 from autoprof.rundir.records import LOST_LINES, CaptureMeta
 from autoprof.rundir.runs import Run, Step
 
@@ -63,6 +66,35 @@ def figures(
         NotFound: A chosen step is neither in the timeline nor among the captures.
     """
     progress(0, None, "the timeline")
+    path = Path(run.path)
+    # A large run that has ended does not change: the next report on it needs only the page.
+    stamps = cache.stamps_of_run(path) if not chosen and not run.state.startswith("running") else {}
+    if not cache.is_worth(stamps):
+        return _figures(run, chosen, progress, operators)
+    content = [sorted(stamps.items()), run.path, run.outcome, operators, HOST, pid_namespace()]
+    key = sha256(msgspec.msgpack.encode(content)).hexdigest()
+    cached = cache.get(path, _PART, _CachedFigures)
+    if cached is not None and cached.key == key:
+        return cached.figures
+    made = _figures(run, chosen, progress, operators)
+    if all(state.state != RUNNING for state in run.processes):
+        cache.put(path, _PART, _CachedFigures(key, made))
+    run.keep_captures()
+    return made
+
+
+# The part of the cache with the figures of the whole run.
+_PART = "report"
+
+
+class _CachedFigures(msgspec.Struct, array_like=True):
+    """The figures of a run whose files had this state."""
+
+    key: str
+    figures: RunFigures
+
+
+def _figures(run: runs.Run, chosen: Sequence[int], progress: Progress, operators: int) -> RunFigures:
     path = Path(run.path)
     going_on = run.state.startswith("running")
     files, clocks = journals_of(path)

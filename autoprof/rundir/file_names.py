@@ -45,8 +45,8 @@ COLLECTING = ".collect"
 # Result of `autoprof collect`.
 COLLECTED = "collected.json"
 STEP = "global_step_"
-# Index of a large timeline, written when it is first read.
-TIMELINE_INDEX = "timeline/index.msgpack"
+# Cache of a large run, written when it is first read.
+CACHE = "cache.msgpack"
 REPORT = "report.html"
 
 

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import itertools
+import operator
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +20,7 @@ from autoprof.base import files, seam
 from autoprof.base.originals import io
 from autoprof.base.redact import writable
 from autoprof.rundir import decoder, file_names
+from autoprof.rundir.cache import Stamp, stamp
 from autoprof.rundir.layout import RunDir
 from autoprof.rundir.records import (
     SPAN_KINDS,
@@ -61,6 +64,12 @@ def journals(run: str | Path) -> list[Journal]:
     """Return the journals of a run, sorted by name."""
     named = [(path, *file_names.process_of(path.name)) for path in RunDir(Path(run)).lines("timeline")]
     return [Journal(path=path, host=writable(host), pid=pid) for path, host, pid in named]
+
+
+def journal_stamps(journals: Sequence[Journal]) -> dict[str, Stamp]:
+    """Return the state of each journal by name, by which cached content is recognized as current."""
+    stamps = {journal.path.name: stamp(journal.path) for journal in journals}
+    return {name: current for name, current in stamps.items() if current is not None}
 
 
 _CHUNK_BYTES = 1 << 20
@@ -179,8 +188,68 @@ def lines(path: Path) -> Iterator[bytes]:
             yield from group
 
 
+EVER = 1 << 63
+
+
+class Zone(Struct, array_like=True):
+    """A part of a journal, from its first line to the next zone. A zone without spans matches no step."""
+
+    begin: int
+    start_ns: int = EVER
+    end_ns: int = 0
+    first_step: int = EVER
+    last_step: int = -EVER
+
+    def has(self, step: int, start_ns: int, end_ns: int) -> bool:
+        """Return True if the zone may have spans of a step, or spans that overlap a period."""
+        of_step = self.first_step <= step <= self.last_step
+        return of_step or (self.start_ns < end_ns and self.end_ns > start_ns)
+
+
+def ranges(zones: Sequence[Zone], steps: Sequence[tuple[int, int, int]]) -> list[tuple[int, int]]:
+    """Return the parts of a journal to read for some steps, as offsets. Adjacent zones make one part.
+
+    Args:
+        zones: The journal's zones. The last one includes lines that were written meanwhile.
+        steps: The number, the start and the end of each step.
+    """
+    ranges: list[tuple[int, int]] = []
+    for zone, end in zip(zones, [*(zone.begin for zone in zones[1:]), sys.maxsize], strict=False):
+        if any(zone.has(*step) for step in steps):
+            if ranges and ranges[-1][1] == zone.begin:
+                ranges[-1] = ranges[-1][0], end
+            else:
+                ranges.append((zone.begin, end))
+    return ranges
+
+
+# Name of the index's part of the cache.
+INDEX = "timeline"
+
+
+class JournalIndex(Struct, kw_only=True):
+    """Index of a run's journals: where the spans of a step are. All lists have an entry for each journal, in order.
+
+    Attributes:
+        stamps: The state of the journals, by name.
+        shifts_ns: Nanoseconds that were added to their times.
+        zones: Their zones.
+        attempts: The start of each attempt of the run.
+        trainers: The numbers of the journals with spans of a trainer, by which attempts are found.
+        beyond: The number of spans that are not in the zones, by the reason.
+    """
+
+    stamps: dict[str, Stamp]
+    shifts_ns: list[int]
+    zones: list[list[Zone]]
+    attempts: list[int]
+    trainers: list[int]
+    beyond: dict[str, int]
+
+
 AnyLine: TypeAlias = ProcessLine | HookLine | ErrorLine | BegunLine | DroppedLine | ExitLine | RaisedLine | MemoryLine
 _decode_other: Callable[[bytes], AnyLine] = msgspec.json.Decoder(AnyLine).decode
+_decode_others: Callable[[bytes], list[AnyLine]] = msgspec.json.Decoder(list[AnyLine]).decode
 
 
 def decoded(text: bytes) -> AnyLine | Line | None:
@@ -194,6 +263,23 @@ def decoded(text: bytes) -> AnyLine | Line | None:
         seam.pass_on(error)
         return None
     return span if span.kind in SPAN_KINDS else None
+
+
+def all_decoded(texts: Sequence[bytes]) -> Sequence[AnyLine | Line | None]:
+    """Decode lines of any kind, as `decoded` does. For lines without damage this takes half the time."""
+    kinds = [text[9:13] in _OTHER_KINDS for text in texts]
+    try:
+        spans = iter(_decode_batch(b"[%b]" % b",".join(itertools.compress(texts, map(operator.not_, kinds)))))
+        others = iter(_decode_others(b"[%b]" % b",".join(itertools.compress(texts, kinds))))
+        lines = [next(others) if other else next(spans) for other in kinds]
+    except (*NO_LINE, StopIteration) as error:
+        seam.pass_on(error)
+        return [decoded(text) for text in texts]
+    # A line with two values makes the batch longer.
+    whole = next(spans, None) is None and next(others, None) is None
+    if whole and all(type(line) is not Line or line.kind in SPAN_KINDS for line in lines):
+        return lines
+    return [decoded(text) for text in texts]
 
 
 def search(journal: Journal, texts: Sequence[bytes]) -> Iterator[Line]:

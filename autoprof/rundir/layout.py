@@ -79,7 +79,7 @@ class RunDir:
 
     def lines(self, folder: str) -> list[Path]:
         """Return the files of all processes in `timeline` or `clocks`."""
-        return sorted((self.path / folder).glob(f"*{LINES}"))
+        return sorted((self.path / folder).glob(f"*{LINES}"), key=str)
 
     def make(self, folder: Path) -> Path:
         """Make the run directory and a folder in it, if they do not exist.

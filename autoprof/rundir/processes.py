@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import functools
 import itertools
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 from msgspec import Struct, structs
 
 from autoprof.base import files, identity, seam
 from autoprof.base.originals import io, os
-from autoprof.rundir import file_names, journal
+from autoprof.rundir import cache, file_names, journal
 from autoprof.rundir.layout import CRASHES, RunDir
 from autoprof.rundir.records import (
     BegunLine,
@@ -113,9 +115,71 @@ def read(
     paths = RunDir(Path(run)).lines("timeline")
     if most is not None and len(paths) > most:
         paths = sorted(sorted(paths, key=_mtime, reverse=True)[:most])
-    wanted = frozenset((os.getpid(), *named))
-    chosen = (path for path in paths if running or file_names.process_of(path.name)[1] in wanted or not _is_well(path))
-    return _without_replaced([state for path in chosen if (state := last_state(path)) is not None])
+    if running and most is None:
+        folds = _Folds(Path(run), paths)
+        states = [_at_present(fold, path) for path in paths if (fold := folds.of(path)) is not None]
+        folds.keep()
+    else:
+        own = (os.getpid(), *named)
+        chosen = (path for path in paths if running or file_names.process_of(path.name)[1] in own or not _is_well(path))
+        states = [state for path in chosen if (state := last_state(path)) is not None]
+    return _without_replaced(states)
+
+
+class _CachedFold(Struct, array_like=True):
+    """State of a process after the last line of its journal, without its hooks. Equal ranks have equal hooks."""
+
+    stamp: cache.Stamp
+    hooks: int
+    state: ProcessState
+
+
+class _CachedFolds(Struct, array_like=True):
+    """Part `processes` of the cache: states by the name of the journal, and the hooks by number."""
+
+    folds: dict[str, _CachedFold]
+    hooks: list[dict[str, HookLine]]
+
+
+class _Folds:
+    """States of the processes after the last lines of their journals, from the cache if a journal has not changed."""
+
+    def __init__(self, run: Path, paths: Sequence[Path]) -> None:
+        stamps = {path.name: cache.stamp(path) for path in paths}
+        self._run = run
+        self._stamps = {name: stamp for name, stamp in stamps.items() if stamp is not None}
+        self._is_worth = cache.is_worth(self._stamps)
+        cached = cache.get(run, "processes", _CachedFolds, _as_path) if self._is_worth else None
+        self._cached = cached or _CachedFolds({}, [])
+        self._new: dict[str, ProcessState] = {}
+
+    def of(self, path: Path) -> ProcessState | None:
+        """Return the state of the process with this journal, or None if it can't be read."""
+        fold = self._cached.folds.get(path.name)
+        if fold is not None and fold.stamp == self._stamps.get(path.name) and fold.hooks < len(self._cached.hooks):
+            return structs.replace(fold.state, hooks=self._cached.hooks[fold.hooks])
+        if (state := _fold(path)) is not None:
+            self._new[path.name] = state
+        return state
+
+    def keep(self) -> None:
+        """Write the states that were not in the cache, if there are many."""
+        if not self._is_worth or len(self._new) <= len(self._stamps) // 10:
+            return
+        folds = {name: self._cached.folds[name] for name in self._stamps.keys() & self._cached.folds.keys()}
+        hooks = self._cached.hooks
+        numbers = {msgspec.msgpack.encode(each): number for number, each in enumerate(hooks)}
+        for name, state in self._new.items():
+            number = numbers.setdefault(msgspec.msgpack.encode(state.hooks), len(hooks))
+            if number == len(hooks):
+                hooks.append(state.hooks)
+            if name in self._stamps:
+                folds[name] = _CachedFold(self._stamps[name], number, structs.replace(state, hooks={}))
+        cache.put(self._run, "processes", _CachedFolds(folds, hooks), str)
+
+
+def _as_path(kind: type, value: Any) -> Any:
+    return kind(value)
 
 
 def _without_replaced(states: Sequence[ProcessState]) -> list[ProcessState]:
@@ -206,6 +270,7 @@ _TAIL_BYTES = (96 << 10, 1 << 20, 4 << 20)
 # Bytes at the end that are always read, because they have the last ended stage.
 _RECENT_BYTES = 4 << 10
 _PROCESS_LINE, _HOOK_LINE, _RAISED_LINE = (b'\n{"kind":"%s"' % kind for kind in (b"process", b"hook", b"raised"))
+_HOOK_LINES = re.compile(rb"^%b.*" % _HOOK_LINE[1:], re.MULTILINE)
 
 
 class _Ends(NamedTuple):
@@ -240,6 +305,15 @@ def _ends(path: str | Path, length: int = _TAIL_BYTES[0]) -> _Ends | None:
 
 def last_state(path: Path) -> ProcessState | None:
     """Return the last state of the process with this journal, or None if it can't be read."""
+    fold = _fold(path)
+    return _at_present(fold, path) if fold is not None else None
+
+
+def _fold(path: Path) -> ProcessState | None:
+    """Return the state of a process after the last line of its journal, or None if it can't be read.
+
+    Without an exit line its `state` is empty: then it depends on the time and on the host of the reader.
+    """
     history = None
     for length in _TAIL_BYTES:
         if (ends := _ends(path, length)) is None:
@@ -268,17 +342,22 @@ def _is_well(path: Path) -> bool:
 
     Also return True if its journal can't be read.
     """
-    if (ends := _ends(path)) is None:
+    ends = _ends(path, _RECENT_BYTES)
+    if ends is not None and not ends.tail:  # the last line is longer
+        ends = _ends(path)
+    if ends is None:
         return True
     if isinstance(last := ends.last, ExitLine):
         return not last.error
-    state = _state(*file_names.process_of(path.name), ends.process, exited=False)
+    process = ends.process
+    host, pid = file_names.process_of(path.name)
+    state = _live_state(host, pid, process.namespace, process.ticks) if process.pid else ELSEWHERE
     if state != ELSEWHERE:
         return state == RUNNING
-    text = b"\n" + ends.tail
+    text = b"\n" + (_ends(path) or ends).tail
     begin = text.rfind(_PROCESS_LINE)
     part = journal.decoded(text[begin + 1 : text.find(b"\n", begin + 1)]) if begin >= 0 else None
-    return isinstance(part, ProcessLine) and not part.raised and _RAISED_LINE not in text[begin:]
+    return isinstance(part, ProcessLine) and not part.raised and text.find(_RAISED_LINE, begin) < 0
 
 
 @functools.lru_cache(maxsize=64)
@@ -300,6 +379,8 @@ class _History:
             pid=pid,
             ticks=process.ticks,
             namespace=process.namespace,
+            # Without a process line, the disk was full, or the file was just made: the process may be running.
+            state="" if process.pid else ELSEWHERE,
             file=path,
             begun_ns=process.clock.unix_ns,
             last_ns=process.clock.unix_ns,
@@ -312,15 +393,13 @@ class _History:
             node=process.node,
             versions=process.versions,
         )
-        self._process = process
         self._exit: ExitLine | None = None
         self._begun: dict[tuple[str, str, int], BegunLine] = {}
         # The last span of each kind, name, role, rank and ids. An earlier one that is still open never wrote its end.
         self._latest: dict[tuple[object, ...], tuple[str, str, int]] = {}
         # The start of the innermost span that the exception left.
         self._within_ns = 0
-        texts = [] if ends.is_whole else ends.head.split(b"\n")
-        for line in _hook_lines(b"\n".join(text for text in texts if text.startswith(_HOOK_LINE[1:]))):
+        for line in _hook_lines(b"" if ends.is_whole else b"\n".join(_HOOK_LINES.findall(ends.head))):
             self.state.hooks[line.hook] = line
 
     def read(self, text: bytes, whole: bool) -> bool:
@@ -331,8 +410,9 @@ class _History:
             whole: True if these are all lines of the file.
         """
         begin = 0 if whole else text.rfind(_PROCESS_LINE, 0, max(0, len(text) - _RECENT_BYTES)) + 1
-        for each in text[begin:].split(b"\n"):
-            if (line := journal.decoded(each)) is not None:
+        texts = list(filter(None, text[begin:].split(b"\n")))
+        for line, each in zip(journal.all_decoded(texts), texts, strict=True):
+            if line is not None:
                 self.add(line)
             elif each.strip() and not journal.is_foreign(each):
                 self.state.damaged += 1
@@ -346,29 +426,33 @@ class _History:
 
     def add(self, line: journal.AnyLine | Line) -> None:
         """Add the next line."""
-        state = self.state
-        if isinstance(line, Line):
-            self._end(line)
-        elif isinstance(line, BegunLine):
-            self._begin(line)
-        elif isinstance(line, DroppedLine):
-            self._begun.pop((line.span, line.name, line.start_ns), None)
-        elif isinstance(line, HookLine):
-            state.hooks[line.hook] = line
-        elif isinstance(line, ErrorLine):
-            state.errors[line.where] = line
-        elif isinstance(line, ProcessLine):
-            self._begin_part(line)
-        else:
-            state.last_ns = max(state.last_ns, line.unix_ns)
-            if isinstance(line, MemoryLine):
-                state.memory = state.memory[0], line.memory
-            elif isinstance(line, ExitLine):
+        match line:
+            case BegunLine():
+                self._begin(line)
+            case Line():
+                self._end(line)
+            case DroppedLine():
+                self._begun.pop((line.span, line.name, line.start_ns), None)
+            case HookLine():
+                self.state.hooks[line.hook] = line
+            case ErrorLine():
+                self.state.errors[line.where] = line
+            case ProcessLine():
+                self._begin_part(line)
+            case _:
+                self.state.last_ns = max(self.state.last_ns, line.unix_ns)
+                self._add_event(line)
+
+    def _add_event(self, line: ExitLine | RaisedLine | MemoryLine) -> None:
+        match line:
+            case MemoryLine():
+                self.state.memory = self.state.memory[0], line.memory
+            case ExitLine():
                 self._exit = line
-            elif line.span in ("step", "stage"):
-                state.raised = line
-            else:
-                state.lost.append(line)
+            case RaisedLine(span="step" | "stage"):
+                self.state.raised = line
+            case _:
+                self.state.lost.append(line)
 
     def _begin_part(self, line: ProcessLine) -> None:
         state = self.state
@@ -385,7 +469,8 @@ class _History:
         span = (line.span, line.name, line.start_ns)
         self.state.drives |= line.span == "step"
         # Only one step is open at a time.
-        key = ("step",) if line.span == "step" else (line.span, line.name, line.role, line.rank, str(line.ids))
+        ids = str(line.ids) if line.ids else ""
+        key = ("step",) if line.span == "step" else (line.span, line.name, line.role, line.rank, ids)
         before = self._latest.get(key)
         if before is not None and before != span:
             self._begun.pop(before, None)
@@ -410,22 +495,27 @@ class _History:
             state.within, self._within_ns = line.name, line.start_ns
 
     def _moved(self, unix_ns: int) -> None:
-        self.state.last_ns = max(self.state.last_ns, unix_ns)
-        self.state.moved_ns = max(self.state.moved_ns, unix_ns)
+        if unix_ns > self.state.moved_ns:
+            self.state.moved_ns = unix_ns
+            self.state.last_ns = max(self.state.last_ns, unix_ns)
 
     def ended(self) -> ProcessState:
-        """Return the state of the process after the last line."""
+        """Return the state of the process after the last line, as `_fold` does."""
         state, exit_line = self.state, self._exit
-        state.state = _state(state.host, state.pid, self._process, exit_line is not None)
         if exit_line is not None:
-            state.error, state.exception = exit_line.error, exit_line.exception
+            state.state, state.error, state.exception = EXITED, exit_line.error, exit_line.exception
             state.moved_ns = max(state.moved_ns, exit_line.unix_ns)
             state.drives |= exit_line.steps > 0
         else:
             state.spans = [OpenSpan.of(line) for line in sorted(self._begun.values(), key=lambda line: line.start_ns)]
-        if state.state == GONE:
-            state.last_ns = max(state.last_ns, _crashed_ns(state.file))
         return state
+
+
+def _at_present(fold: ProcessState, path: Path) -> ProcessState:
+    """Return a state after the last line as the state at present."""
+    state = fold.state or _live_state(fold.host, fold.pid, fold.namespace, fold.ticks)
+    last_ns = max(fold.last_ns, _crashed_ns(path)) if state == GONE else fold.last_ns
+    return structs.replace(fold, state=state, last_ns=last_ns, file=path)
 
 
 def _crashed_ns(path: Path) -> int:
@@ -435,15 +525,12 @@ def _crashed_ns(path: Path) -> int:
     return status.st_mtime_ns if status is not None and status.st_size else 0
 
 
-def _state(host: str, pid: int, process: ProcessLine, exited: bool) -> str:
-    """Return the state of a process. In another container, its pid may belong to a different process."""
-    if exited:
-        return EXITED
-    # Without a process line, the disk was full, or the file was just made: the process may be running.
-    if not process.pid or host != identity.HOST or process.namespace not in (0, identity.pid_namespace()):
+def _live_state(host: str, pid: int, namespace: int, ticks: int) -> str:
+    """Return the state of a process without an exit line. In another container, its pid may be another process's."""
+    if host != identity.HOST or namespace not in (0, identity.pid_namespace()):
         return ELSEWHERE
     began = identity.start_ticks(pid)
-    return RUNNING if began is not None and process.ticks in (0, began) else GONE
+    return RUNNING if began is not None and ticks in (0, began) else GONE
 
 
 # Reason of a hook whose module was not imported.
@@ -458,7 +545,8 @@ def merged_hooks(processes: Iterable[Mapping[str, HookLine]], *states: str) -> d
         return states.index(hook.state) if hook.state in states else -1, hook.reason != WAITING
 
     hooks: dict[str, HookLine] = {}
-    for process in processes:
+    # The processes of a large run share few objects.
+    for process in {id(process): process for process in processes}.values():
         for key, hook in process.items():
             before = hooks.setdefault(key, hook)
             if before is not hook and importance(hook) > importance(before):
@@ -495,14 +583,14 @@ def summary(directory: RunDir, versions: Mapping[str, str] | None = None) -> dic
         versions: Further versions, by package.
     """
     hosts: set[str] = set()
-    recipes: set[str] = set()
+    hooks: set[tuple[str, str]] = set()
     all_versions = dict(versions or {})
     for path in directory.lines("timeline"):
         if (process := last_facts(path)) is not None:
             hosts.add(process.host)
             all_versions.update(process.versions)
-            used = (name for name, state in process.hooks.items() if state in ("applied", "called"))
-            recipes |= {name.partition("/")[0] for name in used}
+            hooks.update(process.hooks.items())
+    recipes = {name.partition("/")[0] for name, state in hooks if state in ("applied", "called")}
     return {"hosts": sorted(hosts), "versions": all_versions, "recipes": sorted(recipes)}
 
 

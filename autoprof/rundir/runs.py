@@ -9,10 +9,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from msgspec import Struct
+
 from autoprof.base import files, identity, units
 from autoprof.base.originals import os, time
 from autoprof.base.units import did_you_mean
-from autoprof.rundir import decoder, file_names, layout, processes, ranks
+from autoprof.rundir import cache, decoder, file_names, layout, processes, ranks
 from autoprof.rundir.file_names import (
     EXIT,
     META,
@@ -78,6 +80,30 @@ _COMPLETE_ENDINGS = (TRACE, SNAPSHOT, NSYS_REPORT)
 _PART_ENDINGS = tuple(f"{ending}{PART}" for ending in (TRACE, *RAW_ENDINGS, META))
 
 
+class _CachedCapture(Struct, array_like=True):
+    """A capture in the cache: its name, its trace and the trace's size, and the fields of its meta file."""
+
+    name: str
+    trace: str
+    bytes: int
+    fields: dict[str, Any]
+
+
+class _CachedStep(Struct, array_like=True):
+    """The captures of a step's folder that had this inode, size and time of change."""
+
+    stamp: cache.Stamp
+    captures: list[_CachedCapture]
+
+
+# The part of the cache with the captures, by the name of the step's folder.
+_PART = "captures"
+# Captures from which a run has a cache of them.
+_MANY_CAPTURES = 1_000
+# Age from which a folder's time of change shows each later change.
+_SETTLED_NS = 2_000_000_000
+
+
 class CaptureFile:
     """One capture in a step's folder. Its files are read on first use, because a run may have thousands of captures.
 
@@ -86,15 +112,18 @@ class CaptureFile:
         left_out: The problems found while reading its files.
     """
 
-    def __init__(self, folder: str, name: str, trace: str = "") -> None:
+    def __init__(self, folder: str, name: str, trace: str = "", cached: _CachedCapture | None = None) -> None:
         self.name = name
         self.left_out: list[str] = []
         self._folder = folder
         self._trace = trace
+        self._cached = cached
 
     @cached_property
     def bytes(self) -> int:
         """Return the size of its trace; 0 without a trace."""
+        if self._cached is not None:
+            return self._cached.bytes
         try:
             return files.size(f"{self._folder}/{self._trace}") if self._trace else 0
         except OSError as error:  # the file was renamed or removed
@@ -104,6 +133,8 @@ class CaptureFile:
     @cached_property
     def fields(self) -> dict[str, Any]:
         """Return the fields of the meta file; empty if it does not exist."""
+        if self._cached is not None:
+            return dict(self._cached.fields)
         kind = MergedMeta if is_merged(self.name) else CaptureMeta
         return decoder.fields(f"{self._folder}/{self.name}{META}", kind, self.left_out)
 
@@ -120,12 +151,16 @@ class CaptureFile:
     @property
     def untraced(self) -> bool:
         """Return True if this process was not meant to record a trace, for the reason in `meta.reason`."""
-        return self.state == "complete" and self.meta.tool == "none"
+        return self.state == "complete" and self.fields.get("tool") == "none"
 
     @cached_property
     def merged(self) -> MergedMeta:
         """Return the meta file of a merged trace."""
         return decoder.record(self.fields, MergedMeta)
+
+    def to_cache(self) -> _CachedCapture:
+        """Return the capture for the cache."""
+        return self._cached or _CachedCapture(self.name, self._trace, self.bytes, self.fields)
 
     def described(self) -> dict[str, Any]:
         """Return the capture as JSON content."""
@@ -139,13 +174,23 @@ class Step:
         captures: Its captures, sorted by name.
         merged: The merged traces.
         left_out: The reason, if the folder could not be read.
+        folder: The path of the folder.
+        stamp: The state of the folder.
+        is_cached: True if the captures are from the cache.
     """
 
-    def __init__(self, number: int, folder: str) -> None:
+    def __init__(self, number: int, folder: str, cached: _CachedStep | None = None) -> None:
         self.number = number
+        self.folder = folder
         self.left_out: list[str] = []
+        self.stamp = cache.stamp(folder)
+        self.is_cached = cached is not None and cached.stamp == self.stamp
         try:
-            captures = _captures(folder)
+            captures = (
+                [CaptureFile(folder, each.name, each.trace, each) for each in cached.captures]
+                if cached is not None and self.is_cached
+                else _captures(folder)
+            )
         except FileNotFoundError:  # a step that was not captured has no folder
             captures = []
         except OSError as error:
@@ -207,7 +252,24 @@ class Run:
     @cached_property
     def steps(self) -> list[Step]:
         """Return the steps that have a folder, in order."""
-        return [Step(number, f"{self.path}/{name}") for number, name in layout.step_folders(self.path)]
+        cached = cache.get(Path(self.path), _PART, dict[str, _CachedStep]) or {}
+        folders = layout.step_folders(self.path)
+        return [Step(number, f"{self.path}/{name}", cached.get(name)) for number, name in folders]
+
+    def keep_captures(self) -> None:
+        """Write the captures of a large run into its cache, for the next command. This reads all of their files."""
+        if len(self.captures) < _MANY_CAPTURES or all(step.is_cached for step in self.steps):
+            return
+        steps: dict[str, _CachedStep] = {}
+        for step in self.steps:
+            captures = [
+                capture.to_cache() for capture in sorted([*step.captures, *step.merged], key=lambda each: each.name)
+            ]
+            left_out = [*step.left_out, *(line for capture in step.captures for line in capture.left_out)]
+            settled = step.stamp is not None and time.time_ns() - step.stamp[2] > _SETTLED_NS
+            if step.stamp is not None and settled and not left_out and all(each.fields for each in captures):
+                steps[os.path.basename(step.folder)] = _CachedStep(step.stamp, captures)
+        cache.put(Path(self.path), _PART, steps)
 
     @cached_property
     def processes(self) -> list[ProcessState]:

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from autoprof.rundir import file_names
-from autoprof.rundir.journal import lines
+from autoprof.rundir.journal import EVER, lines
 from autoprof.rundir.layout import RunDir
 from autoprof.rundir.records import CaptureMeta, Line, Offset
 from autoprof.traces.reader import NO_JSON, Reader, TraceError
@@ -32,42 +32,54 @@ class Timed(msgspec.Struct):
     ts: float | str = 0.0
 
 
-def base_ns(path: Path) -> int:
-    """Return the base of a trace's times, in ns since the epoch.
+def beginning(path: Path) -> tuple[int, float | None]:
+    """Return the base of a trace's times in ns since the epoch, and the time of its first event in µs, if it has one.
 
-    Kineto writes the base before the events; some releases after torch 2.4 write it behind them (pytorch/kineto #1054).
+    The first event in the file is not always the earliest one. Kineto writes the base before the events; some releases
+    after torch 2.4 write it behind them (pytorch/kineto #1054).
 
     Raises:
         TraceError: The trace has no base, for example because it is truncated, or can't be read.
     """
+    with Reader(path, _HEAD_BYTES, partial=True) as reader:
+        if BASE in reader.fields:
+            return _number(path, reader.fields[BASE]), _first_us(reader)
+    first = timed = None
     with Reader(path, partial=True) as reader:
-        if BASE not in reader.fields:
-            first_us = None
-            for events in reader.chunks(msgspec.json.Decoder(list[Timed]).decode):
-                if first_us is None:
-                    first_us = next((event.ts for event in events if event.ph != "M"), None)
-            if BASE not in reader.fields:
-                if first_us is None or _microseconds(path, first_us) > EPOCH_US:
-                    return 0
-                raise TraceError(f"{path}: the base of its times is missing ({BASE})")
-        return _number(path, reader.fields[BASE])
+        for events in reader.chunks(_decode_times):
+            for event in events:
+                if event.ph != "M":
+                    first = event.ts if first is None else first
+                    timed = timed or event.ts
+        if BASE in reader.fields:
+            return _number(path, reader.fields[BASE]), _microseconds(timed)
+    if first is None or (_microseconds(first) or 0) > EPOCH_US:
+        return 0, _microseconds(timed)
+    raise TraceError(f"{path}: the base of its times is missing ({BASE})")
 
 
-def first_us(path: Path) -> float | None:
-    """Return the time of the first event in the file that has one, or None. It is not always the earliest time."""
-    with Reader(path, partial=True) as reader:
-        for events in reader.chunks(msgspec.json.Decoder(list[Timed]).decode):
+# Bytes that usually have the base and the first event.
+_HEAD_BYTES = 16 << 10
+_decode_times = msgspec.json.Decoder(list[Timed]).decode
+
+
+def _first_us(reader: Reader) -> float | None:
+    try:
+        for events in reader.chunks(_decode_times):
             for event in events:
                 if event.ph != "M" and event.ts:
-                    return _microseconds(path, event.ts)
+                    return _microseconds(event.ts)
+    except TraceError:
+        pass  # `rewrite` reports it
     return None
 
 
-def _microseconds(path: Path, ts: float | str) -> float:
+def _microseconds(ts: float | str | None) -> float | None:
+    """Return a time as a number; None if it is invalid, which `rewrite` reports."""
     try:
-        return float(ts)
+        return None if ts is None else float(ts)
     except ValueError:
-        raise TraceError(f"{path}: an event has the invalid time {ts!r}") from None
+        return None
 
 
 def _number(path: Path, raw: Raw) -> int:
@@ -187,7 +199,6 @@ def _list(names: Iterable[str]) -> str:
     return ", ".join(sorted(names))
 
 
-EVER = 1 << 63
 _DRIVES = ("step", "timer", "stage")
 
 
@@ -201,6 +212,7 @@ class Attempts:
 
     Attributes:
         starts: The start of each attempt. It is filled by `finish`.
+        trainers: The numbers of the journals with spans of a trainer.
         first_steps: The start of the first step that ended, for each process.
     """
 
@@ -209,6 +221,7 @@ class Attempts:
         self._lives: dict[int, tuple[int, int]] = {}
         self._stepped: set[int] = set()
         self.starts: list[int] = []
+        self.trainers: set[int] = set()
         self.first_steps: set[int] = set()
 
     def add(self, file: int, span: Line, start_ns: int, end_ns: int) -> None:
@@ -219,6 +232,7 @@ class Attempts:
         if span.role == "trainer" and span.kind in _DRIVES:
             start, end = self._lives.get(file, (start_ns, end_ns))
             self._lives[file] = min(start, start_ns), max(end, end_ns)
+            self.trainers.add(file)
 
     def finish(self) -> None:
         """Compute the attempts, after all lines were added."""

@@ -24,7 +24,7 @@ from autoprof.base import files
 from autoprof.rundir import decoder
 from autoprof.rundir.file_names import MERGING, PART
 from autoprof.rundir.records import CaptureMeta
-from autoprof.traces.clocks import base_ns, corrections_ns, first_us
+from autoprof.traces.clocks import beginning, corrections_ns
 from autoprof.traces.reader import TraceError
 from autoprof.traces.rewrite import Source, Tally, rewrite
 from autoprof.traces.timeline import StepTimeline, draw
@@ -181,7 +181,7 @@ def merge(
         TraceError: There is no readable trace and no timeline. No file is written.
         OSError: The file can't be written.
     """
-    aligned = _nearer(_align(inputs, timeline), timeline)
+    aligned = _align(inputs, timeline)
     sources = aligned.sources
     if jobs is None:
         large = sum(each.path.stat().st_size for each in sources) > _PARALLEL_BYTES
@@ -224,47 +224,41 @@ def _part_of(output: Path) -> Iterator[Path]:
 
 
 def _align(inputs: Sequence[Input], timeline: StepTimeline | None) -> _Aligned:
-    """Return traces on one clock."""
-    bases: list[int | None] = []
+    """Return traces on one clock.
+
+    Its base is some hours before their first time. Kineto's base is up to three months earlier, and a float can't hold
+    such times to the nanosecond. Perfetto reads floats, so a quarter of the times would be off by 1 ns, and it drops
+    slices that end 1 ns after the slice around them.
+    """
+    beginnings: list[tuple[int, float | None] | None] = []
     left_out: dict[str, str] = {}
     for each in inputs:
         try:
-            bases.append(base_ns(each.path))
+            beginnings.append(beginning(each.path))
         except TraceError as error:
-            bases.append(None)
+            beginnings.append(None)
             left_out[each.name] = str(error)
-    base = next(filter(None, bases), 0)
-    if timeline is not None and all(own is None for own in bases):
+    base = next((own for own, _ in filter(None, beginnings) if own), 0)
+    starts = [timeline.starts_ns] if timeline is not None and timeline.starts_ns else []
+    if timeline is not None and not any(beginnings):
         base = timeline.starts_ns // _SECOND_NS * _SECOND_NS
     sources = []
-    for each, own, correction in zip(inputs, bases, corrections_ns([each.meta for each in inputs]), strict=True):
-        if own is not None:
-            shift = own - base + correction + each.shift_ns
-            sources.append(Source(path=each.path, label=each.label, detail=each.detail, shift_ns=shift, name=each.name))
-    return _Aligned(base, sources, left_out)
-
-
-def _nearer(aligned: _Aligned, timeline: StepTimeline | None) -> _Aligned:
-    """Return the traces with a base some hours before their first time.
-
-    Kineto's base is up to three months earlier, and a float can't hold such times to the nanosecond. Perfetto reads
-    floats, so a quarter of the times would be off by 1 ns, and it drops slices that end 1 ns after the slice around
-    them.
-    """
-    sources, starts = [], [timeline.starts_ns] if timeline is not None and timeline.starts_ns else []
-    for source in aligned.sources:
-        try:
-            first = first_us(source.path)
-        except TraceError:
-            first = None
-        sources.append(msgspec.structs.replace(source, near=first is not None and abs(first) < _NEAR_US))
+    for each, begin, correction in zip(inputs, beginnings, corrections_ns([each.meta for each in inputs]), strict=True):
+        if begin is None:
+            continue
+        own, first = begin
+        shift = own - base + correction + each.shift_ns
+        near = first is not None and abs(first) < _NEAR_US
+        sources.append(
+            Source(path=each.path, label=each.label, detail=each.detail, shift_ns=shift, near=near, name=each.name)
+        )
         if first is not None:
-            starts.append(aligned.base_ns + round(first * 1000) + source.shift_ns)
-    nearer_ns = (min(starts, default=0) - aligned.base_ns - _BEFORE_NS) // _HOUR_NS * _HOUR_NS
-    if nearer_ns <= 0 or not aligned.base_ns:
-        return _Aligned(aligned.base_ns, sources, aligned.left_out)
+            starts.append(base + round(first * 1000) + shift)
+    nearer_ns = (min(starts, default=0) - base - _BEFORE_NS) // _HOUR_NS * _HOUR_NS
+    if nearer_ns <= 0 or not base:
+        return _Aligned(base, sources, left_out)
     sources = [msgspec.structs.replace(each, shift_ns=each.shift_ns - nearer_ns) for each in sources]
-    return _Aligned(aligned.base_ns + nearer_ns, sources, aligned.left_out)
+    return _Aligned(base + nearer_ns, sources, left_out)
 
 
 def _write(

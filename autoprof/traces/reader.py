@@ -118,6 +118,8 @@ _LIMIT_BYTES = 64 << 20
 _MAX_DEPTH = 100
 # Guessed ends that are decoded, and braces that are searched for guesses.
 _GUESSES, _BRACES = 4, 100
+# Longest white space behind the list of events.
+_GAP_BYTES = 64
 _BETWEEN = b" \t\r\n,"
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 # A bracket or a whole string. A string that the buffer's end cuts has no group 1.
@@ -306,13 +308,16 @@ def _guess_cut(buffer: bytes, decode: Callable[[bytes], list[T]]) -> tuple[list[
 
 def _guess_end(buffer: bytes, decode: Callable[[bytes], list[T]]) -> tuple[list[T], int] | None:
     """Return the last events of a trace, and the offset of their list's end."""
-    place = len(buffer)
-    for _ in range(_GUESSES):
+    place, guesses = len(buffer), 0
+    for _ in range(_BRACES):
         place = buffer.rfind(b"]", 0, place)
-        if place < 0:
+        if place < 0 or guesses == _GUESSES:
             return None
-        if (events := _attempt(buffer[:place], decode)) is not None:
-            return events, place
+        # A bracket in a name is usually followed by other text.
+        if buffer[place + 1 : place + _GAP_BYTES].lstrip()[:1] in (b"", b",", b"}"):
+            guesses += 1
+            if (events := _attempt(buffer[:place], decode)) is not None:
+                return events, place
     return None
 
 

@@ -5,20 +5,22 @@ from __future__ import annotations
 import itertools
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
 from msgspec import Raw, Struct
 
-from autoprof.rundir import journal, processes, runs
-from autoprof.rundir.journal import Journal
+from autoprof.rundir import cache, journal, processes, runs
+from autoprof.rundir.journal import EVER, Journal, JournalIndex, SpanReader, Zone
 from autoprof.rundir.records import Line
 from autoprof.traces.clocks import Attempts, is_of
 from autoprof.traces.rewrite import RewrittenEvent, Tally, description, lay_out, microseconds
 
 # More spans of a step than any viewer shows.
 MAX_SPANS = 500_000
+# A step that no zone has.
+NO_STEP = 2 * EVER
 # Suffix for the names of open spans.
 OPEN = "(open)"
 _STEP, _TRAINER = "step", "trainer"
@@ -48,6 +50,22 @@ def _open_spans(run: Path) -> dict[Path, list[Line]]:
     }
 
 
+def _index(run: Path, files: list[Journal]) -> JournalIndex | None:
+    """Return the cached index of a run's journals; None if it is not current, or if some spans are missing in it.
+
+    Attempts are compared with times of uncorrected clocks here.
+    """
+    index = cache.get(run, journal.INDEX, JournalIndex)
+    if index is None or index.stamps != journal.journal_stamps(files) or len(index.zones) != len(files):
+        return None
+    return None if index.beyond.get("step") or any(index.shifts_ns[place] for place in index.trainers) else index
+
+
+def _spans(file: Journal, zones: list[Zone], step: tuple[int, int, int]) -> Iterator[Line]:
+    for batch in SpanReader().batches(file, journal.ranges(zones, [step])):
+        yield from (span for span in batch.spans if 0 < span.start_ns <= span.end_ns)
+
+
 def of_step(run: Path, number: int, messages: list[str] | None = None) -> dict[Journal, list[Line]]:
     """Return the spans of a step: spans with its number, and spans without a number that begin while it runs.
 
@@ -58,18 +76,26 @@ def of_step(run: Path, number: int, messages: list[str] | None = None) -> dict[J
         number: The step.
         messages: A list to which a message about left-out spans is added.
     """
-    attempts = Attempts()
     files = [file for file in journal.journals(run) if file.path.is_file()]
+    index = _index(run, files)
+    attempts = Attempts()
     open_spans = _open_spans(run)
     # Clocks of hosts are not corrected here: spans of other hosts are compared with the driver's step as they are.
     with_number: list[tuple[Journal, Line]] = []
     for place, file in enumerate(files):
-        for span in journal.search(file, (b'"step":%d,' % number, b'"role":"trainer"')):
-            attempts.add(place, span, span.start_ns, span.end_ns)
+        if index is not None:
+            spans = _spans(file, index.zones[place], (number, 0, 0))
+        else:
+            spans = journal.search(file, (b'"step":%d,' % number, b'"role":"trainer"'))
+        for span in spans:
+            if index is None:
+                attempts.add(place, span, span.start_ns, span.end_ns)
             if span.step == number:
                 with_number.append((file, span))
         with_number += [(file, span) for span in open_spans.get(file.path, ()) if span.step == number]
     attempts.finish()
+    if index is not None:
+        attempts.starts = index.attempts
     if not with_number:
         return {}
     *_, last_ns = max((span.kind == _STEP, span.role == _TRAINER, span.start_ns) for _, span in with_number)
@@ -77,10 +103,17 @@ def of_step(run: Path, number: int, messages: list[str] | None = None) -> dict[J
     own = [(file, span) for file, span in with_number if is_of(span, since, until)]
     steps = [span for _, span in own if span.kind == _STEP] or [span for _, span in with_number]
     start, end = min(span.start_ns for span in steps), max(span.end_ns for span in steps)
+
+    def during(place: int, file: Journal) -> Iterator[Line]:
+        if index is None:
+            return journal.search(file, (b'"step":null',))
+        shift = index.shifts_ns[place]
+        return _spans(file, index.zones[place], (NO_STEP, start - 1 + shift, end + 1 + shift))
+
     without_number = (
         (file, span)
-        for file in files
-        for span in (*journal.search(file, (b'"step":null',)), *open_spans.get(file.path, ()))
+        for place, file in enumerate(files)
+        for span in (*during(place, file), *open_spans.get(file.path, ()))
         if span.step is None and start <= span.start_ns <= end
     )
     by_process: dict[Journal, list[Line]] = {}

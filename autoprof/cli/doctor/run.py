@@ -74,6 +74,7 @@ def examine_run(run: runs.Run) -> Report:
     if not check_deaths(report, run):
         _check_end(report, run)
     report.verdict = problems_found(report)
+    run.keep_captures()
     return report
 
 

@@ -12,9 +12,9 @@ from autoprof.report.figures.lanes import Lanes, LaneSpans
 from autoprof.report.figures.overview import Recorded, typical_steps
 from autoprof.report.figures.samples import INSIDE, Samples
 from autoprof.report.figures.skews import skews
-from autoprof.report.figures.timeline import WHOLE, Distinct, RunTimeline, StepSpan, ranges
+from autoprof.report.figures.timeline import WHOLE, Distinct, RunTimeline, StepSpan
 from autoprof.report.model import CaptureFigures, StepFigures, StepRow
-from autoprof.rundir.journal import Journal, SpanReader
+from autoprof.rundir.journal import Journal, SpanReader, ranges
 from autoprof.rundir.records import Line
 from autoprof.traces.clocks import is_of
 

@@ -1,13 +1,11 @@
 """The timeline of a run: sums of its steps, from the journals of all processes.
 
 Only sums are kept, since a large run has millions of spans. With the sums come the parts of the journals that each step
-needs, so that a step in detail reads little. `timeline/index.msgpack` stores both for a large run, until a journal
-changes.
+needs, so that a step in detail reads little. The cache of a large run has both, until a journal changes.
 """
 
 from __future__ import annotations
 
-import sys
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -16,16 +14,25 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from autoprof.base import files
 from autoprof.base.intervals import Union
-from autoprof.base.originals import os
 from autoprof.config import kinds
 from autoprof.report.figures.words import PROFILING, listed, several
-from autoprof.rundir.file_names import TIMELINE_INDEX
-from autoprof.rundir.journal import Journal, SpanReader, journals
+from autoprof.rundir import cache
+from autoprof.rundir.cache import Stamp
+from autoprof.rundir.journal import (
+    EVER,
+    INDEX,
+    Journal,
+    JournalIndex,
+    SpanReader,
+    Zone,
+    journal_stamps,
+    journals,
+    ranges,
+)
 from autoprof.rundir.records import EXPORT, Line
 from autoprof.traces import clocks
-from autoprof.traces.clocks import EVER, Attempts
+from autoprof.traces.clocks import Attempts
 from autoprof.traces.event_rows import OTHER_NAMES
 from autoprof.traces.reader import TraceError
 
@@ -95,38 +102,6 @@ class Distinct:
         return msgspec.structs.replace(span, **changes) if changes else span
 
 
-class Zone(Struct, array_like=True):
-    """A part of a journal, from its first line to the next zone. A zone without spans matches no step."""
-
-    begin: int
-    start_ns: int = EVER
-    end_ns: int = 0
-    first_step: int = EVER
-    last_step: int = -EVER
-
-    def has(self, step: int, start_ns: int, end_ns: int) -> bool:
-        """Return True if the zone may have spans of a step, or spans that overlap a period."""
-        of_step = self.first_step <= step <= self.last_step
-        return of_step or (self.start_ns < end_ns and self.end_ns > start_ns)
-
-
-def ranges(zones: Sequence[Zone], steps: Sequence[tuple[int, int, int]]) -> list[tuple[int, int]]:
-    """Return the parts of a journal to read for some steps, as offsets. Adjacent zones make one part.
-
-    Args:
-        zones: The journal's zones. The last one includes lines that were written meanwhile.
-        steps: The number, the start and the end of each step.
-    """
-    ranges: list[tuple[int, int]] = []
-    for zone, end in zip(zones, [*(zone.begin for zone in zones[1:]), sys.maxsize], strict=False):
-        if any(zone.has(*step) for step in steps):
-            if ranges and ranges[-1][1] == zone.begin:
-                ranges[-1] = ranges[-1][0], end
-            else:
-                ranges.append((zone.begin, end))
-    return ranges
-
-
 class StepSpan(Struct, frozen=True, gc=False):
     """A step, as its driver recorded it. `better_than` chooses between several drivers of the same step.
 
@@ -186,45 +161,17 @@ class StepSums(Struct):
         self.tokens[span.kind] = prompt + more[0], response + more[1]
 
 
-_INDEX_VERSION = 4
-# Size from which a timeline gets an index. Smaller ones are read within seconds.
-WORTH_BYTES = 64 << 20
-_MAX_INDEX_BYTES = 256 << 20
-# Name, inode, size, time of change and clock shift of each journal.
-_Stamp = list[tuple[str, int, int, int, int]]
+class _Index(JournalIndex):
+    """Part of the cache: the attributes of a `RunTimeline`."""
 
-
-class _Index(Struct):
-    """Content of the index: the attributes of a `Timeline`."""
-
-    stamp: _Stamp
-    zones: list[list[Zone]]
     spans: list[StepSpan]
     steps: dict[int, StepSums]
     unnumbered: list[Timer]
     before: dict[int, list[int]]
-    attempts: list[int]
     first_steps: list[int]
     left_out: list[tuple[str, str, int]]
     beyond: dict[str, int]
     kinds: dict[str, str]
-    version: int = _INDEX_VERSION
-
-
-def _stamp(journals: Sequence[Journal]) -> _Stamp:
-    """Return the state of the journals, by which an index is recognized as current."""
-    stamp = []
-    for journal in journals:
-        try:
-            status = os.stat(journal.path)
-        except OSError:
-            continue
-        stamp.append((journal.name, status.st_ino, status.st_size, status.st_mtime_ns, journal.shift_ns))
-    return stamp
-
-
-def _is_large(stamp: _Stamp) -> bool:
-    return sum(size for _, _, size, _, _ in stamp) > WORTH_BYTES
 
 
 class RunTimeline:
@@ -255,12 +202,14 @@ class RunTimeline:
         self._unnumbered: list[Timer] = []
         # Ends of earlier runs of a step that the same trainer ran again.
         self._before: dict[int, list[int]] = defaultdict(list)
-        stamp = _stamp(journals)
-        if not self._read_index(run, stamp):
+        stamps = journal_stamps(journals)
+        cached = run is not None and cache.is_worth(stamps)
+        if not (run and cached and self._read_index(run, stamps)):
             for number in range(len(journals)):
                 self.zones.append(self._read(number))
             self.attempts.finish()
-            self._write_index(run, stamp)
+            if run and cached and not self.reader.failed:
+                self._write_index(run, stamps)
         self.between = {number: self._between(number) for number in self.spans.keys() | self.steps.keys()}
         self._leave_out_earlier_runs()
         self._number_timers()
@@ -387,16 +336,11 @@ class RunTimeline:
                 self.steps[order[place].number].timers.append(timer)
         self._unnumbered.clear()
 
-    def _read_index(self, run: Path | None, stamp: _Stamp) -> bool:
-        """Take over the index of the run. Return False if it does not match the present state of the journals."""
-        if run is None or not _is_large(stamp):
-            return False
-        try:
-            content = files.read(run / TIMELINE_INDEX, _MAX_INDEX_BYTES, (os.getuid(), os.stat(run).st_uid))
-            index = msgspec.msgpack.decode(content, type=_Index, dec_hook=lambda _, pieces: Union(pieces))
-        except (OSError, msgspec.MsgspecError, ValueError, TypeError, RecursionError):
-            return False
-        if index.stamp != stamp or index.version != _INDEX_VERSION or len(index.zones) != len(self.journals):
+    def _read_index(self, run: Path, stamps: dict[str, Stamp]) -> bool:
+        """Take over the cached sums. Return False if they do not match the present state of the journals."""
+        index = cache.get(run, INDEX, _Index, lambda _, pieces: Union(pieces))
+        shifts = [journal.shift_ns for journal in self.journals]
+        if index is None or index.stamps != stamps or index.shifts_ns != shifts or len(index.zones) != len(shifts):
             return False
         self.zones, self.kinds, self._unnumbered = index.zones, index.kinds, index.unnumbered
         self.spans = {span.number: span for span in index.spans}
@@ -407,29 +351,23 @@ class RunTimeline:
         self._distinct.beyond.update(index.beyond)
         return True
 
-    def _write_index(self, run: Path | None, stamp: _Stamp) -> None:
-        """Write the index of a large timeline into the run's folder. Errors are ignored: it only saves time."""
-        if run is None or not _is_large(stamp) or self.reader.failed:
-            return
+    def _write_index(self, run: Path, stamps: dict[str, Stamp]) -> None:
         index = _Index(
-            stamp=stamp,
+            stamps=stamps,
+            shifts_ns=[journal.shift_ns for journal in self.journals],
             zones=self.zones,
             spans=list(self.spans.values()),
             steps=dict(self.steps),
             unnumbered=self._unnumbered,
             before=dict(self._before),
             attempts=self.attempts.starts,
+            trainers=sorted(self.attempts.trainers),
             first_steps=sorted(self.attempts.first_steps),
             left_out=[(*where, count) for where, count in self.reader.left_out.items()],
             beyond=dict(self._distinct.beyond),
             kinds=self.kinds,
         )
-        try:
-            files.open_as(run)
-            content = msgspec.msgpack.encode(index, enc_hook=Union.pieces)
-            files.write(run / TIMELINE_INDEX, content)
-        except (OSError, msgspec.MsgspecError, ValueError, OverflowError):
-            return
+        cache.put(run, INDEX, index, Union.pieces)
 
     def notes(self) -> list[str]:
         """Return a note for each journal and reason with left-out lines; if there are many, for the first ones."""

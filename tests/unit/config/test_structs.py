@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 Python = Callable[..., "subprocess.CompletedProcess[str]"]
 
-# Structs that msgspec never decodes: they are only made, encoded or pickled.
-NEVER_READ = {"BoundHook", "Crash", "ProcessState"}
+# Structs that msgspec never decodes in a run: they are only made, encoded or pickled, or only commands decode them.
+NEVER_READ = {"BoundHook", "Crash", "ProcessState", "JournalIndex", "_CachedFold", "_CachedFolds", "_CachedStep"}
 # Structs of a run whose description needs Python code, because they contain other structs or literals. The behaviours
 # of recipes are left out, since only one thread at a time reads them (`hooks/registry.py`).
 DESCRIBED = """

@@ -1,4 +1,4 @@
-"""The index of a large timeline: what is read with it, and when it is made anew. Counts, not times."""
+"""The cache of a large run: what is read with it, and when it is made anew. Counts, not times."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import pytest
 
 from autoprof.cli.main import main
 from autoprof.report import build
-from autoprof.report.figures import timeline
-from autoprof.rundir import journal, runs
+from autoprof.rundir import cache, journal, processes, runs
 from tests.support import large_timelines, report_runs
 
 STEPS, SAMPLES = 40, 256
@@ -20,7 +19,7 @@ STEPS, SAMPLES = 40, 256
 
 @pytest.fixture(autouse=True)
 def _worth(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timeline, "WORTH_BYTES", 1 << 20)
+    monkeypatch.setattr(cache, "WORTH_BYTES", 1 << 20)
 
 
 @pytest.fixture(scope="module")
@@ -31,8 +30,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(made: Path) -> Path:
-    """The same without an index."""
-    (made / "timeline" / "index.msgpack").unlink(missing_ok=True)
+    """The same without a cache."""
+    (made / "cache.msgpack").unlink(missing_ok=True)
     return made
 
 
@@ -46,7 +45,7 @@ def figures(run: Path, *steps: int) -> bytes:
     return msgspec.json.encode(build.figures(runs.read(run), list(steps)))
 
 
-def test_a_step_is_the_same_with_the_index_and_reads_little(run: Path, decoded: Any) -> None:
+def test_a_step_is_the_same_with_the_cache_and_reads_little(run: Path, decoded: Any) -> None:
     first = figures(run, 30)
     whole = sum(path.read_bytes().count(b"\n") for path in run.glob("timeline/*.jsonl")) / 128
     assert whole <= decoded.call_count < 1.5 * whole
@@ -55,22 +54,22 @@ def test_a_step_is_the_same_with_the_index_and_reads_little(run: Path, decoded: 
     assert 0 < decoded.call_count < 0.1 * whole
 
 
-def test_a_file_that_has_grown_makes_the_index_void(tmp_path: Path) -> None:
+def test_a_file_that_has_grown_makes_the_cache_void(tmp_path: Path) -> None:
     run = large_timelines.write(tmp_path / "run", 4, SAMPLES * 4, workers=0)
     before = figures(run, 3)
-    (made_at,) = (path.stat().st_mtime_ns for path in run.glob("timeline/index.msgpack"))
+    (made_at,) = (path.stat().st_mtime_ns for path in run.glob("cache.msgpack"))
     other = large_timelines.write(tmp_path / "other", 5, 1, workers=0) / "timeline" / "n1-100.jsonl"
     with (run / "timeline" / "n1-100.jsonl").open("ab") as file:
         file.write(b"".join(line for line in other.open("rb") if b'"step":5,' in line))
     assert figures(run, 3) != before
-    assert (run / "timeline" / "index.msgpack").stat().st_mtime_ns > made_at
+    assert (run / "cache.msgpack").stat().st_mtime_ns > made_at
     assert [row.number for row in build.figures(runs.read(run)).steps] == [1, 2, 3, 4, 5]
 
 
-@pytest.mark.parametrize("content", [b"", b"\x93no index", b"{}", os.urandom(1000)], ids=range(4))
-def test_an_index_that_is_damaged_is_made_anew(run: Path, content: bytes) -> None:
+@pytest.mark.parametrize("content", [b"", b"\x93no cache", b"{}", os.urandom(1000)], ids=range(4))
+def test_a_cache_that_is_damaged_is_made_anew(run: Path, content: bytes) -> None:
     first = figures(run, 30)
-    path = run / "timeline" / "index.msgpack"
+    path = run / "cache.msgpack"
     whole = path.read_bytes()
     path.write_bytes(content)
     assert figures(run, 30) == first
@@ -82,7 +81,8 @@ def test_doctor_decodes_the_lines_of_steps_and_the_ends_of_files(
 ) -> None:
     assert main(["doctor", str(run)]) == 0
     assert f"steps executed: 1-{STEPS}\n" in capsys.readouterr().out
-    assert decoded.call_count == 0
+    # Each of the parts at the end of a file is one batch.
+    assert decoded.call_count <= len(processes._TAIL_BYTES) * len(list(run.glob("timeline/*.jsonl")))
 
 
 def test_ls_reads_no_timeline(run: Path, mocker: Any) -> None:
@@ -91,8 +91,8 @@ def test_ls_reads_no_timeline(run: Path, mocker: Any) -> None:
     assert read.call_count == 0
 
 
-def test_a_resumed_run_is_the_same_with_the_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timeline, "WORTH_BYTES", 1000)
+def test_a_resumed_run_is_the_same_with_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "WORTH_BYTES", 1000)
     run = tmp_path / "run"
     report_runs.write(run, 6, torn=True, slow_tool=4)
     again = report_runs.Script({}, seed=8)
@@ -104,5 +104,69 @@ def test_a_resumed_run_is_the_same_with_the_index(tmp_path: Path, monkeypatch: p
         text = "".join(msgspec.json.encode(line).decode() + "\n" for _, line in lines)
         (run / "timeline" / f"{host}-{pid}.2.jsonl").write_text(text)
     first = figures(run)
-    assert (run / "timeline" / "index.msgpack").exists()
+    assert (run / "cache.msgpack").exists()
     assert figures(run) == first
+
+
+@pytest.fixture
+def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run with captures, of which everything is cached."""
+    monkeypatch.setattr(cache, "WORTH_BYTES", 1000)
+    monkeypatch.setattr(runs, "_MANY_CAPTURES", 1)
+    monkeypatch.setattr(runs, "_SETTLED_NS", 0)
+    report_runs.write(tmp_path / "run", 6, slow_tool=4, captured=3)
+    return tmp_path / "run"
+
+
+COMMANDS = (
+    ["ls"],
+    ["doctor", "--all"],
+    ["report"],
+    ["report", "--md", "-"],
+    ["report", "--json"],
+    ["report", "--step", "3"],
+)
+
+
+def outputs(run: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """Return what the commands print, and the pages that they write."""
+    for command in COMMANDS:
+        main([command[0], str(run), *command[1:]])
+    return [capsys.readouterr().out, *(path.read_text() for path in sorted(run.glob("*.html")))]
+
+
+def test_commands_print_the_same_with_and_without_the_cache(large: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = outputs(large, capsys)
+    parts = msgspec.msgpack.decode((large / "cache.msgpack").read_bytes())["parts"]
+    assert parts.keys() == {"captures", "processes", "report", "timeline"}
+    assert outputs(large, capsys) == first
+    (large / "cache.msgpack").unlink()
+    assert outputs(large, capsys) == first
+
+
+def test_a_finished_run_is_read_from_the_cache(
+    large: Path, mocker: Any, decoded: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outputs(large, capsys)
+    folded, metas = mocker.spy(processes, "_fold"), mocker.spy(runs.decoder, "_read")
+    decoded.reset_mock()
+    for command in (["ls"], ["doctor"], ["report"]):
+        main([*command, str(large)])
+    assert (folded.call_count, decoded.call_count) == (0, 0)
+    assert {Path(call.args[0]).name for call in metas.call_args_list} <= {"run.json", "collected.json"}
+
+
+@pytest.mark.parametrize("changed", ["timeline/*-*.jsonl", "global_step_000003/*.meta.json"])
+def test_what_has_changed_is_read_again(large: Path, changed: str, capsys: pytest.CaptureFixture[str]) -> None:
+    outputs(large, capsys)
+    path = sorted(large.glob(changed))[0]
+    content = path.read_bytes()
+    if path.suffix == ".jsonl":
+        path.write_bytes(content + content.splitlines(keepends=True)[-1])
+    else:
+        part = path.with_suffix(".new")
+        part.write_bytes(content.replace(b'"complete"', b'"truncated"'))
+        part.replace(path)
+    with_cache = outputs(large, capsys)
+    (large / "cache.msgpack").unlink()
+    assert outputs(large, capsys) == with_cache
