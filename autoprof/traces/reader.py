@@ -6,6 +6,7 @@ the JSON decoder confirms or rejects it.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
@@ -167,11 +168,10 @@ class Reader:
             self._file: Bytes = unpacked(path)
         except OSError as error:
             raise TraceError(f"{path}: {error.strerror or error}") from None
-        try:
+        with contextlib.ExitStack() as unless_read:
+            unless_read.callback(self.close)
             self._buffer = self._read_head()
-        except BaseException:
-            self.close()
-            raise
+            unless_read.pop_all()
 
     def __enter__(self) -> Reader:
         return self

@@ -15,7 +15,7 @@ import sys
 import sysconfig
 import threading
 import time
-from types import CodeType, FrameType, FunctionType
+from types import CodeType, FrameType, FunctionType, GetSetDescriptorType
 from typing import Any
 
 # Calls of a function of which the integers are recorded, to find the counter of steps.
@@ -231,11 +231,9 @@ def _integers(frame: FrameType) -> dict[str, int]:
 
 def _variables(value: Any) -> dict[str, Any]:
     """Return an object's attributes, without the execution of a property or of `__getattr__`."""
-    try:
-        variables = object.__getattribute__(value, "__dict__")
-    except Exception:
-        return {}
-    if type(variables) is not dict or isinstance(value, type(sys)):
+    attributes = next((vars(kind)["__dict__"] for kind in type(value).__mro__ if "__dict__" in vars(kind)), None)
+    variables = attributes.__get__(value) if type(attributes) is GetSetDescriptorType else None
+    if type(variables) is not dict:  # a module, a class, or an object with slots
         return {}
     return {name: item for name, item in list(variables.items())[:_MAX_INTEGERS] if isinstance(name, str)}
 

@@ -9,6 +9,7 @@ In a Ray cluster this module runs on all nodes of the run. A node may have no au
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -327,9 +328,9 @@ def _put(path: str, content: bytes) -> None:
             file.write(content)
         _hand_over(part)
         os.replace(part, path)
-    except BaseException:
-        os.unlink(part)
-        raise
+    finally:
+        with contextlib.suppress(FileNotFoundError):  # it has its name
+            os.unlink(part)
 
 
 def _hand_over(path: str) -> None:

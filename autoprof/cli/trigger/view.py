@@ -318,13 +318,21 @@ class InRay:
         self._check()
         task = cluster.on_node(self._ray.remote(writer()), self.run.node, "autoprof_trigger")
         call = task.remote(self.run.directory, name, content)
+        problem = self._answer(call)
+        if problem is not None:
+            raise OSError(*problem)
+
+    def _answer(self, call: Any) -> Any:
+        """Return the result of a call on a node.
+
+        Raises:
+            Gone: The node does not answer, or the call failed.
+        """
         try:
-            problem = self._ray.get(call, timeout=cluster._PATIENCE_S)
+            return self._ray.get(call, timeout=cluster._PATIENCE_S)
         except Exception as error:
             self._ray.cancel(call)
             raise self._unreachable(type(error).__name__) from None
-        if problem is not None:
-            raise OSError(*problem)
 
     def look(self, steps: Sequence[int] = ()) -> list[View]:
         """Return the current views of the run: of the node that counts its steps, and with `steps` of the others.
@@ -344,14 +352,15 @@ class InRay:
         done, late = self._ray.wait(calls, num_returns=len(calls), timeout=cluster._PATIENCE_S)
         for call in late:
             self._ray.cancel(call)
+        if calls[0] in late:
+            raise self._unreachable(f"no answer within {cluster._PATIENCE_S:g} s")
         views = []
-        for node, call in zip(nodes, calls, strict=True):
+        for call in (each for each in calls if each in done):
             try:
-                views.append(view(self._ray.get(call) if call in done else {}))
-            except Exception as error:  # the node has died since
-                if node == self.run.node:
-                    reason = type(error).__name__ if call in done else f"no answer within {cluster._PATIENCE_S:g} s"
-                    raise self._unreachable(reason) from None
+                views.append(view(self._answer(call)))
+            except Gone:  # another node has died since
+                if call == calls[0]:
+                    raise
         return [view for index, view in enumerate(views) if index == 0 or view.info]
 
     def _unreachable(self, reason: str) -> Gone:
