@@ -14,8 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from autoprof.cli import doctor, documents
-from autoprof.cli.recipes import catalog, check
-from autoprof.cli.recipes import documents as recipe_documents
+from autoprof.cli.recipes import catalog, check, command, trial
 from autoprof.hooks.form import described
 from autoprof.report import model
 from autoprof.rundir import records
@@ -27,7 +26,7 @@ MARK = "<!-- make formats writes the rest, from autoprof/rundir/records.py -->\n
 JSON_PAGE = ROOT / "docs" / "reference" / "json.md"
 JSON_MARK = "<!-- make formats writes the rest, from the structs that commands print -->\n"
 # What the structs of these modules hold of other modules' is described there, or here with them.
-JSON_MODULES = (documents, recipe_documents, catalog, check, doctor, model)
+JSON_MODULES = (documents, command, trial, catalog, check, doctor, model)
 
 
 def page() -> str:

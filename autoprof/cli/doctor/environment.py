@@ -5,6 +5,7 @@ Hooks are looked up in the metadata and the source of the installed targets. Onl
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -13,17 +14,18 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from autoprof import _boot
+from autoprof import _boot, agent
 from autoprof.capture import cupti, profilers
 from autoprof.capture.budget import Budget, OverBudget
 from autoprof.capture.profilers import npu, nsys
 from autoprof.cli.doctor import Report, list_hooks, problems_found
 from autoprof.cli.recipes import catalog
-from autoprof.cli.recipes.lookup import ChildFailed, NotInSource, Sources, Unknown, in_child
+from autoprof.cli.recipes.lookup import ChildFailed, NotInSource, Sources, Unknown, import_problem, in_child
 from autoprof.config.settings import Settings, unknown, unknown_roles
 from autoprof.hooks import behaviour as behaviours
-from autoprof.hooks import empty_run, recipe
+from autoprof.hooks import empty_run, recipe, registry
 from autoprof.hooks.recipe import DISABLED, BoundHook, RecipeError, exceeds, fits, installed_version
+from autoprof.run import runtime
 from autoprof.rundir.records import HookLine
 
 # State of a hook whose function is in the target's source, and of one for which the source can't decide it.
@@ -33,7 +35,7 @@ _VLLM_LOOKUP = "verl.third_party.vllm"
 
 
 def look_up(settings: Settings) -> dict[str, Any]:
-    """Return the hooks with states, the versions, the errors and the tool, as `doctor/probe.py` writes them."""
+    """Return the hooks with states, the versions, the errors and the tool as found in the source of the targets."""
     sources = Sources()
     hooks: dict[str, dict[str, str]] = {}
     errors: dict[str, dict[str, str]] = {}
@@ -263,7 +265,7 @@ def _probe(report: Report) -> dict[str, Any]:
     """Import the targets with autoprof on, in a child process with a temporary run directory."""
     variables = {_boot.ENABLE: "1", _boot.RUN_ID: _boot.new_run_id(), _boot.STARTER: "", "AUTOPROF_ON_FINISH": ""}
     try:
-        content: dict[str, Any] = in_child("autoprof.cli.doctor.probe", **variables)
+        content: dict[str, Any] = in_child("autoprof.cli.doctor.environment", **variables)
     except ChildFailed as error:
         report.problems.append(str(error))
         return {}
@@ -298,3 +300,36 @@ def unread(names: Iterable[str], version: str) -> Iterator[str]:
         if version and not fits(version, versions):
             for name in sorted(variables.intersection(read)):
                 yield f"{name} is set, but vLLM {version} does not read it ({versions} do); autoprof does not need it"
+
+
+def main(output: str) -> None:
+    """Import the module of each hook, and write the same as `look_up` to a file as JSON.
+
+    `--deep` runs this in a separate process, since importing a target takes seconds and may do anything.
+    """
+    run = runtime.start()
+    if run is None:
+        return
+    for target in _boot.recipe_files():
+        agent.load(target)
+    sources = Sources()
+    for hook in registry.known_hooks():
+        if registry.left_out(run, hook):
+            continue
+        # The user's own trainer may be on sys.path without a distribution.
+        if installed_version(hook.recipe) or sources.installed(hook.recipe.target):
+            if problem := import_problem(hook.hook.module):
+                run.hooks.skipped(hook, problem)
+        else:
+            run.hooks.skipped(hook, f"{hook.recipe.target} is not installed")
+    content = {
+        "hooks": {key: {"state": line.state, "reason": line.reason} for key, line in run.hooks.hooks.items()},
+        "errors": {where: {"last": line.last} for where, line in run.hooks.errors.items()},
+        "versions": run.hooks.versions,
+        "tool": profilers.outlook(run.settings.tool),
+    }
+    Path(output).write_text(json.dumps(content), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

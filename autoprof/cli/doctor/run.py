@@ -39,7 +39,7 @@ def examine_run(run: runs.Run) -> Report:
     """Return a report on a run: the hooks in its processes, its steps and captures, and its problems."""
     report = Report(subject=f"run: {run.path}")
     report.facts["state"] = run.outcome
-    report.facts["settings"] = f"steps {_steps(run, '?') or 'none, the timeline alone'}"
+    report.facts["settings"] = f"steps {_steps(run) or 'none, the timeline alone'}"
     left_out = list(run.left_out)
     processes = [state for state in run.processes if state.hooks]
     report.facts["processes"] = str(len(processes))
@@ -139,9 +139,9 @@ def _outside_versions(hooks: Mapping[str, dict[str, Any]]) -> list[str]:
     return [f"{reason}; its hooks were tried anyway" for reason in dict.fromkeys(reasons)]
 
 
-def _steps(run: runs.Run, unknown: str) -> str:
-    """Return the setting `AUTOPROF_STEPS` of a run, or `unknown` if `run.json` does not have it."""
-    return run.info.settings.steps if "steps" in run.fields.get("settings", {}) else unknown
+def _steps(run: runs.Run) -> str:
+    """Return the setting `AUTOPROF_STEPS` of a run, or `?` if `run.json` does not have it."""
+    return run.info.settings.steps if "steps" in run.fields.get("settings", {}) else "?"
 
 
 def _check_hangs(report: Report, run: runs.Run, opened: OpenSpans, executed_s: Mapping[int, float]) -> None:

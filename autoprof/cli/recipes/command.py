@@ -7,13 +7,49 @@ import json
 import os
 
 import msgspec
+from msgspec import Struct
 
 from autoprof.cli import arguments, console
 from autoprof.cli.console import complain
+from autoprof.cli.documents import Document
 from autoprof.cli.recipes import catalog, check, new
+from autoprof.cli.recipes.catalog import Entry
 from autoprof.cli.recipes.check import RecipeFinding
-from autoprof.cli.recipes.documents import Behaviours, Catalog, Checked, KnownBehaviour, Option
 from autoprof.hooks.form import described, summary, takes
+
+
+class Catalog(Document):
+    """`autoprof recipes --json`, and `autoprof recipes NAME --json`."""
+
+    recipes: list[Entry]  # The recipes.
+
+
+class Checked(Document):
+    """`autoprof recipes --check FILE --json`."""
+
+    findings: list[RecipeFinding]  # Errors in the files, and notes.
+    summaries: list[str]  # One line per file.
+
+
+class Option(Struct):
+    """An option of a behaviour."""
+
+    means: str  # Its meaning.
+    takes: str  # Its type, in the terms of TOML.
+    required: bool  # True if every hook with this behaviour must set it.
+
+
+class KnownBehaviour(Struct):
+    """A behaviour."""
+
+    does: str  # Its effect.
+    options: dict[str, Option]  # Its options by name.
+
+
+class Behaviours(Document):
+    """`autoprof recipes --behaviours --json`."""
+
+    behaviours: dict[str, KnownBehaviour]  # The behaviours by name.
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -13,12 +13,14 @@ from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
+from msgspec import Struct
+
 from autoprof import _boot
 from autoprof.base import units
 from autoprof.cli import arguments, console
 from autoprof.cli.console import complain
+from autoprof.cli.documents import Document
 from autoprof.cli.recipes import catalog
-from autoprof.cli.recipes.documents import Tried, TriedHook, TriedProcess, TriedStage
 from autoprof.cli.run import not_run, switch_on
 from autoprof.hooks import recipe
 from autoprof.hooks.behaviour import Behaviour
@@ -36,6 +38,55 @@ FIRED, LEFT_ALONE, NOT_CALLED, NOT_IMPORTED, INSTALLED, FAILED = (
     "installed",
     "failed",
 )
+
+
+class TriedProcess(Struct):
+    """A process in which a hook fired."""
+
+    process: str  # Its command line, or the title that Ray gave it.
+    host: str  # The host.
+    pid: int  # Its process id.
+    calls: int  # The number of calls for which the hook fired in it.
+    steps: list[int]  # The steps of these calls, if the process knew them.
+
+
+class TriedHook(Struct):
+    """The result of a hook, after the command has ended."""
+
+    name: str  # Its name in the recipe.
+    place: str  # Its module and attribute.
+    behaviour: str  # Its behaviour.
+    # `fired`, `left alone` (by `when`, `unless`, or the names in its tables), `not called`, `not imported`, `skipped`,
+    # `failed`, `installed` (the hook changed a class and wraps no function).
+    state: str
+    said: str  # The reason why it did not fire, or the error.
+    calls: int  # The number of calls for which it fired, in all processes.
+    left_alone: int  # The number of calls that it left alone.
+    steps: list[int]  # The steps in which it fired, if the processes knew them.
+    processes: list[TriedProcess]  # The processes in which it fired.
+
+
+class TriedStage(Struct):
+    """A stage or span on the timeline."""
+
+    role: str  # Its role.
+    stage: str  # Its name.
+    kind: str  # Its kind, if any.
+    times: int  # The number of times that it occurred.
+    steps: list[int]  # The steps in which it occurred.
+
+
+class Tried(Document):
+    """`autoprof recipes --try RECIPE --json -- COMMAND`."""
+
+    recipe: str  # The recipe's file.
+    status: int  # The exit status of the command.
+    hooks: list[TriedHook]  # The recipe's hooks.
+    steps: list[int]  # The steps that have ended.
+    stages: list[TriedStage]  # The stages and spans of all recipes.
+    errors: list[str]  # Errors of autoprof, also from other recipes.
+
+
 # Processes that are shown per hook.
 _MAX_PROCESSES = 4
 # Calls of a hook in a process: their step, True if the hook fired for them, and their number.

@@ -18,7 +18,7 @@ from autoprof.capture.finisher import job
 from autoprof.cli import documents, main
 from autoprof.cli.arguments import Parser
 from autoprof.cli.doctor import Report, environment
-from autoprof.cli.recipes import documents as recipe_documents
+from autoprof.cli.recipes import command as recipes
 from autoprof.report.model import RunFigures
 from autoprof.report.page.server import Server
 from tests.support.helpers import ROOT, clean_environment, process_lines, processes_of
@@ -375,9 +375,9 @@ def test_json_is_one_object_with_a_version(
         ("open", run, "--port", "0", "--no-browser"): documents.Opened,
         ("report", run): RunFigures,
         ("doctor", run): Report,
-        ("recipes", "ray"): recipe_documents.Catalog,
-        ("recipes", "--check", str(ROOT / "recipes" / "ray.toml")): recipe_documents.Checked,
-        ("recipes", "--behaviours"): recipe_documents.Behaviours,
+        ("recipes", "ray"): recipes.Catalog,
+        ("recipes", "--check", str(ROOT / "recipes" / "ray.toml")): recipes.Checked,
+        ("recipes", "--behaviours"): recipes.Behaviours,
     }
     for command, kind in commands.items():
         main.main([*command, "--json"])

@@ -17,13 +17,13 @@ from autoprof.capture.artifacts import Subject
 from autoprof.capture.finisher import job, nsys_report
 from autoprof.capture.profilers import memory
 from autoprof.cli import documents
-from autoprof.cli.recipes import documents as recipe_documents
+from autoprof.cli.recipes import command, trial
 from autoprof.rundir import decoder, journal, records
 from autoprof.rundir.records import CaptureMeta, Line, OutOfMemoryMeta, ProcessLine
 from autoprof.rundir.runs import CaptureFile
 from tests.support import formats
 
-KINDS = [*formats.structs(records), *formats.structs(records)]
+KINDS = formats.structs(records)
 
 
 def test_the_page_is_what_the_structs_say() -> None:
@@ -31,7 +31,9 @@ def test_the_page_is_what_the_structs_say() -> None:
     assert formats.JSON_PAGE.read_text() == formats.json_page(), "run make formats"
 
 
-@pytest.mark.parametrize("kind", [*KINDS, *formats.structs(documents), *formats.structs(recipe_documents)])
+@pytest.mark.parametrize(
+    "kind", [*KINDS, *formats.structs(documents), *formats.structs(command), *formats.structs(trial)]
+)
 def test_every_field_is_documented(kind: type[Struct]) -> None:
     documented = formats.comments(documents.Document) | formats.comments(kind)
     assert [name for name in kind.__struct_fields__ if not documented.get(name)] == []
