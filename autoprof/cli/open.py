@@ -17,7 +17,16 @@ from autoprof.cli.documents import Opened
 from autoprof.report import build
 from autoprof.report.build import ReportRequest
 from autoprof.report.page import html
-from autoprof.report.page.server import PERFETTO, PERFETTO_PORT, Content, PortTaken, Server
+from autoprof.report.page.server import (
+    PERFETTO,
+    PERFETTO_PORT,
+    Content,
+    PortTaken,
+    Server,
+    index_page,
+    report_item,
+    trace_item,
+)
 from autoprof.rundir.file_names import MERGED, META, REPORT, RUN, STEP, tidy
 from autoprof.rundir.layout import RunDir
 from autoprof.rundir.runs import NotFound, Run, Step
@@ -81,19 +90,19 @@ def fill(server: Server, run: Run, number: int | None) -> list[str]:
     report = _report(run)
     if report is not None:
         server.contents[REPORT] = Content(kind="text/html; charset=utf-8", file=report)
-        items.append(html.report_item())
+        items.append(report_item())
         lines.append(f"report: {server.url(REPORT)}")
     trace = _trace(run, step) if step is not None else None
     if step is not None and trace is not None:
         name = f"{tidy(run.id)}-step{step.number}.json.gz"
         server.contents[name] = Content(kind="application/gzip", file=trace, for_perfetto=True)
-        items.append(html.trace_item(run.id, step.number, name))
+        items.append(trace_item(run.id, step.number, name))
         lines.append(f"step {step.number} in Perfetto: {_perfetto_text(server, name)}")
     elif step is None:
         lines.append("no step was captured; --step N shows a step from the timeline")
     if not items:
         return []
-    server.contents[""] = html.index_page(run.id, items)
+    server.contents[""] = index_page(run.id, items)
     return [f"both: {server.url()}" if len(items) > 1 else f"page: {server.url()}", *lines]
 
 

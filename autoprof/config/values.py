@@ -31,8 +31,8 @@ PREFIX = "AUTOPROF_"
 TOOLS = ("torch", "npu", "nsys", "memory")
 MODES = ("discrete", "continuous")
 CONSECUTIVE = ("apart", "together")
-# The roles of autoprof's own recipes.
-ROLES = ("trainer", "actor", "critic", "ref", "reward", "rollout", "agent_loop")
+# The roles of autoprof's own recipes, from the driver of a step to the functions that it calls.
+ROLES = ("trainer", "actor", "ref", "critic", "reward", "agent_loop", "rollout")
 # Readers of a run's files.
 GROUP = "group"
 ACCESS = ("private", GROUP)
@@ -276,3 +276,8 @@ _CONDITION = "when."
 CONDITION_FIELDS = (*conditions.PARSERS, *WINDOW_FIELDS)
 PARSERS |= {_CONDITION + name: parser for name, parser in conditions.PARSERS.items()}
 ROLE_FIELDS = ("ranks", "contents", "rollout_iterations", "mini_batches", "max_trace_mb", "stop_timeout_s")
+
+
+def role_place(role: str) -> int:
+    """Return the place of a role in the display order. Roles of other recipes come last."""
+    return ROLES.index(role) if role in ROLES else len(ROLES)

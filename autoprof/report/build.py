@@ -14,7 +14,6 @@ from autoprof import __version__
 from autoprof.base.identity import HOST, pid_namespace
 from autoprof.base.redact import writable
 from autoprof.base.units import ranges, seconds
-from autoprof.report import comparison
 from autoprof.report.figures import captures, words
 from autoprof.report.figures.details import choose, details, more_slow_steps
 from autoprof.report.figures.overview import (
@@ -30,7 +29,7 @@ from autoprof.report.figures.overview import (
 )
 from autoprof.report.figures.timeline import RunTimeline, StepSpan, journals_of
 from autoprof.report.findings import findings
-from autoprof.report.findings.registry import LEAST_S
+from autoprof.report.findings.rules import LEAST_S
 from autoprof.report.hangs import read, sentences
 from autoprof.report.model import CaptureFigures, RunFigures, StepRow
 from autoprof.rundir import cache, runs
@@ -320,6 +319,8 @@ def report_figures(request: ReportRequest, progress: Progress = unseen) -> RunFi
     own_step, run = request.step, request.run
     if request.against is None:
         return figures(run, [] if own_step is None else [own_step], progress)
+    from autoprof.report import comparison  # most reports need none
+
     other_step = own_step if request.against_step is None else request.against_step
     own_steps, other_steps = ([] if step is None else [step] for step in (own_step, other_step))
     one_run = bool(own_steps) and request.against.path == run.path

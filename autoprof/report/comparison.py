@@ -25,8 +25,6 @@ FINDING_SHARE = 0.03
 FINDING_RATIO = 1.1
 # Rows of operators.
 _MAX_OPERATOR_ROWS = 60
-# Sentence for a comparison without rows.
-NOTHING_COMMON = "nothing to compare: neither side has steps that ended, or traces"
 # Operators of each trace that are compared: far more than are shown, because each side lists its own longest ones.
 MAX_OPERATORS = 2000
 # Name of a stage's time outside of all operators. In traces this is the range with the stage's own name.

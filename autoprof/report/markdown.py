@@ -8,10 +8,9 @@ from collections.abc import Iterable, Sequence
 
 from autoprof.base.redact import plain
 from autoprof.base.units import change, number, seconds, share
-from autoprof.report.comparison import NOTHING_COMMON
 from autoprof.report.figures import words
 from autoprof.report.figures.captures import place_of
-from autoprof.report.figures.words import several
+from autoprof.report.figures.words import NOTHING_COMMON, several
 from autoprof.report.hangs.read import open_for
 from autoprof.report.model import CaptureFigures, Comparison, Finding, RunFigures, StepFigures
 

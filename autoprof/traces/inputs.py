@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from autoprof.config.values import role_place
 from autoprof.rundir import decoder, file_names
 from autoprof.rundir.file_names import MERGED, META, NPU_ANALYSED, NPU_TIMELINE, TRACE, is_merged
 from autoprof.rundir.journal import Journal
@@ -17,7 +18,7 @@ from autoprof.rundir.runs import CaptureFile
 from autoprof.traces import clocks
 from autoprof.traces.merge import Input
 from autoprof.traces.reader import Reader, TraceError
-from autoprof.traces.timeline import ROLES, StepTimeline
+from autoprof.traces.timeline import StepTimeline
 
 # Chrome trace that torch_npu's analysis writes into its folder. It is a bare list of events.
 NPU_TRACE = Path(NPU_ANALYSED, NPU_TIMELINE)
@@ -187,5 +188,4 @@ def _label(name: str) -> str:
 
 def _order(capture: CaptureFile) -> tuple[int, str, int, int, int, str]:
     name, meta = roles(capture)[0], capture.meta
-    place = ROLES.index(name) if name in ROLES else len(ROLES)
-    return place, name, meta.replica or 0, meta.rank or 0, meta.clock.start.unix_ns, capture.name
+    return role_place(name), name, meta.replica or 0, meta.rank or 0, meta.clock.start.unix_ns, capture.name

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Raw, Struct
 
+from autoprof.config.values import role_place
 from autoprof.rundir import cache, journal, processes, runs
 from autoprof.rundir.journal import EVER, Journal, JournalIndex, SpanReader, Zone
 from autoprof.rundir.records import Line
@@ -127,8 +128,6 @@ def of_step(run: Path, number: int, messages: list[str] | None = None) -> dict[J
     return by_process
 
 
-# Display order of roles, from the driver of a step to the functions that it calls. Other roles come last.
-ROLES = ("trainer", "actor", "ref", "critic", "reward", "agent_loop", "rollout")
 _encode = msgspec.json.Encoder().encode
 
 
@@ -236,6 +235,5 @@ def _names(groups: list[_Group]) -> dict[_Group, str]:
 
 
 def _order(group: _Group) -> tuple[int, str, int, int, str, int]:
-    place = ROLES.index(group.role) if group.role in ROLES else len(ROLES)
     replica = -1 if group.replica is None else group.replica
-    return place, group.role, replica, group.rank or 0, group.process.host, group.process.pid
+    return role_place(group.role), group.role, replica, group.rank or 0, group.process.host, group.process.pid

@@ -8,10 +8,9 @@ import msgspec
 
 from autoprof.report.figures import words
 from autoprof.report.figures.captures import windows
-from autoprof.report.figures.lanes import Lanes, LaneSpans
+from autoprof.report.figures.lanes import Lanes, LaneSpans, skews
 from autoprof.report.figures.overview import Recorded, typical_steps
 from autoprof.report.figures.samples import INSIDE, Samples
-from autoprof.report.figures.skews import skews
 from autoprof.report.figures.timeline import WHOLE, Distinct, RunTimeline, StepSpan
 from autoprof.report.model import CaptureFigures, StepFigures, StepRow
 from autoprof.rundir.journal import Journal, SpanReader, ranges

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from autoprof.config import kinds
 
@@ -62,3 +62,18 @@ def listed(names: Iterable[str], most: int = 5) -> str:
     names = list(names)
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
+
+
+def name_ranks(numbers: Sequence[int], role: str) -> str:
+    """Return the words for some ranks: `ranks 3, 5 of actor`."""
+    of = f" of {role}" if role else ""
+    return f"{plural(numbers, 'rank', 'ranks')} {listed(map(str, numbers), 8)}{of}"
+
+
+def plural(things: Sequence[object], one: str, many: str) -> str:
+    """Return `one` if there is one thing, else `many`."""
+    return one if len(things) == 1 else many
+
+
+# Sentence for a comparison without rows.
+NOTHING_COMMON = "nothing to compare: neither side has steps that ended, or traces"

@@ -12,7 +12,7 @@ from autoprof.base.redact import writable
 from autoprof.report.figures import words
 from autoprof.report.figures.overview import MIN_STEPS, REGULAR, typical_steps, usual_stages
 from autoprof.report.findings import rules, step_rules
-from autoprof.report.findings.registry import CAPTURE_RULES, KINDS, ROW_RULES, STEP_RULES, Around
+from autoprof.report.findings.rules import CAPTURE_RULES, KINDS, ROW_RULES, STEP_RULES, Around
 from autoprof.report.hangs import sentences
 from autoprof.report.hangs.read import OpenSpans
 from autoprof.report.model import Finding, StageShare, StepFigures, StepRow
@@ -102,7 +102,9 @@ def of_step(step: StepFigures) -> list[Finding]:
             for finding in rule(capture):
                 by_kind[finding.kind].append(finding)
     for of_kind in by_kind.values():
-        findings += _costliest(of_kind, "capture", [finding.file or "" for finding in in_order(of_kind)])
+        ordered = in_order(of_kind)
+        names = [finding.file or "" for finding in ordered[_MAX_OF_KIND:]]
+        findings += [_with_others(finding, "capture", names) for finding in ordered[:_MAX_OF_KIND]]
     return in_order(findings)
 
 
@@ -215,17 +217,6 @@ def verdict(rows: Sequence[StepRow], unread: bool) -> str:
 def in_order(findings: Iterable[Finding]) -> list[Finding]:
     """Sort findings, the costliest first."""
     return sorted(findings, key=lambda finding: -finding.seconds)
-
-
-def _costliest(of_kind: list[Finding], thing: str, names: list[str]) -> list[Finding]:
-    """Return the costliest findings of one kind, with the others named in the evidence.
-
-    Args:
-        of_kind: The findings.
-        thing: The word for their subjects, such as `capture`.
-        names: Their subjects, the costliest first.
-    """
-    return [_with_others(each, thing, names[_MAX_OF_KIND:]) for each in in_order(of_kind)[:_MAX_OF_KIND]]
 
 
 def _with_others(finding: Finding, thing: str, names: list[str]) -> Finding:

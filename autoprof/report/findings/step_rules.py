@@ -9,7 +9,7 @@ from autoprof.base.units import share as percent
 from autoprof.report.figures import words
 from autoprof.report.figures.overview import REGULAR, own_seconds, own_stages
 from autoprof.report.figures.words import OTHER, OWN, listed, several
-from autoprof.report.findings.registry import LEAST_S, Around, matters, row_rule, step_rule
+from autoprof.report.findings.rules import LEAST_S, Around, matters, row_rule, step_rule
 from autoprof.report.model import Finding, SampleRow, StageGap, StepFigures, StepRow, ToolRow
 
 # Ratio to its usual time from which weight sync is long.

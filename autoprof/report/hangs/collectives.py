@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import pickle
 import re
+import struct
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,9 @@ from typing import Any
 import msgspec
 
 from autoprof.base import files, seam
+from autoprof.report.figures.words import name_ranks, plural
+from autoprof.report.hangs import places
+from autoprof.report.hangs.read import Process, Sentence, roles
 from autoprof.rundir.records import MAX_STACKS_BYTES, Frame
 
 # Collectives that all ranks call with the same sizes.
@@ -109,6 +113,13 @@ class _Process(msgspec.Struct, frozen=True):
     entries: list[_Entry]
 
 
+# Errors of a damaged record: of its file, of the opcodes of pickle, and of values that are not a flight record's.
+_DAMAGED = (
+    *(OSError, EOFError, pickle.PickleError, struct.error, msgspec.MsgspecError),
+    *(ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError),
+)
+
+
 def stuck(records: Sequence[Record]) -> tuple[list[Stuck], list[str]]:
     """Return the stuck collectives, and notes on unreadable records. Never raises.
 
@@ -118,7 +129,7 @@ def stuck(records: Sequence[Record]) -> tuple[list[Stuck], list[str]]:
     for record in records:
         try:
             processes.append(_read(record))
-        except Exception as error:  # a damaged pickle can raise any exception
+        except _DAMAGED as error:
             seam.pass_on(error)
             notes.append(f"{Path(record.path).name}: {type(error).__name__}: {error}"[:300])
     return _compared(_completed(processes)), notes
@@ -319,3 +330,51 @@ def _one(
         called=usual if count < len(words) else "",
         frames=first.frames[::-1],
     )
+
+
+def flight_records(processes: Sequence[Process]) -> list[Record]:
+    """Return the flight records. Processes with the same title and rank are omitted: they can't be distinguished."""
+    ranks = Counter((process.world, process.joined_as) for process in processes if process.flight_record)
+    return [
+        Record(process.flight_record, process.joined_as, process.world)
+        for process in processes
+        if process.flight_record and process.joined_as is not None and ranks[process.world, process.joined_as] == 1
+    ]
+
+
+def collective(stuck: Stuck, processes: Sequence[Process]) -> Sentence:
+    """Report the ranks that did not join a collective, or called another one."""
+    of = {process.joined_as: process for process in processes if process.world == stuck.world}
+    role = roles(processes).get(next(iter(of.values())).label, "") if of else ""
+    stages = Counter(
+        process.stage.name
+        for rank in stuck.waiting
+        if (process := of.get(rank)) is not None and process.stage is not None
+    )
+    stage = f" in {stages.most_common(1)[0][0]}" if stages else ""
+    call = f"{stuck.name} #{stuck.number}"
+    group = f"process group {stuck.group}; autoprof compared the flight records"
+    evidence = [f"{name_ranks(stuck.waiting, '')} {plural(stuck.waiting, 'waits', 'wait')} in it", group]
+    if caller := places.best_frame(stuck.frames):
+        evidence[0] += f", called in {places.text(caller)}"
+    if stuck.unknown:
+        evidence.append(f"{name_ranks(stuck.unknown, role)} left no flight record")
+    if stuck.late:
+        late = [process for rank in stuck.late if (process := of.get(rank)) is not None]
+        at = list(dict.fromkeys(process.place for process in late if process.place))
+        here = f"; {plural(stuck.late, 'it is', 'they are')} in {at[0]}" if len(at) == 1 else ""
+        text = f"{name_ranks(stuck.late, role)} {plural(stuck.late, 'has', 'have')} not joined {call}{stage}{here}"
+        evidence += [line for process in late[:1] for line in process.stack_lines()]
+        return Sentence(text, evidence, late[0].file if late else "")
+    other_calls = list(stuck.other.items())
+    rank, first_call = other_calls[0]
+    ranks = [each for each, other in other_calls if other == first_call]
+    text = f"{name_ranks(ranks, role)} called {first_call} as #{stuck.number}{stage}"
+    text += f", {_other_ranks(stuck, ranks)} {stuck.called}"
+    more = [f"rank {each} called {other}" for each, other in other_calls if other != first_call]
+    return Sentence(text, [*more[:5], *evidence], of[rank].file if rank in of else "")
+
+
+def _other_ranks(stuck: Stuck, ranks: Sequence[int]) -> str:
+    others = [rank for rank in stuck.waiting if rank not in ranks]
+    return f"rank {others[0]}" if len(others) == 1 else "the others"

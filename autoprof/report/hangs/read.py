@@ -161,6 +161,14 @@ class Working(msgspec.Struct, frozen=True):
     awaited: bool = False
 
 
+class Sentence(msgspec.Struct, frozen=True):
+    """A sentence, its evidence, and the file to look at."""
+
+    text: str
+    evidence: list[str] = []
+    file: str = ""
+
+
 class Process(msgspec.Struct, frozen=True, kw_only=True):
     """State of one process in a step that takes too long.
 
@@ -201,6 +209,11 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     flight_record: str
     joined_as: int | None
     file: str
+
+    def stack_lines(self) -> list[str]:
+        """Return a line with the innermost functions of its stack, if it has one."""
+        inner = [places.text(frame) for frame in self.stack[-4:]]
+        return [f"{self.name}, {self.thread}: {' > '.join(inner)}"] if inner else []
 
     @property
     def role(self) -> str:

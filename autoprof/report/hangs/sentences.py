@@ -15,11 +15,11 @@ import msgspec
 
 from autoprof.base.redact import writable
 from autoprof.base.units import seconds
-from autoprof.report.figures.words import listed, several
-from autoprof.report.findings.registry import KINDS
+from autoprof.report.figures.words import name_ranks, plural, several
+from autoprof.report.findings.rules import KINDS
 from autoprof.report.hangs import collectives, places, read
-from autoprof.report.hangs.collectives import Record, Stuck
-from autoprof.report.hangs.read import Hang, OpenSpans, Process, where
+from autoprof.report.hangs.collectives import collective, flight_records
+from autoprof.report.hangs.read import Hang, OpenSpans, Process, Sentence, where
 from autoprof.report.model import Finding
 from autoprof.rundir import journal, layout, processes
 from autoprof.rundir.layout import RunDir
@@ -155,14 +155,6 @@ OLD_S = 60.0
 OF_SAMPLES = ("sample", "turn", "tool", "reward", "request")
 
 
-class Sentence(msgspec.Struct, frozen=True):
-    """A sentence, its evidence, and the file to look at."""
-
-    text: str
-    evidence: list[str] = []
-    file: str = ""
-
-
 def deadlocks(processes: Sequence[Process], over: bool) -> Iterator[Sentence]:
     """Report deadlocks within a process: two locks, or a Ray actor that waits for its own result.
 
@@ -172,10 +164,10 @@ def deadlocks(processes: Sequence[Process], over: bool) -> Iterator[Sentence]:
     """
     for process in processes:
         if process.deadlock and not over:
-            yield Sentence(process.deadlock.replace("{process}", process.name), _stack(process), process.file)
+            yield Sentence(process.deadlock.replace("{process}", process.name), process.stack_lines(), process.file)
         elif process.itself:
             text = f"{process.name} waits for itself: ray.get in {process.itself} waits for a call to the same actor"
-            yield Sentence(text, _stack(process), process.file)
+            yield Sentence(text, process.stack_lines(), process.file)
 
 
 def held_up(processes: Sequence[Process], age_s: float) -> Iterator[Sentence]:
@@ -192,55 +184,7 @@ def held_up(processes: Sequence[Process], age_s: float) -> Iterator[Sentence]:
         blocker = f"{span.kind} {span.name} of {owner}" if owner else f"{span.kind} {span.name}"
         tasks = f"{several(waiting, 'task')} {'waits' if waiting == 1 else 'wait'}"
         text = f"{blocker} blocks the event loop of {process.name}, where {tasks}"
-        yield Sentence(f"{text}; it is in {work.place}", _stack(process), process.file)
-
-
-def flight_records(processes: Sequence[Process]) -> list[Record]:
-    """Return the flight records. Processes with the same title and rank are omitted: they can't be distinguished."""
-    ranks = Counter((process.world, process.joined_as) for process in processes if process.flight_record)
-    return [
-        Record(process.flight_record, process.joined_as, process.world)
-        for process in processes
-        if process.flight_record and process.joined_as is not None and ranks[process.world, process.joined_as] == 1
-    ]
-
-
-def collective(stuck: Stuck, processes: Sequence[Process]) -> Sentence:
-    """Report the ranks that did not join a collective, or called another one."""
-    of = {process.joined_as: process for process in processes if process.world == stuck.world}
-    role = read.roles(processes).get(next(iter(of.values())).label, "") if of else ""
-    stages = Counter(
-        process.stage.name
-        for rank in stuck.waiting
-        if (process := of.get(rank)) is not None and process.stage is not None
-    )
-    stage = f" in {stages.most_common(1)[0][0]}" if stages else ""
-    call = f"{stuck.name} #{stuck.number}"
-    group = f"process group {stuck.group}; autoprof compared the flight records"
-    evidence = [f"{name_ranks(stuck.waiting, '')} {plural(stuck.waiting, 'waits', 'wait')} in it", group]
-    if caller := places.best_frame(stuck.frames):
-        evidence[0] += f", called in {places.text(caller)}"
-    if stuck.unknown:
-        evidence.append(f"{name_ranks(stuck.unknown, role)} left no flight record")
-    if stuck.late:
-        late = [process for rank in stuck.late if (process := of.get(rank)) is not None]
-        at = list(dict.fromkeys(process.place for process in late if process.place))
-        here = f"; {plural(stuck.late, 'it is', 'they are')} in {at[0]}" if len(at) == 1 else ""
-        text = f"{name_ranks(stuck.late, role)} {plural(stuck.late, 'has', 'have')} not joined {call}{stage}{here}"
-        evidence += [line for process in late[:1] for line in _stack(process)]
-        return Sentence(text, evidence, late[0].file if late else "")
-    other_calls = list(stuck.other.items())
-    rank, first_call = other_calls[0]
-    ranks = [each for each, other in other_calls if other == first_call]
-    text = f"{name_ranks(ranks, role)} called {first_call} as #{stuck.number}{stage}"
-    text += f", {_other_ranks(stuck, ranks)} {stuck.called}"
-    more = [f"rank {each} called {other}" for each, other in other_calls if other != first_call]
-    return Sentence(text, [*more[:5], *evidence], of[rank].file if rank in of else "")
-
-
-def _other_ranks(stuck: Stuck, ranks: Sequence[int]) -> str:
-    others = [rank for rank in stuck.waiting if rank not in ranks]
-    return f"rank {others[0]}" if len(others) == 1 else "the others"
+        yield Sentence(f"{text}; it is in {work.place}", process.stack_lines(), process.file)
 
 
 def busy_engines(processes: Sequence[Process], age_s: float) -> Iterator[Sentence]:
@@ -284,7 +228,7 @@ def stack_sentences(processes: Sequence[Process]) -> Iterator[Sentence]:
         late = others[0]
         names = late.name if len(others) == 1 else f"{late.name} and {several(len(others) - 1, 'other')}"
         text = f"{names} {plural(others, 'is', 'are')} in {late.place}, {several(len(waiting), 'other')} {most_are}"
-        yield Sentence(text, _stack(late), late.file)
+        yield Sentence(text, late.stack_lines(), late.file)
 
 
 def busy(processes: Sequence[Process]) -> Iterator[Sentence]:
@@ -301,7 +245,7 @@ def busy(processes: Sequence[Process]) -> Iterator[Sentence]:
     for process, work in workers[:3]:
         stage = f" in {process.stage.name}" if process.stage is not None else ""
         doing = f"waits for {work.who}" if work.awaited else "is"
-        yield Sentence(f"{process.name} {doing} in {work.place}{stage}", _stack(process), process.file)
+        yield Sentence(f"{process.name} {doing} in {work.place}{stage}", process.stack_lines(), process.file)
 
 
 def waiting(processes: Sequence[Process]) -> Iterator[Sentence]:
@@ -311,7 +255,7 @@ def waiting(processes: Sequence[Process]) -> Iterator[Sentence]:
     for process in sorted(placed, key=lambda each: (each.waits == places.RAY, each.stage is None))[:3]:
         call = f" ({process.waits})" if process.waits in (places.COLLECTIVE, places.RAY) else ""
         stage = f" of {process.stage.name}" if process.stage is not None else ""
-        yield Sentence(f"{process.name} waits in {process.place}{stage}{call}", _stack(process), process.file)
+        yield Sentence(f"{process.name} waits in {process.place}{stage}{call}", process.stack_lines(), process.file)
 
 
 def elsewhere(processes: Sequence[Process]) -> str:
@@ -328,22 +272,6 @@ def elsewhere(processes: Sequence[Process]) -> str:
     if len(by_place) != 1:
         return ""
     return "; ".join(f"{process.name} is in {place}" for place, process in by_place.items())
-
-
-def _stack(process: Process) -> list[str]:
-    inner = [places.text(frame) for frame in process.stack[-4:]]
-    return [f"{process.name}, {process.thread}: {' > '.join(inner)}"] if inner else []
-
-
-def name_ranks(numbers: Sequence[int], role: str) -> str:
-    """Return the words for some ranks: `ranks 3, 5 of actor`."""
-    of = f" of {role}" if role else ""
-    return f"{plural(numbers, 'rank', 'ranks')} {listed(map(str, numbers), 8)}{of}"
-
-
-def plural(things: Sequence[object], one: str, many: str) -> str:
-    """Return `one` if there is one thing, else `many`."""
-    return one if len(things) == 1 else many
 
 
 HANG = "hang"

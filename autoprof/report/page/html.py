@@ -1,4 +1,4 @@
-"""The report as one self-contained HTML file, and the first page of `autoprof open`.
+"""The report as one self-contained HTML file.
 
 The content security policy forbids the page to load anything, and allows only its own scripts, by their hashes. So a
 name in a trace can never run as a script.
@@ -10,10 +10,8 @@ import base64
 import functools
 import gzip
 import hashlib
-import html as markup
 import json
 import re
-import string
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,8 +25,6 @@ from autoprof.report.figures.overview import without_own
 from autoprof.report.hangs.read import open_for
 from autoprof.report.model import DeviceShares, Finding, RunFigures, StepFigures, StepRow
 from autoprof.report.page import charts
-from autoprof.report.page.server import PERFETTO, Content
-from autoprof.rundir.file_names import REPORT
 
 if TYPE_CHECKING:
     import jinja2
@@ -218,27 +214,3 @@ def _environment() -> jinja2.Environment:
     environment.filters |= {"without_step": without_step, "after_step": after_step}
     environment.globals["device_shares"] = device_shares
     return environment
-
-
-def report_item() -> str:
-    """Return the list item that links to the report."""
-    return f'<li><a href="{REPORT}">The report</a>: where the time went</li>'
-
-
-def trace_item(run: str, step: int, name: str) -> str:
-    """Return the list item of a step's trace, which is served as `name`."""
-    return (
-        f'<li><button type="button" data-perfetto="{PERFETTO}" data-trace="{markup.escape(name)}" '
-        f'data-title="{markup.escape(f"{run}, step {step}")}">Open step {step} in Perfetto</button> '
-        f'or <a href="{markup.escape(name)}" download>download its trace</a></li>'
-    )
-
-
-def index_page(run: str, items: list[str]) -> Content:
-    """Return the first page of `autoprof open`. It may load from its own server only."""
-    script = (TEMPLATES / "index.js").read_text(encoding="utf-8")
-    template = string.Template((TEMPLATES / "index.html").read_text(encoding="utf-8"))
-    text = template.substitute(run=markup.escape(run), items="\n".join(items), script=script)
-    own = f"{script_sources(script)}; connect-src 'self'; style-src 'unsafe-inline'; img-src data:"
-    policy = f"default-src 'none'; {own}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    return Content(kind="text/html; charset=utf-8", text=text, policy=policy)

@@ -1,4 +1,4 @@
-"""Web server for one user of this machine: it serves a few pages and files under unguessable paths.
+"""Web server of `autoprof open` for one user of this machine: a few pages and files under unguessable paths.
 
 It listens on 127.0.0.1 only. Other users of the machine can connect too, but they don't know the path and get no
 content. They can read the command line of a browser that autoprof starts, so the link in it works only once. A foreign
@@ -8,10 +8,12 @@ web page can point its own host name to 127.0.0.1 (DNS rebinding), so requests f
 from __future__ import annotations
 
 import errno
+import html as markup
 import os
 import secrets
 import shutil
 import socketserver
+import string
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -19,6 +21,8 @@ from pathlib import Path
 import msgspec
 
 from autoprof.base import files
+from autoprof.report.page.html import TEMPLATES, script_sources
+from autoprof.rundir.file_names import REPORT
 
 # The only port of this machine that Perfetto's pages may load from (its Content-Security-Policy,
 # ui/src/frontend/index.ts; tools/open_trace_in_ui uses this port for the same reason).
@@ -182,3 +186,27 @@ class _PageHandler(BaseHTTPRequestHandler):
 def _name(host: str) -> str:
     name, _, port = host.partition(":")
     return name if port.isdecimal() or not port else ""
+
+
+def report_item() -> str:
+    """Return the list item that links to the report."""
+    return f'<li><a href="{REPORT}">The report</a>: where the time went</li>'
+
+
+def trace_item(run: str, step: int, name: str) -> str:
+    """Return the list item of a step's trace, which is served as `name`."""
+    return (
+        f'<li><button type="button" data-perfetto="{PERFETTO}" data-trace="{markup.escape(name)}" '
+        f'data-title="{markup.escape(f"{run}, step {step}")}">Open step {step} in Perfetto</button> '
+        f'or <a href="{markup.escape(name)}" download>download its trace</a></li>'
+    )
+
+
+def index_page(run: str, items: list[str]) -> Content:
+    """Return the first page of `autoprof open`. It may load from its own server only."""
+    script = (TEMPLATES / "index.js").read_text(encoding="utf-8")
+    template = string.Template((TEMPLATES / "index.html").read_text(encoding="utf-8"))
+    text = template.substitute(run=markup.escape(run), items="\n".join(items), script=script)
+    own = f"{script_sources(script)}; connect-src 'self'; style-src 'unsafe-inline'; img-src data:"
+    policy = f"default-src 'none'; {own}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    return Content(kind="text/html; charset=utf-8", text=text, policy=policy)

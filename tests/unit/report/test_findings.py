@@ -9,7 +9,7 @@ import pytest
 
 from autoprof.report import build, comparison
 from autoprof.report.figures import lanes, overview
-from autoprof.report.findings import findings, registry, rules, step_rules
+from autoprof.report.findings import findings, rules, step_rules
 from autoprof.report.findings.findings import KINDS
 from autoprof.report.model import Finding, RunFigures
 from autoprof.report.page import charts, html
@@ -189,7 +189,7 @@ DOCUMENTATION = ROOT / "docs" / "findings.md"
     [
         ((overview.SLOW_RATIO, overview.SLOW_S), (1.2, 1), "more than 1.2 times the median"),
         ((overview.STEPS_AROUND, overview.MIN_STEPS), (10, 3), "the ten steps before and the ten after"),
-        ((registry.LEAST_S, registry.LEAST_SHARE), (1, 0.03), "under a second, or under 3 % of the step"),
+        ((rules.LEAST_S, rules.LEAST_SHARE), (1, 0.03), "under a second, or under 3 % of the step"),
         ((step_rules.SYNC_RATIO, findings.SYNC_SHARE), (2, 0.15), "at least 15 % of the time of all regular steps"),
         (
             (step_rules.REWARD_SHARE, step_rules.SAMPLE_REWARD_SHARE),
@@ -197,7 +197,7 @@ DOCUMENTATION = ROOT / "docs" / "findings.md"
             "a tenth of the step; samples spend a quarter",
         ),
         (
-            (overview.NO_STAGE_SHARE, step_rules.NO_STAGE_S, registry.LEAST_S),
+            (overview.NO_STAGE_SHARE, step_rules.NO_STAGE_S, rules.LEAST_S),
             (0.2, 0.1, 1),
             "for over a fifth of a step (0.1 s at least in a regular step, 1 s in others)",
         ),
