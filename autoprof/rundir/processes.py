@@ -152,6 +152,8 @@ class _Folds:
         cached = cache.get(run, "processes", _CachedFolds, _as_path) if self._is_worth else None
         self._cached = cached or _CachedFolds({}, [])
         self._new: dict[str, ProcessState] = {}
+        # Equal hooks of several processes as one object.
+        self._hooks: dict[tuple[int, ...], dict[str, HookLine]] = {}
 
     def of(self, path: Path) -> ProcessState | None:
         """Return the state of the process with this journal, or None if it can't be read."""
@@ -159,6 +161,7 @@ class _Folds:
         if fold is not None and fold.stamp == self._stamps.get(path.name) and fold.hooks < len(self._cached.hooks):
             return structs.replace(fold.state, hooks=self._cached.hooks[fold.hooks])
         if (state := _fold(path)) is not None:
+            state.hooks = self._hooks.setdefault(tuple(map(id, state.hooks.values())), state.hooks)
             self._new[path.name] = state
         return state
 
@@ -367,6 +370,12 @@ def _hook_lines(text: bytes) -> list[HookLine]:
     return [line for line in lines if isinstance(line, HookLine)]
 
 
+@functools.lru_cache(maxsize=1024)
+def _shared(line: HookLine) -> HookLine:
+    """Return an equal line as the same object."""
+    return line
+
+
 class _History:
     """Reader of a journal, line by line, which updates the state of the process."""
 
@@ -434,7 +443,7 @@ class _History:
             case DroppedLine():
                 self._begun.pop((line.span, line.name, line.start_ns), None)
             case HookLine():
-                self.state.hooks[line.hook] = line
+                self.state.hooks[line.hook] = _shared(line)
             case ErrorLine():
                 self.state.errors[line.where] = line
             case ProcessLine():
@@ -463,7 +472,7 @@ class _History:
             hook = state.hooks.get(name) or HookLine(hook=name)
             called, outcome = outcome == "called", "applied" if outcome == "called" else outcome
             if (hook.state, hook.called) != (outcome, called):
-                state.hooks[name] = structs.replace(hook, state=outcome, called=called)
+                state.hooks[name] = _shared(structs.replace(hook, state=outcome, called=called))
 
     def _begin(self, line: BegunLine) -> None:
         span = (line.span, line.name, line.start_ns)

@@ -279,7 +279,17 @@ class Run:
     @property
     def left_out(self) -> list[str]:
         """Return the problems found while reading all of its files."""
-        return list(self.described()["left_out"])
+        for capture in (capture for step in self.steps for capture in (*step.captures, *step.merged)):
+            _ = capture.fields, capture.bytes
+        _ = self.fields
+        return self._problems()
+
+    def _problems(self) -> list[str]:
+        """Return the problems found while reading files so far."""
+        found = [self._left_out]
+        for step in self.steps:
+            found += [step.left_out, *(capture.left_out for capture in (*step.captures, *step.merged))]
+        return [line for lines in found for line in lines]
 
     @property
     def captures(self) -> list[CaptureFile]:
@@ -310,15 +320,13 @@ class Run:
 
     def described(self) -> dict[str, Any]:
         """Return the run as JSON content. This reads all of its files."""
-        info, left_out = self.fields, [*self._left_out]
+        info = self.fields
         steps = []
         for step in self.steps:
             groups = {"captures": step.captures, "merged": step.merged}
             lists = {name: [capture.described() for capture in captures] for name, captures in groups.items()}
             steps.append({"number": step.number, **lists})
-            left_out += step.left_out
-            left_out += [line for captures in groups.values() for capture in captures for line in capture.left_out]
-        return {"id": self.id, "path": self.path, "info": info, "steps": steps, "left_out": left_out}
+        return {"id": self.id, "path": self.path, "info": info, "steps": steps, "left_out": self._problems()}
 
 
 def state(info: RunFile, path: Path) -> str:
