@@ -1,7 +1,8 @@
 """Cache of a large run: what commands have read from files that did not change since.
 
-`cache.msgpack` in the run's directory has named parts. Each part tells by inodes, sizes and times for which files it
-is true. A cache that is damaged, of another release or of another user is ignored, and you can remove it.
+`.cache.msgpack` in the run's directory has named parts. Each part has the inodes, sizes and times of the files that it
+was made from, and is ignored if one has changed. A damaged cache, and a cache of another release or another user, is
+ignored too. You can remove it.
 """
 
 from __future__ import annotations

@@ -45,8 +45,8 @@ COLLECTING = ".collect"
 # Result of `autoprof collect`.
 COLLECTED = "collected.json"
 STEP = "global_step_"
-# Cache of a large run, written when it is first read.
-CACHE = "cache.msgpack"
+# Cache of a large run, written when it is first read. `autoprof collect` copies no hidden file.
+CACHE = ".cache.msgpack"
 REPORT = "report.html"
 
 

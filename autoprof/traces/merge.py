@@ -7,6 +7,7 @@ large, and the results are concatenated.
 from __future__ import annotations
 
 import contextlib
+import io
 import multiprocessing
 import os
 import shutil
@@ -91,6 +92,8 @@ _LEVEL = 1
 # Compressed input from which a merge uses several processes. For less, starting them takes longer than it saves.
 _PARALLEL_BYTES = 32 << 20
 _MAX_JOBS = 8
+# Size of a trace below which its rewritten form is kept in memory.
+_SMALL_BYTES = 1 << 20
 _SECOND_NS = 1_000_000_000
 _HOUR_NS = 3600 * _SECOND_NS
 # Margin before the earliest first event. The first event of a file is not always its earliest.
@@ -272,21 +275,31 @@ def _write(
         pieces: list[bytes] = []
         drawn = draw(timeline, aligned.base_ns, len(sources) + 1, pieces.append)
         file.write(_member(pieces))
-    places = [Path(f"{file.name}.{number}") for number in range(len(sources))]
+    # Files of large traces; a small one is kept in memory.
+    places = [
+        None
+        if (status := files.status(source.path)) and status.st_size < _SMALL_BYTES
+        else Path(f"{file.name}.{number}")
+        for number, source in enumerate(sources)
+    ]
+    separator = _member([b",\n"])
     # Number 0 is reserved for the timeline, even without one.
     work = [
         (source, number, len(sources) + 1, place)
         for number, (source, place) in enumerate(zip(sources, places, strict=True), 1)
     ]
     written = drawn.events > 0
-    for tally, place in zip(run_in_pool(_rewrite_into, work, jobs, progress), places, strict=True):
+    for (tally, small), place in zip(run_in_pool(_rewrite_into, work, jobs, progress), places, strict=True):
         if tally.events:
-            if written:
-                file.write(_member([b",\n"]))
-            with place.open("rb") as content:
-                shutil.copyfileobj(content, file, 1 << 20)
+            file.write(separator if written else b"")
             written = True
-        place.unlink()
+            if place is None:
+                file.write(small)
+            else:
+                with place.open("rb") as content:
+                    shutil.copyfileobj(content, file, 1 << 20)
+        if place is not None:
+            place.unlink()
         tallies.append(tally)
     merged = [
         {"label": source.label, "file": source.name, "shift_ns": source.shift_ns}
@@ -298,16 +311,26 @@ def _write(
     return drawn, tallies
 
 
-def _rewrite_into(source: Source, number: int, of: int, place: Path, progress: Callable[[int], object]) -> Tally:
-    """Rewrite a trace into a separate gzip member. For an unreadable trace, `Tally.refused` has the reason."""
+def _is_small(path: Path) -> bool:
+    status = files.status(path)
+    return status is not None and status.st_size < _SMALL_BYTES
+
+
+def _rewrite_into(
+    source: Source, number: int, of: int, place: Path | None, progress: Callable[[int], object]
+) -> tuple[Tally, bytes]:
+    """Rewrite a trace into a separate gzip member, in a file or, without one, in memory.
+
+    For an unreadable trace, `Tally.refused` has the reason.
+    """
     packer = zlib.compressobj(_LEVEL, wbits=31)
-    with place.open("wb") as file:
+    with io.BytesIO() if place is None else place.open("wb") as file:
         try:
             tally = rewrite(source, number, of, lambda piece: file.write(packer.compress(piece)), progress)
         except TraceError as error:
-            return Tally(refused=str(error))
+            return Tally(refused=str(error)), b""
         file.write(packer.flush())
-    return tally
+        return tally, file.getvalue() if isinstance(file, io.BytesIO) else b""
 
 
 def _member(pieces: Iterable[bytes]) -> bytes:

@@ -218,14 +218,14 @@ def rewrite(
         read = 0
         decode: Callable[[bytes], list[RewrittenEvent]] = _near_decoder.decode if near else _decoder.decode  # type: ignore[assignment]
         for events in reader.chunks(decode):
-            described = False
+            described: list[int] = []
             progress(reader.place - read)
             read = reader.place
             try:
-                for event in events:
+                for place, event in enumerate(events):
                     if event.ph == "M" and _describes_process(event):
                         processes.describe(event)
-                        described = True
+                        described.append(place)
                         continue
                     event.pid = new.get(event.pid) or processes.pid(event.pid)
                     if event.id is not UNSET and event.ph in _SHARED_IDS:
@@ -242,7 +242,9 @@ def rewrite(
                             event.ts = _shifted(ts, shift_ns)
             except (ValueError, *NO_JSON) as error:
                 raise TraceError(f"{source.path}: an event can't be read: {error}") from None
-            put([event for event in events if not _describes_process(event)] if described else events)
+            for place in reversed(described):
+                del events[place]
+            put(events)
         tally.cut = reader.cut
     put(processes.descriptions())
     return tally

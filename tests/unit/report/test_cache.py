@@ -31,7 +31,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def run(made: Path) -> Path:
     """The same without a cache."""
-    (made / "cache.msgpack").unlink(missing_ok=True)
+    (made / ".cache.msgpack").unlink(missing_ok=True)
     return made
 
 
@@ -57,19 +57,19 @@ def test_a_step_is_the_same_with_the_cache_and_reads_little(run: Path, decoded: 
 def test_a_file_that_has_grown_makes_the_cache_void(tmp_path: Path) -> None:
     run = large_timelines.write(tmp_path / "run", 4, SAMPLES * 4, workers=0)
     before = figures(run, 3)
-    (made_at,) = (path.stat().st_mtime_ns for path in run.glob("cache.msgpack"))
+    (made_at,) = (path.stat().st_mtime_ns for path in run.glob(".cache.msgpack"))
     other = large_timelines.write(tmp_path / "other", 5, 1, workers=0) / "timeline" / "n1-100.jsonl"
     with (run / "timeline" / "n1-100.jsonl").open("ab") as file:
         file.write(b"".join(line for line in other.open("rb") if b'"step":5,' in line))
     assert figures(run, 3) != before
-    assert (run / "cache.msgpack").stat().st_mtime_ns > made_at
+    assert (run / ".cache.msgpack").stat().st_mtime_ns > made_at
     assert [row.number for row in build.figures(runs.read(run)).steps] == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("content", [b"", b"\x93no cache", b"{}", os.urandom(1000)], ids=range(4))
 def test_a_cache_that_is_damaged_is_made_anew(run: Path, content: bytes) -> None:
     first = figures(run, 30)
-    path = run / "cache.msgpack"
+    path = run / ".cache.msgpack"
     whole = path.read_bytes()
     path.write_bytes(content)
     assert figures(run, 30) == first
@@ -104,7 +104,7 @@ def test_a_resumed_run_is_the_same_with_the_cache(tmp_path: Path, monkeypatch: p
         text = "".join(msgspec.json.encode(line).decode() + "\n" for _, line in lines)
         (run / "timeline" / f"{host}-{pid}.2.jsonl").write_text(text)
     first = figures(run)
-    assert (run / "cache.msgpack").exists()
+    assert (run / ".cache.msgpack").exists()
     assert figures(run) == first
 
 
@@ -129,7 +129,7 @@ COMMANDS = (
 
 
 def outputs(run: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
-    """Return what the commands print, and the pages that they write."""
+    """Return the output of the commands, and the pages."""
     for command in COMMANDS:
         main([command[0], str(run), *command[1:]])
     return [capsys.readouterr().out, *(path.read_text() for path in sorted(run.glob("*.html")))]
@@ -137,10 +137,10 @@ def outputs(run: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
 
 def test_commands_print_the_same_with_and_without_the_cache(large: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first = outputs(large, capsys)
-    parts = msgspec.msgpack.decode((large / "cache.msgpack").read_bytes())["parts"]
+    parts = msgspec.msgpack.decode((large / ".cache.msgpack").read_bytes())["parts"]
     assert parts.keys() == {"captures", "processes", "report", "timeline"}
     assert outputs(large, capsys) == first
-    (large / "cache.msgpack").unlink()
+    (large / ".cache.msgpack").unlink()
     assert outputs(large, capsys) == first
 
 
@@ -168,5 +168,5 @@ def test_what_has_changed_is_read_again(large: Path, changed: str, capsys: pytes
         part.write_bytes(content.replace(b'"complete"', b'"truncated"'))
         part.replace(path)
     with_cache = outputs(large, capsys)
-    (large / "cache.msgpack").unlink()
+    (large / ".cache.msgpack").unlink()
     assert outputs(large, capsys) == with_cache
