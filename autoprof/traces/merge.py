@@ -33,6 +33,8 @@ from autoprof.traces.timeline import StepTimeline, draw
 T = TypeVar("T")
 
 _POLL_S = 0.2
+# Tasks that a process gets at once. Handing over one small trace takes as long as rewriting it.
+_MAX_BATCH = 64
 # Counter of the work done, shared with the process that waits; set in workers only.
 _done: Any = None
 
@@ -59,7 +61,8 @@ def run_in_pool(
     context = multiprocessing.get_context("spawn")
     done = context.Value("q", 0)
     with ProcessPoolExecutor(min(jobs, len(tasks)), context, _remember, (done,)) as pool:
-        futures = [pool.submit(_do, work, task) for task in tasks]
+        size = min(_MAX_BATCH, len(tasks) // (8 * jobs) + 1)
+        futures = [pool.submit(_do, work, tasks[first : first + size]) for first in range(0, len(tasks), size)]
         reported = 0
         try:
             for future in futures:
@@ -68,7 +71,7 @@ def run_in_pool(
                     now = done.value
                     progress(now - reported)
                     reported = now
-                yield future.result()
+                yield from future.result()
         except BrokenProcessPool:
             raise OSError("a merging process was killed; maybe there is too little memory") from None
 
@@ -78,8 +81,8 @@ def _remember(done: Any) -> None:
     _done = done
 
 
-def _do(work: Callable[..., T], task: tuple[Any, ...]) -> T:
-    return work(*task, _add)
+def _do(work: Callable[..., T], tasks: Sequence[tuple[Any, ...]]) -> list[T]:
+    return [work(*task, _add) for task in tasks]
 
 
 def _add(amount: int) -> None:
@@ -93,7 +96,7 @@ _LEVEL = 1
 _PARALLEL_BYTES = 32 << 20
 _MAX_JOBS = 8
 # Size of a trace below which its rewritten form is kept in memory.
-_SMALL_BYTES = 1 << 20
+_SMALL_BYTES = 1 << 18
 _SECOND_NS = 1_000_000_000
 _HOUR_NS = 3600 * _SECOND_NS
 # Margin before the earliest first event. The first event of a file is not always its earliest.
