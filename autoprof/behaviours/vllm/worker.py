@@ -257,7 +257,9 @@ class _WorkerCapture(PassCapture, Recorder):
             self.reach()
 
     def switch_off(self, cut: str = "") -> None:
-        if self.recording and (reason := self.cut or cut):
+        if not self.recording:
+            return
+        if reason := self.cut or cut:
             self.abort(reason)
         else:
             self.stop("" if self.passed else "the engine ran no forward pass")

@@ -86,6 +86,18 @@ def test_passes_in_another_thread_do_not_stop_the_recording_there(start: Any) ->
     assert found(run)[0]["state"] == "complete"
 
 
+def test_a_capture_that_is_cut_before_its_first_pass_answers_the_reason(start: Any) -> None:
+    run = start(rollout_iterations="5:7", contents=("cpu",))
+    worker = V032()
+    worker.autoprof_prepare(ASKED)
+    worker.profile(True)
+    worker.autoprof_cut("the run was stopped")
+    worker.profile(False)
+    why = "the engine ran 0 forward passes; recording was to begin after 5"
+    assert worker.autoprof_release() == {"problem": why}
+    assert found(run)[0]["reason"] == why
+
+
 def test_a_stop_in_another_thread_gives_the_capture_up(start: Any) -> None:
     run = start(rollout_iterations="all", contents=("cpu",))
     worker = started(V032(), 0)
