@@ -247,7 +247,7 @@ def test_a_line_that_says_why_autoprof_is_off_has_no_secret(capsys: pytest.Captu
 
 
 def test_the_name_of_a_multiprocessing_process_has_no_secret(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(hook_log.io, "open", lambda *_, **__: io.BytesIO(b"python\0--multiprocessing-fork\0"))
+    monkeypatch.setattr(hook_log.files, "text", lambda *_: "python\0--multiprocessing-fork\0")
     monkeypatch.setattr(multiprocessing.current_process(), "name", f"worker token={SECRET}")
     assert hook_log.process_title() == "worker token=***"
 
@@ -264,14 +264,18 @@ def test_the_name_of_a_multiprocessing_process_has_no_secret(monkeypatch: pytest
 def test_the_title_of_a_process_has_all_its_quotes(
     monkeypatch: pytest.MonkeyPatch, words: list[str], title: str
 ) -> None:
-    content = "\0".join(words).encode() + b"\0" * 9
-    monkeypatch.setattr(hook_log.io, "open", lambda *_, **__: io.BytesIO(content))
+    monkeypatch.setattr(hook_log.files, "text", lambda *_: "\0".join(words) + "\0" * 9)
     assert hook_log.process_title() == title
 
 
 def test_the_error_of_an_upload_has_no_secret_at_its_end() -> None:
-    said = upload._describe(OSError(f"{'x' * 170} https://user:{'hunter2' * 9}@host"))
-    assert "hunter2" not in said
+    def fail() -> None:
+        raise OSError(f"{'x' * 170} https://user:{'hunter2' * 9}@host")
+
+    result, problem = upload._tried(fail)
+    assert result is None
+    assert problem.startswith("OSError: xxx")
+    assert "hunter2" not in problem
 
 
 @pytest.mark.parametrize("as_json", [True, False])
