@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 
 import msgspec
 import pytest
 
 from autoprof.base.units import seconds
 from autoprof.report.model import Finding, RunFigures
-from tests.support.helpers import clean_environment
+from tests.support.helpers import autoprof
 from tests.support.verl_runs import VerlRun, metas
 
 # Causes of planted.py: step -> kind of the finding, part of its text, and start of the path of its evidence.
-SLOW_S, VERY_SLOW_S = 4.0, 20.0
+SLOW_S, VERY_SLOW_S = 4.0, 30.0
 CAUSES = {
     3: ("slow_tool", "1 of 8 samples: tool search took 4.", "timeline/"),
     5: ("weight_sync", "weight sync took 4.", "timeline/"),
     7: ("slow_rank", "actor rank 1 was slow in update_actor", "global_step_000007/actor.update_actor.rank1."),
     9: ("slow_replica", "rollout replica 1 was slow in generate", "timeline/"),
     12: ("slow_reward", "1 of 8 samples: the reward took 4.", "timeline/"),
-    22: ("slow_reward", "1 of 8 samples: the reward took 2", "timeline/"),
+    22: ("slow_reward", "1 of 8 samples: the reward took 3", "timeline/"),
 }
 # Step with a very slow reward.
 SLOW = 22
@@ -32,9 +30,7 @@ SLOW = 22
 @pytest.fixture(scope="module")
 def reported(planted: VerlRun) -> RunFigures:
     """Return the output of `autoprof report --json`."""
-    command = [sys.executable, "-m", "autoprof", "report", "--json"]
-    ran = subprocess.run(command, cwd=planted.folder, env=clean_environment(), capture_output=True, check=True)
-    return msgspec.json.decode(ran.stdout, type=RunFigures)
+    return msgspec.json.decode(autoprof("report", "--json", cwd=planted.folder).stdout, type=RunFigures)
 
 
 def test_each_planted_cause_is_the_first_finding_of_its_step(reported: RunFigures) -> None:

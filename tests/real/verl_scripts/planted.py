@@ -18,7 +18,7 @@ from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedW
 
 # Slow steps, each with one cause.
 SLOW_TOOL, SLOW_SYNC, SLOW_RANK, SLOW_REPLICA, SLOW_REWARD, SLOW_SENDER, VERY_SLOW_REWARD = 3, 5, 7, 9, 12, 14, 22
-SLOW_S, VERY_SLOW_S = 4.0, 20.0
+SLOW_S, VERY_SLOW_S = 4.0, 30.0
 # Stop tokens, 64 of the 512 tokens, so that a turn ends after about eight tokens.
 STOPS = list(range(100, 164))
 
