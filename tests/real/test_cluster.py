@@ -26,7 +26,7 @@ from autoprof.rundir.runs import Run
 from autoprof.traces import clocks
 from tests.support import processes
 from tests.support.clusters import Spread, permitted
-from tests.support.helpers import clean_environment, wait_for, wait_for_line
+from tests.support.helpers import autoprof, clean_environment, wait_for, wait_for_line
 from tests.support.ray_clusters import SCRIPTS
 
 pytestmark = pytest.mark.skipif(not permitted(), reason="needs root, for own host names and mounts")
@@ -62,10 +62,7 @@ class Spreading:
         return finished.result, finished.output
 
     def autoprof(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "autoprof", *arguments]
-        return subprocess.run(
-            command, cwd=self.folder, env=clean_environment(), capture_output=True, text=True, timeout=120, check=False
-        )
+        return autoprof(*arguments, cwd=self.folder)
 
     def run(self) -> Run:
         return runs.find(self.runs, "latest")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import gzip
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import msgspec
 import pytest
 
 from tests.real.run_table import FAULTS, ON, WHOLE
-from tests.support.helpers import clean_environment
+from tests.support.helpers import autoprof
 from tests.support.verl_runs import VerlRun, verl_run
 
 
@@ -62,8 +61,7 @@ def errors(run: VerlRun) -> dict[str, str]:
 
 def listed(run: VerlRun) -> str:
     """Return the output of `autoprof ls` for the run."""
-    command = [sys.executable, "-m", "autoprof", "ls", str(run.directory)]
-    return subprocess.run(command, capture_output=True, text=True, env=clean_environment(), check=True).stdout
+    return autoprof("ls", str(run.directory), cwd=run.folder).stdout
 
 
 def hooks(run: VerlRun, key: str) -> set[str]:
@@ -202,8 +200,7 @@ def test_a_killed_worker_keeps_its_complete_captures(thorough: None, tmp_path: P
     assert metas(run, 2)["actor.compute_log_prob"] == ("complete", "")
     assert "actor.update_actor" not in metas(run, 2)
     all_is_whole(run)
-    command = [sys.executable, "-m", "autoprof", "doctor", str(run.directory)]
-    examined = subprocess.run(command, capture_output=True, text=True, env=clean_environment(), check=False)
+    examined = autoprof("doctor", str(run.directory), cwd=run.folder)
     assert "Traceback" not in examined.stderr
     assert "actor rank 0 vanished in update_actor of step 2" in examined.stdout
     assert "actor.update_actor" in examined.stdout

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ import pytest
 from autoprof.capture.profilers import nsys
 from autoprof.config.values import NsysOptions
 from tests.support import processes
-from tests.support.helpers import ROOT, clean_environment
+from tests.support.helpers import ROOT, autoprof, clean_environment
 
 SCRIPTS = Path(__file__).parent / "nsys_scripts"
 STAND_IN = ROOT / "tests" / "support" / "stand_ins" / "nsys"
@@ -106,19 +105,15 @@ def test_without_nsys_the_run_uses_torch_and_reports_it(tmp_path: Path) -> None:
     assert [actor["NSYS_PROFILING_SESSION_ID"] for actor in driven.actors] == ["", "", ""]
     assert driven.output.count("there is no nsys on the path; actors are not started under nsys") == 1
     assert {(meta["tool"], meta["state"]) for meta in driven.captures().values()} == {("torch", "complete")}
-    doctor = [sys.executable, "-m", "autoprof", "doctor", "latest"]
-    said = subprocess.run(doctor, cwd=tmp_path, env=clean_environment(), capture_output=True, text=True, check=False)
+    said = autoprof("doctor", "latest", cwd=tmp_path)
     assert "no process that was captured ran under it" in said.stdout
     assert said.returncode == 1
 
 
 def test_doctor_reports_if_nsys_is_installed(tmp_path: Path) -> None:
-    doctor = [sys.executable, "-m", "autoprof", "doctor", "--json"]
-    variables = clean_environment(AUTOPROF_TOOL="nsys", AUTOPROF_DISABLE="verl,vllm,sglang,trl,transformers,ray")
+    variables = {"AUTOPROF_TOOL": "nsys", "AUTOPROF_DISABLE": "verl,vllm,sglang,trl,transformers,ray"}
     for path, missing in ((f"{STAND_IN}:{os.environ['PATH']}", False), ("/usr/bin:/bin", True)):
-        said = subprocess.run(
-            doctor, cwd=tmp_path, env=variables | {"PATH": path}, capture_output=True, text=True, check=False
-        )
+        said = autoprof("doctor", "--json", cwd=tmp_path, PATH=path, **variables)
         found = json.loads(said.stdout)
         assert any("nsys is not on the PATH" in problem for problem in found["problems"]) == missing
         assert found["facts"].get("nsys", "").startswith("2026.1.1.0-stand-in") != missing

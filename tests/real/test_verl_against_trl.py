@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import msgspec
 import pytest
 
 from autoprof.report.model import Comparison, ComparisonRow
 from tests.support import engines, processes
-from tests.support.helpers import clean_environment
+from tests.support.helpers import autoprof, clean_environment
 from tests.support.trl_runs import NAMES, SCRIPT, Ran
 from tests.support.verl_runs import VerlRun
 
@@ -32,8 +30,7 @@ def trl(thorough: None, tmp_path_factory: pytest.TempPathFactory) -> Ran:
 @pytest.fixture(scope="module")
 def compared(trl: Ran, v1: VerlRun) -> Comparison:
     """Compare verl's run with TRL's by `autoprof report --against --json`."""
-    command = [sys.executable, "-m", "autoprof", "report", str(v1.directory), "--against", str(trl.run), "--json"]
-    ran = subprocess.run(command, cwd=trl.folder, env=clean_environment(), capture_output=True, check=True)
+    ran = autoprof("report", str(v1.directory), "--against", str(trl.run), "--json", cwd=trl.folder)
     return msgspec.json.decode(json.dumps(json.loads(ran.stdout)["comparison"]), type=Comparison)
 
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -18,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.real.run_table import TWO_DEVICES
-from tests.support.helpers import clean_environment
+from tests.support.helpers import autoprof
 from tests.support.verl_runs import TIMEOUT_S, VerlRun, verl_run
 
 SCRIPTS = Path(__file__).parent / "hang_scripts"
@@ -36,9 +34,7 @@ def examined(folder: Path) -> None:
         # Processes write snapshots within ten seconds, so all have written theirs once the last is 20 s old.
         while time.monotonic() < deadline and not settled(hang):
             time.sleep(0.5)
-        command = [sys.executable, "-m", "autoprof", "doctor", str(run), "--json"]
-        doctor = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=clean_environment())
-        (folder / f"doctor_{step}.json").write_text(doctor.stdout)
+        (folder / f"doctor_{step}.json").write_text(autoprof("doctor", str(run), "--json", cwd=folder).stdout)
         (folder / f"go_on_{step}").touch()
 
 

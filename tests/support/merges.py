@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from autoprof.rundir import decoder
 from autoprof.rundir.layout import RunDir
 from autoprof.rundir.records import CaptureMeta
 from autoprof.traces.merge import Input, Summary, merge
-from tests.support.helpers import clean_environment
+from tests.support.helpers import autoprof
 from tests.support.traces import Event, kineto, load, process, save
 
 UNKNOWN = decoder.record({}, CaptureMeta)
@@ -62,15 +61,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "autoprof", *arguments],
-        cwd=folder,
-        env=clean_environment(),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    return autoprof(*arguments, cwd=folder)
 
 
 def roles_in(trace: Path) -> set[str]:
