@@ -12,12 +12,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
 from msgspec import Struct, structs
 
 from autoprof.base import files, identity, seam
 from autoprof.base.originals import io, os
-from autoprof.rundir import cache, file_names, journal
+from autoprof.rundir import file_names, journal
 from autoprof.rundir.layout import CRASHES, RunDir
 from autoprof.rundir.records import (
     BegunLine,
@@ -115,77 +114,12 @@ def read(
     paths = RunDir(Path(run)).lines("timeline")
     if most is not None and len(paths) > most:
         paths = sorted(sorted(paths, key=_mtime, reverse=True)[:most])
-    if running and most is None:
-        folds = _Folds(Path(run), paths)
-        states = [_at_present(fold, path) for path in paths if (fold := folds.of(path)) is not None]
-        folds.keep()
-    else:
-        own = (os.getpid(), *named)
-        chosen = (path for path in paths if running or file_names.process_of(path.name)[1] in own or not _is_well(path))
-        states = [state for path in chosen if (state := last_state(path)) is not None]
-    return _without_replaced(states)
+    wanted = frozenset((os.getpid(), *named))
+    chosen = (path for path in paths if running or file_names.process_of(path.name)[1] in wanted or not _is_well(path))
+    return without_replaced([state for path in chosen if (state := last_state(path)) is not None])
 
 
-class _CachedFold(Struct, array_like=True):
-    """State of a process after the last line of its journal, without its hooks. Equal ranks have equal hooks."""
-
-    stamp: cache.Stamp
-    hooks: int
-    state: ProcessState
-
-
-class _CachedFolds(Struct, array_like=True):
-    """Part `processes` of the cache: states by the name of the journal, and the hooks by number."""
-
-    folds: dict[str, _CachedFold]
-    hooks: list[dict[str, HookLine]]
-
-
-class _Folds:
-    """States of the processes after the last lines of their journals, from the cache if a journal has not changed."""
-
-    def __init__(self, run: Path, paths: Sequence[Path]) -> None:
-        stamps = {path.name: cache.stamp(path) for path in paths}
-        self._run = run
-        self._stamps = {name: stamp for name, stamp in stamps.items() if stamp is not None}
-        self._is_worth = cache.is_worth(self._stamps)
-        cached = cache.get(run, "processes", _CachedFolds, _as_path) if self._is_worth else None
-        self._cached = cached or _CachedFolds({}, [])
-        self._new: dict[str, ProcessState] = {}
-        # Equal hooks of several processes as one object.
-        self._hooks: dict[tuple[int, ...], dict[str, HookLine]] = {}
-
-    def of(self, path: Path) -> ProcessState | None:
-        """Return the state of the process with this journal, or None if it can't be read."""
-        fold = self._cached.folds.get(path.name)
-        if fold is not None and fold.stamp == self._stamps.get(path.name) and fold.hooks < len(self._cached.hooks):
-            return structs.replace(fold.state, hooks=self._cached.hooks[fold.hooks])
-        if (state := _fold(path)) is not None:
-            state.hooks = self._hooks.setdefault(tuple(map(id, state.hooks.values())), state.hooks)
-            self._new[path.name] = state
-        return state
-
-    def keep(self) -> None:
-        """Write the states that were not in the cache, if there are many."""
-        if not self._is_worth or len(self._new) <= len(self._stamps) // 10:
-            return
-        folds = {name: self._cached.folds[name] for name in self._stamps.keys() & self._cached.folds.keys()}
-        hooks = self._cached.hooks
-        numbers = {msgspec.msgpack.encode(each): number for number, each in enumerate(hooks)}
-        for name, state in self._new.items():
-            number = numbers.setdefault(msgspec.msgpack.encode(state.hooks), len(hooks))
-            if number == len(hooks):
-                hooks.append(state.hooks)
-            if name in self._stamps:
-                folds[name] = _CachedFold(self._stamps[name], number, structs.replace(state, hooks={}))
-        cache.put(self._run, "processes", _CachedFolds(folds, hooks), str)
-
-
-def _as_path(kind: type, value: Any) -> Any:
-    return kind(value)
-
-
-def _without_replaced(states: Sequence[ProcessState]) -> list[ProcessState]:
+def without_replaced(states: Sequence[ProcessState]) -> list[ProcessState]:
     """Return the processes. A process that became another program by `os.exec` has exited.
 
     `exec` keeps the pid and the start time, and the new program writes a new file.
@@ -308,11 +242,11 @@ def _ends(path: str | Path, length: int = _TAIL_BYTES[0]) -> _Ends | None:
 
 def last_state(path: Path) -> ProcessState | None:
     """Return the last state of the process with this journal, or None if it can't be read."""
-    fold = _fold(path)
-    return _at_present(fold, path) if fold is not None else None
+    folded = fold(path)
+    return at_present(folded, path) if folded is not None else None
 
 
-def _fold(path: Path) -> ProcessState | None:
+def fold(path: Path) -> ProcessState | None:
     """Return the state of a process after the last line of its journal, or None if it can't be read.
 
     Without an exit line its `state` is empty: then it depends on the time and on the host of the reader.
@@ -509,7 +443,7 @@ class _History:
             self.state.last_ns = max(self.state.last_ns, unix_ns)
 
     def ended(self) -> ProcessState:
-        """Return the state of the process after the last line, as `_fold` does."""
+        """Return the state of the process after the last line, as `fold` does."""
         state, exit_line = self.state, self._exit
         if exit_line is not None:
             state.state, state.error, state.exception = EXITED, exit_line.error, exit_line.exception
@@ -520,11 +454,11 @@ class _History:
         return state
 
 
-def _at_present(fold: ProcessState, path: Path) -> ProcessState:
+def at_present(folded: ProcessState, path: Path) -> ProcessState:
     """Return a state after the last line as the state at present."""
-    state = fold.state or _live_state(fold.host, fold.pid, fold.namespace, fold.ticks)
-    last_ns = max(fold.last_ns, _crashed_ns(path)) if state == GONE else fold.last_ns
-    return structs.replace(fold, state=state, last_ns=last_ns, file=path)
+    state = folded.state or _live_state(folded.host, folded.pid, folded.namespace, folded.ticks)
+    last_ns = max(folded.last_ns, _crashed_ns(path)) if state == GONE else folded.last_ns
+    return structs.replace(folded, state=state, last_ns=last_ns, file=path)
 
 
 def _crashed_ns(path: Path) -> int:

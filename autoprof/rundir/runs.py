@@ -14,7 +14,7 @@ from msgspec import Struct
 from autoprof.base import files, identity, units
 from autoprof.base.originals import os, time
 from autoprof.base.units import did_you_mean
-from autoprof.rundir import cache, decoder, file_names, layout, processes, ranks
+from autoprof.rundir import cache, decoder, file_names, folds, layout, processes, ranks
 from autoprof.rundir.file_names import (
     EXIT,
     META,
@@ -274,7 +274,7 @@ class Run:
     @cached_property
     def processes(self) -> list[ProcessState]:
         """Return the last states of the processes that have a journal."""
-        return processes.read(self.path)
+        return folds.read(Path(self.path))
 
     @property
     def left_out(self) -> list[str]:

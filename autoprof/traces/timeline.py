@@ -29,8 +29,9 @@ _STEP, _TRAINER = "step", "trainer"
 
 def _open_spans(run: Path) -> dict[Path, list[Line]]:
     """Return the open spans by journal. Each ends with the last sign of life of its process."""
-    states = processes.read(run)
-    until = processes.ends(states, runs.read(run).state.startswith("running"), time.time_ns())
+    whole = runs.read(run)
+    states = whole.processes
+    until = processes.ends(states, whole.state.startswith("running"), time.time_ns())
     return {
         state.file: [
             Line(

@@ -148,7 +148,7 @@ def test_a_finished_run_is_read_from_the_cache(
     large: Path, mocker: Any, decoded: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     outputs(large, capsys)
-    folded, metas = mocker.spy(processes, "_fold"), mocker.spy(runs.decoder, "_read")
+    folded, metas = mocker.spy(processes, "fold"), mocker.spy(runs.decoder, "_read")
     decoded.reset_mock()
     for command in (["ls"], ["doctor"], ["report"]):
         main([*command, str(large)])
