@@ -9,7 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from msgspec import Struct
+import msgspec
+from msgspec import Raw, Struct
 
 from autoprof.base import files, identity, units
 from autoprof.base.originals import os, time
@@ -81,12 +82,17 @@ _PART_ENDINGS = tuple(f"{ending}{PART}" for ending in (TRACE, *RAW_ENDINGS, META
 
 
 class _CachedCapture(Struct, array_like=True):
-    """A capture in the cache: its name, its trace and the trace's size, and the fields of its meta file."""
+    """A capture in the cache: its name, its trace and the trace's size, and the fields of its meta file.
+
+    `ls` needs the other values only, so the fields are decoded on first use.
+    """
 
     name: str
     trace: str
     bytes: int
-    fields: dict[str, Any]
+    state: str
+    tool: str
+    fields: Raw
 
 
 class _CachedStep(Struct, array_like=True):
@@ -134,14 +140,15 @@ class CaptureFile:
     def fields(self) -> dict[str, Any]:
         """Return the fields of the meta file; empty if it does not exist."""
         if self._cached is not None:
-            return dict(self._cached.fields)
+            cached: dict[str, Any] = msgspec.msgpack.decode(self._cached.fields)
+            return cached
         kind = MergedMeta if is_merged(self.name) else CaptureMeta
         return decoder.fields(f"{self._folder}/{self.name}{META}", kind, self.left_out)
 
     @property
     def state(self) -> str:
         """Return the state in the meta file, or `unfinished`."""
-        return str(self.fields.get("state", UNFINISHED))
+        return self._cached.state if self._cached is not None else str(self.fields.get("state", UNFINISHED))
 
     @cached_property
     def meta(self) -> CaptureMeta:
@@ -151,7 +158,8 @@ class CaptureFile:
     @property
     def untraced(self) -> bool:
         """Return True if this process was not meant to record a trace, for the reason in `meta.reason`."""
-        return self.state == "complete" and self.fields.get("tool") == "none"
+        tool = self._cached.tool if self._cached is not None else self.fields.get("tool")
+        return self.state == "complete" and tool == "none"
 
     @cached_property
     def merged(self) -> MergedMeta:
@@ -160,7 +168,8 @@ class CaptureFile:
 
     def to_cache(self) -> _CachedCapture:
         """Return the capture for the cache."""
-        return self._cached or _CachedCapture(self.name, self._trace, self.bytes, self.fields)
+        fields, tool = Raw(msgspec.msgpack.encode(self.fields)), str(self.fields.get("tool", ""))
+        return self._cached or _CachedCapture(self.name, self._trace, self.bytes, self.state, tool, fields)
 
     def described(self) -> dict[str, Any]:
         """Return the capture as JSON content."""
@@ -262,12 +271,11 @@ class Run:
             return
         steps: dict[str, _CachedStep] = {}
         for step in self.steps:
-            captures = [
-                capture.to_cache() for capture in sorted([*step.captures, *step.merged], key=lambda each: each.name)
-            ]
-            left_out = [*step.left_out, *(line for capture in step.captures for line in capture.left_out)]
+            of_step = sorted([*step.captures, *step.merged], key=lambda capture: capture.name)
+            captures = [capture.to_cache() for capture in of_step]
+            left_out = [*step.left_out, *(line for capture in of_step for line in capture.left_out)]
             settled = step.stamp is not None and time.time_ns() - step.stamp[2] > _SETTLED_NS
-            if step.stamp is not None and settled and not left_out and all(each.fields for each in captures):
+            if step.stamp is not None and settled and not left_out and all(capture.fields for capture in of_step):
                 steps[os.path.basename(step.folder)] = _CachedStep(step.stamp, captures)
         cache.put(Path(self.path), _PART, steps)
 

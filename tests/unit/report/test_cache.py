@@ -170,3 +170,10 @@ def test_what_has_changed_is_read_again(large: Path, changed: str, capsys: pytes
     with_cache = outputs(large, capsys)
     (large / ".cache.msgpack").unlink()
     assert outputs(large, capsys) == with_cache
+
+
+def test_a_damaged_meta_file_is_named_by_each_command(large: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (large / "global_step_000003" / "merged.meta.json").write_text('{"state": 3}')
+    for _ in range(2):
+        assert main(["ls", str(large)]) == 0
+        assert "merged.meta.json: state is left out" in capsys.readouterr().err
