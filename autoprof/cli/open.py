@@ -130,7 +130,7 @@ def _report(run: Run) -> Path | None:
     """Return the run's report; write it first if it is missing or older than the run's files."""
     request = ReportRequest(run=run)
     folder = Path(run.path)
-    sources = [folder / RUN, *RunDir(folder).lines("timeline"), *folder.glob(f"{STEP}*/*{META}")]
+    sources = [folder / RUN, *RunDir(folder).lines("journal"), *folder.glob(f"{STEP}*/*{META}")]
     if _is_outdated(request.page, [path for path in sources if not path.name.startswith(MERGED)]):
         try:
             files.open_as(run.path)
@@ -150,7 +150,7 @@ def _trace(run: Run, step: Step) -> Path | None:
         folder = Path(run.path)
         parts = [
             *(trace.path for trace in work.inputs),
-            *RunDir(folder).lines("timeline"),
+            *RunDir(folder).lines("journal"),
             *RunDir(folder).lines("clocks"),
         ]
         # Earlier versions of autoprof wrote a trace of a part of the step under the name of the whole.

@@ -172,7 +172,7 @@ def _hooks_of(target: str, hooks: Hooks) -> list[HookLine]:
 def _by_process(run: Runtime) -> Iterator[tuple[Hooks, Mapping[str, str]]]:
     """Yield the hooks and the versions of this process, then of each other process of the run."""
     yield run.hooks.hooks, run.hooks.versions
-    for path in run.rundir.lines("timeline"):
+    for path in run.rundir.lines("journal"):
         if (state := processes.last_state(path)) is not None:
             yield state.hooks, state.versions
 

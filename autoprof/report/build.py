@@ -269,7 +269,7 @@ def _notes(overview: Overview, timeline: RunTimeline) -> list[str]:
 def _lost(run: Run) -> list[str]:
     """Return a note for each process that could not write all of its lines."""
     errors = [(state.file.name, state.errors.get(LOST_LINES)) for state in run.processes]
-    return [f"timeline/{name}: {error.last}" for name, error in errors if error is not None]
+    return [f"journal/{name}: {error.last}" for name, error in errors if error is not None]
 
 
 def _parts(stages: Mapping[str, float]) -> str:

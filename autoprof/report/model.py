@@ -107,7 +107,7 @@ class Lane(msgspec.Struct, frozen=True, kw_only=True):
     # Seconds of the step that at least one span covers. Spans that are left out count; autoprof's own don't.
     busy_s: float
     idle_s: float  # The other seconds of the step.
-    file: str  # The timeline file.
+    file: str  # The journal.
     rank: int | None = None
     replica: int | None = None
     left_out: int = 0  # The number of spans that are not in `spans`.
@@ -240,7 +240,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     # Its cost: seconds of the step, or per step on average if `step` is None. Findings are sorted by it.
     seconds: float
     step: int | None = None  # The step; None for a finding about the run.
-    file: str | None = None  # The trace or timeline file behind it.
+    file: str | None = None  # The trace or journal behind it.
 
 
 class StageShare(msgspec.Struct, frozen=True, kw_only=True):

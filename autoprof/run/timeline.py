@@ -1,4 +1,4 @@
-"""Writer of a process's timeline, `timeline/<host>-<pid>.jsonl`: one line per span.
+"""Writer of a process's timeline, `journal/<host>-<pid>.jsonl`: one line per span.
 
 Steps, stages and windows are written when they begin and when they end. The spans of samples, which may be thousands in
 a step, are buffered for at most a second or until a span of another kind is written. A line is written whole or not at
@@ -297,7 +297,7 @@ class Timeline:
         self._steps = 0
         self._exceptions = Exceptions()
         self._memory = memory_state.MemoryWatch()
-        run, path = self._run, self._run.process_file("timeline")
+        run, path = self._run, self._run.process_file("journal")
         self._file = files.OwnFile(path, lambda: run.make(path.parent), lambda: self._part(whole=True))
         self.has_file = False
         self._is_replaced = False

@@ -233,7 +233,7 @@ def _failed(state: ProcessState, info: RunFile, exception: Raised, when_ns: int)
 
 def _death(state: ProcessState, info: RunFile, how: str, **fields: Any) -> Death:
     started = (info.host, info.pid) == (state.host, state.pid)
-    file = f"timeline/{state.file.name}"
+    file = f"journal/{state.file.name}"
     return Death(how=how, host=state.host, pid=state.pid, started=started, file=file, **fields)
 
 

@@ -97,7 +97,7 @@ def is_whole_step(path: Path) -> bool:
     if not os.path.lexists(run / RUN) or not path.name.endswith(TRACE):
         return False
     name = path.name.removesuffix(TRACE)
-    if path.parent.name == "timeline":
+    if path.parent.name == "journal":
         return name.startswith(STEP) and name.endswith(f".{MERGED}")
     return name == MERGED and path.parent.name.startswith(STEP)
 

@@ -21,7 +21,7 @@ _PART = "processes"
 
 def read(run: Path) -> list[ProcessState]:
     """Return the last states of the processes of a run that have a journal. Skip unreadable files."""
-    paths = RunDir(run).lines("timeline")
+    paths = RunDir(run).lines("journal")
     folds = _Folds(run, paths)
     states = [processes.at_present(fold, path) for path in paths if (fold := folds.of(path)) is not None]
     folds.keep()

@@ -1,4 +1,4 @@
-"""Reader of a run's journals: one file per process, `timeline/<host>-<pid>.jsonl`, with one line per event.
+"""Reader of a run's journals: one file per process, `journal/<host>-<pid>.jsonl`, with one line per event.
 
 `SpanReader` decodes the ended spans of a file in batches; `search` finds those with a text.
 """
@@ -57,12 +57,12 @@ class Journal(Struct, frozen=True, kw_only=True):
     @property
     def name(self) -> str:
         """Return its path relative to the run directory."""
-        return writable(f"timeline/{self.path.name}")
+        return writable(f"journal/{self.path.name}")
 
 
 def journals(run: str | Path) -> list[Journal]:
     """Return the journals of a run, sorted by name."""
-    named = [(path, *file_names.process_of(path.name)) for path in RunDir(Path(run)).lines("timeline")]
+    named = [(path, *file_names.process_of(path.name)) for path in RunDir(Path(run)).lines("journal")]
     return [Journal(path=path, host=writable(host), pid=pid) for path, host, pid in named]
 
 

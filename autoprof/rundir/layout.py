@@ -74,11 +74,11 @@ class RunDir:
         return self.path / "oom"
 
     def process_file(self, folder: str, ending: str = LINES) -> Path:
-        """Return this process's file in `timeline`, `clocks` or `crashes`."""
+        """Return this process's file in `journal`, `clocks` or `crashes`."""
         return self.path / folder / f"{identity.HOST}-{os.getpid()}{ending}"
 
     def lines(self, folder: str) -> list[Path]:
-        """Return the files of all processes in `timeline` or `clocks`."""
+        """Return the files of all processes in `journal` or `clocks`."""
         return sorted((self.path / folder).glob(f"*{LINES}"), key=str)
 
     def make(self, folder: Path) -> Path:

@@ -111,7 +111,7 @@ def read(
         most: The maximum number of processes, the latest writers; None for all.
         named: The pids of processes that are never skipped.
     """
-    paths = RunDir(Path(run)).lines("timeline")
+    paths = RunDir(Path(run)).lines("journal")
     if most is not None and len(paths) > most:
         paths = sorted(sorted(paths, key=_mtime, reverse=True)[:most])
     wanted = frozenset((os.getpid(), *named))
@@ -263,7 +263,7 @@ def fold(path: Path) -> ProcessState | None:
 
 def exit_line(run: Path, host: str, pid: int, ticks: int) -> ExitLine | None:
     """Return the exit line of a process of the run, or None if it wrote none. The folder is not listed."""
-    stem = str(run / "timeline" / f"{host}-{pid}")
+    stem = str(run / "journal" / f"{host}-{pid}")
     for number in itertools.count(1):
         ends = _ends(f"{stem}.{number}{file_names.LINES}" if number > 1 else f"{stem}{file_names.LINES}")
         if ends is None:  # there are no further files
@@ -528,7 +528,7 @@ def summary(directory: RunDir, versions: Mapping[str, str] | None = None) -> dic
     hosts: set[str] = set()
     hooks: set[tuple[str, str]] = set()
     all_versions = dict(versions or {})
-    for path in directory.lines("timeline"):
+    for path in directory.lines("journal"):
         if (process := last_facts(path)) is not None:
             hosts.add(process.host)
             all_versions.update(process.versions)
@@ -542,7 +542,7 @@ def ray_address(directory: RunDir) -> str:
 
     A loopback address counts only on the host that wrote it, because on another host it means another cluster.
     """
-    for path in sorted(directory.lines("timeline"), key=_mtime, reverse=True):
+    for path in sorted(directory.lines("journal"), key=_mtime, reverse=True):
         process = last_facts(path)
         is_here = process is not None and process.host == identity.HOST
         if process is not None and process.ray and (is_here or not process.ray.startswith(_LOOPBACK)):

@@ -99,7 +99,7 @@ class Death(Struct, frozen=True, kw_only=True, omit_defaults=True):
     earlier: bool = False  # True if it died in an attempt before the run was resumed.
     exception: Raised | None = None  # The exception.
     frames: list[Frame] = []  # Its stack when it crashed, the innermost function last.
-    file: str = ""  # The file with the evidence: a crash dump or a timeline.
+    file: str = ""  # The file with the evidence: a crash dump or a journal.
 
 
 class Attempt(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -144,7 +144,7 @@ class RunFile(Struct, frozen=True, kw_only=True, omit_defaults=True):
     python: str  # The version of Python.
     autoprof: str  # The version of autoprof.
     settings: RunSettings  # The run's settings.
-    hosts: list[str]  # The hosts of the processes that have a timeline.
+    hosts: list[str]  # The hosts of the processes that have a journal.
     versions: dict[str, str]  # The versions of the targets, by package.
     recipes: list[str]  # The recipes with an applied hook.
     # `running`, `ended`, or `failed` by an exception. Commands show `running` as `unfinished` if the process no longer
@@ -326,7 +326,7 @@ class MemoryState(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ProcessLine(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind", tag="process"):
-    """The first line of a part of `timeline/<host>-<pid>.jsonl`, which has one process.
+    """The first line of a part of `journal/<host>-<pid>.jsonl`, which has one process.
 
     A part can be read alone: the starts of open spans, the hooks that failed and the errors of autoprof follow again. A
     part begins at the start, after 64 kB of other lines, and if the title, the node or a version has changed.
@@ -441,7 +441,7 @@ class MemoryLine(Struct, frozen=True, omit_defaults=True, tag_field="kind", tag=
 
 
 class Line(Struct, frozen=True, omit_defaults=True, gc=False):
-    """A line of `timeline/<host>-<pid>.jsonl`: one span, written after it ends.
+    """A line of `journal/<host>-<pid>.jsonl`: one span, written after it ends.
 
     Steps, stages, windows and exceptions are written immediately. Other spans are buffered. The buffer is written when
     it has 256 lines, when its first line is one second old, with the next immediate line, when the process has no open

@@ -107,7 +107,7 @@ def of_step(run: Run, step: Step, options: MergeOptions) -> Work:
     part = "" if options.roles == ALL else "+".join(sorted(_roles(captures, timeline))) or "other"
     name = _name(part)
     # A step's folder means that the step was captured, so don't create one for a step without captures.
-    place = folder / f"{name}{TRACE}" if step.captures else Path(run.path, "timeline", f"{folder.name}.{name}{TRACE}")
+    place = folder / f"{name}{TRACE}" if step.captures else Path(run.path, "journal", f"{folder.name}.{name}{TRACE}")
     made = _checked(options.output, None if part else place) or RunDir(Path(run.path)).make(place.parent) / place.name
     meta = folder / f"{name}{META}" if options.output is None and step.captures else None
     lines = [*filter(None, [message]), *inputs.not_merged(folder), *missing]

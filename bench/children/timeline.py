@@ -115,7 +115,7 @@ def written() -> int:
     run = runtime.current()
     assert run is not None
     run.timeline.flush()
-    return os.path.getsize(run.rundir.process_file("timeline", ".jsonl"))
+    return os.path.getsize(run.rundir.process_file("journal", ".jsonl"))
 
 
 def microseconds(span: Callable[[], None]) -> float:

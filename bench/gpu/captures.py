@@ -150,5 +150,5 @@ def captures(run: Path) -> list[Capture]:
 
 def spans(run: Path, kind: str = "step") -> list[dict[str, Any]]:
     """Return the spans of one kind in the timeline of a run."""
-    lines = (line for path in sorted(run.glob("timeline/*.jsonl")) for line in path.read_text().splitlines())
+    lines = (line for path in sorted(run.glob("journal/*.jsonl")) for line in path.read_text().splitlines())
     return [span for span in map(json.loads, lines) if span["kind"] == kind]

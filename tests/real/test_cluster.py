@@ -246,7 +246,7 @@ def test_a_trigger_through_ray_waits_for_the_files_of_all_nodes_and_prints_their
     def ask() -> None:
         deadline = time.monotonic() + 200
         try:
-            while not [run for run in spread.runs.glob("*/timeline/*.jsonl") if run.parts[-3] not in known]:
+            while not [run for run in spread.runs.glob("*/journal/*.jsonl") if run.parts[-3] not in known]:
                 assert time.monotonic() < deadline
                 time.sleep(0.2)
             asked.append(spread.autoprof("trigger", "--ray", spread.cluster.address, "--steps", "2", "--wait"))

@@ -110,7 +110,7 @@ def test_the_traces_contain_the_operators_of_their_stage(run: Path) -> None:
 
 
 def test_the_timeline_has_all_steps_and_their_stages(run: Path) -> None:
-    (path,) = (run / "timeline").glob("*.jsonl")
+    (path,) = (run / "journal").glob("*.jsonl")
     found = spans(path)
     assert [span["step"] for span in found if span["kind"] == "step"] == [1, 2, 3, 4]
     assert [(span["name"], span["step"]) for span in found if span["kind"] == "stage"] == [

@@ -41,7 +41,7 @@ class Driven:
     def spans(self) -> dict[str, list[int]]:
         """Pids of the processes that called each hook, by stage."""
         found: dict[str, list[int]] = {}
-        for path in self.folder.glob("autoprof_runs/latest/timeline/*.jsonl"):
+        for path in self.folder.glob("autoprof_runs/latest/journal/*.jsonl"):
             pid = int(path.stem.rpartition("-")[2])
             for span in spans(path):
                 found.setdefault(span["name"], []).append(pid)

@@ -211,7 +211,7 @@ def test_perfettos_own_engine_reads_the_merged_step(v1: VerlRun, python: Any, tm
 
 
 def test_only_the_user_can_read_the_files(profiled: VerlRun) -> None:
-    for path in [profiled.directory / "run.json", *Path(profiled.directory, "timeline").iterdir()]:
+    for path in [profiled.directory / "run.json", *Path(profiled.directory, "journal").iterdir()]:
         assert path.stat().st_mode & 0o077 == 0
 
 

@@ -16,12 +16,12 @@ from tests.support.verl_runs import VerlRun, metas
 # Causes of planted.py: step -> kind of the finding, part of its text, and start of the path of its evidence.
 SLOW_S, VERY_SLOW_S = 4.0, 30.0
 CAUSES = {
-    3: ("slow_tool", "1 of 8 samples: tool search took 4.", "timeline/"),
-    5: ("weight_sync", "weight sync took 4.", "timeline/"),
+    3: ("slow_tool", "1 of 8 samples: tool search took 4.", "journal/"),
+    5: ("weight_sync", "weight sync took 4.", "journal/"),
     7: ("slow_rank", "actor rank 1 was slow in update_actor", "global_step_000007/actor.update_actor.rank1."),
-    9: ("slow_replica", "rollout replica 1 was slow in generate", "timeline/"),
-    12: ("slow_reward", "1 of 8 samples: the reward took 4.", "timeline/"),
-    22: ("slow_reward", "1 of 8 samples: the reward took 3", "timeline/"),
+    9: ("slow_replica", "rollout replica 1 was slow in generate", "journal/"),
+    12: ("slow_reward", "1 of 8 samples: the reward took 4.", "journal/"),
+    22: ("slow_reward", "1 of 8 samples: the reward took 3", "journal/"),
 }
 # Step with a very slow reward.
 SLOW = 22

@@ -12,7 +12,7 @@ from tests.support.verl_runs import VerlRun, metas, operators
 def steps(run: VerlRun) -> dict[int, list[int]]:
     """Return the numbers of the steps in each process's timeline, by pid."""
     seen: dict[int, list[int]] = {}
-    for path in sorted(run.directory.glob("timeline/*.jsonl")):
+    for path in sorted(run.directory.glob("journal/*.jsonl")):
         spans = [span for span in run.spans_of(path) if span["kind"] == "step"]
         if spans:
             seen[int(path.stem.rpartition("-")[2])] = [span["step"] for span in spans]

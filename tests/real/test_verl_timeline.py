@@ -15,7 +15,7 @@ PROMPTS = 4
 
 
 def test_every_timeline_names_its_process(v1: VerlRun) -> None:
-    for path in v1.directory.glob("timeline/*.jsonl"):
+    for path in v1.directory.glob("journal/*.jsonl"):
         process, *_ = v1.lines_of(path)
         assert process["kind"] == "process"
         assert f"{process['host']}-{process['pid']}" == path.stem

@@ -99,7 +99,7 @@ OTHER_KINDS = ("process", "hook", "error", "begun", "dropped", "exit", "raised",
 
 def spans(run: Path) -> list[dict[str, Any]]:
     """Return the spans in the timeline of a run, or in one timeline file."""
-    files = [run] if run.is_file() else sorted(run.glob("timeline/*.jsonl"))
+    files = [run] if run.is_file() else sorted(run.glob("journal/*.jsonl"))
     lines = [json.loads(line) for path in files for line in path.read_text().splitlines()]
     return [line for line in lines if line["kind"] not in OTHER_KINDS]
 

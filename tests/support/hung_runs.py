@@ -48,7 +48,7 @@ class HungRun:
     ) -> None:
         self.folder, self.now, self.step = folder, time.time_ns(), steps + 1
         self.began = self.now - round(minutes * MIN)
-        (folder / "timeline").mkdir(parents=True)
+        (folder / "journal").mkdir(parents=True)
         own, self._pid = os.getpid(), 1000
         info = {"id": folder.name, "host": identity.HOST, "pid": own, "started": self.began / 1e9 - 60}
         (folder / "run.json").write_text(json.dumps(info | {"state": "running" if running else "ended"}))
@@ -77,7 +77,7 @@ class HungRun:
         clock = {"unix_ns": self.began, "monotonic_ns": 1}
         first = {"kind": "process", "host": host, "pid": pid, "clock": clock, "version": "0.1.0", "ticks": ticks}
         text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in [first, *lines])
-        (self.folder / "timeline" / f"{host}-{pid}.jsonl").write_text(text)
+        (self.folder / "journal" / f"{host}-{pid}.jsonl").write_text(text)
 
     @property
     def hang(self) -> Path:

@@ -26,11 +26,11 @@ def write(folder: Path, steps: int, samples: int, workers: int = 8) -> Path:
         samples: Number of samples in each step; each has a sample, a turn and a reward span.
         workers: Number of processes with samples. If 0, the driver has all samples.
     """
-    (folder / "timeline").mkdir(parents=True)
+    (folder / "journal").mkdir(parents=True)
     info = {"id": folder.name, "host": "n1", "pid": 99, "started": START_NS / 1e9, "state": "ended"}
     (folder / "run.json").write_text(json.dumps(info))
-    driver = (folder / "timeline" / "n1-100.jsonl").open("wb")
-    others = [(folder / "timeline" / f"n1-{200 + number}.jsonl").open("wb") for number in range(workers)]
+    driver = (folder / "journal" / "n1-100.jsonl").open("wb")
+    others = [(folder / "journal" / f"n1-{200 + number}.jsonl").open("wb") for number in range(workers)]
     for pid, file in zip((100, *range(200, 200 + workers)), (driver, *others), strict=True):
         clock = {"unix_ns": START_NS, "monotonic_ns": 10**12}
         first = {"kind": "process", "host": "n1", "pid": pid, "clock": clock, "version": "0.1.0"}

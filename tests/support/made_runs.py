@@ -28,8 +28,8 @@ def make_run(parent: Path, name: str, *, state: str = "ended", pid: int = 1, ste
         errors={"verl/a": {"count": 2, "last": "OSError: full"}},
     )
     spans = [{"kind": "step", "step": number, "start_ns": number, "end_ns": number} for number in (1, 2, 3, 4)]
-    (folder / "timeline").mkdir()
-    (folder / "timeline" / "h-1.jsonl").write_text(
+    (folder / "journal").mkdir()
+    (folder / "journal" / "h-1.jsonl").write_text(
         process + "".join(json.dumps(span, separators=(",", ":")) + "\n" for span in spans)
     )
     return folder

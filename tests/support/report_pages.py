@@ -52,7 +52,7 @@ def figures(
         evidence=[f"prompt 9, rollout 2{named}: 26.1 s, the median 13.4 s", "tool search: 15 s, the median 0.8 s"],
         seconds=11.2,
         step=rows[-1].number if rows else None,
-        file=f"timeline/n1{named}-400.jsonl",
+        file=f"journal/n1{named}-400.jsonl",
     )
     sums = [(name, sum(row.stages.get(name, 0) for row in rows)) for name in [*names, "other"]]
     return RunFigures(
@@ -74,7 +74,7 @@ def figures(
         findings=[finding] if rows else [],
         details=[_details(row, samples, ranks, named, finding, chance) for row in rows[len(rows) - details :]],
         comparison=_comparison(named) if compared else None,
-        notes=[f"timeline/n2{named}-7.jsonl: 1 line was cut off"],
+        notes=[f"journal/n2{named}-7.jsonl: 1 line was cut off"],
         verdict="" if rows else findings.verdict([], False),
         autoprof="0.1.0",
     )
@@ -144,7 +144,7 @@ def _details(
 
 def _lane(label: str, role: str, spans: list[SpanRow], pid: int, whole: float) -> Lane:
     busy = sum(span.end_s - span.start_s for span in spans if span.kind != "sample")
-    file = f"timeline/n1-{pid}.jsonl"
+    file = f"journal/n1-{pid}.jsonl"
     return Lane(
         label=label, role=role, host="n1", pid=pid, spans=spans, busy_s=busy, idle_s=max(0, whole - busy), file=file
     )
@@ -166,7 +166,7 @@ def _samples(count: int, end: float, named: str) -> SampleFigures:
                 rollout=0,
                 agent="tool_agent",
                 lane="agent_loop 0",
-                file="timeline/n1-400.jsonl",
+                file="journal/n1-400.jsonl",
                 start_s=0,
                 end_s=end - place * 0.1,
                 seconds=sum(part[2] for part in parts),
@@ -198,7 +198,7 @@ def _samples(count: int, end: float, named: str) -> SampleFigures:
 
 def _skew(ranks: int, named: str) -> Skew:
     rows = [
-        SkewRow(label=f"rank {rank}{named}", seconds=12 + rank % 7, calls=1, file="timeline/n1-200.jsonl")
+        SkewRow(label=f"rank {rank}{named}", seconds=12 + rank % 7, calls=1, file="journal/n1-200.jsonl")
         for rank in range(min(ranks, 64))
     ]
     rows.sort(key=lambda row: -row.seconds)

@@ -230,7 +230,7 @@ def write(
         "versions": {"verl": "0.9.1", "ray": "2.60.0", "vllm": "0.27.1"},
     }
     (folder / "run.json").write_text(json.dumps(info))
-    (folder / "timeline").mkdir()
+    (folder / "journal").mkdir()
     for (host, pid), lines in script.lines.items():
         clock = {"unix_ns": START_NS, "monotonic_ns": 10**12}
         first = {"kind": "process", "host": host, "pid": pid, "clock": clock, "version": "0.1.0"}
@@ -240,7 +240,7 @@ def write(
         )
         if torn:
             text += '{"kind":"of another world","x":[1]}\nno json\n[1,2]\n' + text.splitlines()[-1][:40]
-        (folder / "timeline" / f"{host}-{pid}.jsonl").write_text(text)
+        (folder / "journal" / f"{host}-{pid}.jsonl").write_text(text)
     measured = {"host": "n2", "offset_ns": 0, "error_ns": 200_000, "unix_ns": START_NS}
     (folder / "clocks").mkdir()
     (folder / "clocks" / "{}-{}.jsonl".format(*DRIVER)).write_text(json.dumps(measured) + "\n")

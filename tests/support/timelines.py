@@ -20,7 +20,7 @@ def figures(folder: Path, *steps: int) -> RunFigures:
 
 def timeline(folder: Path, **processes: list[dict[str, Any]]) -> Path:
     """Write a run directory with these spans of each process, in seconds since the run's start; return its path."""
-    (folder / "timeline").mkdir(parents=True)
+    (folder / "journal").mkdir(parents=True)
     (folder / "run.json").write_text(json.dumps({"id": folder.name}))
     for number, (name, spans) in enumerate(processes.items()):
         lines = []
@@ -29,7 +29,7 @@ def timeline(folder: Path, **processes: list[dict[str, Any]]) -> Path:
             ns = {"start_ns": START_NS + int(start * SECOND), "end_ns": START_NS + int(end * SECOND)}
             filled = {"step": 1, "role": "trainer", "rank": None, **span, **ns}
             lines.append(json.dumps(filled, separators=(",", ":")) + "\n")
-        (folder / "timeline" / f"{name}-{number + 10}.jsonl").write_text("".join(lines))
+        (folder / "journal" / f"{name}-{number + 10}.jsonl").write_text("".join(lines))
     return folder
 
 

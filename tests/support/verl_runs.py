@@ -65,7 +65,7 @@ class VerlRun:
 
     @cached_property
     def spans(self) -> list[dict[str, Any]]:
-        return [span for path in sorted(self.directory.glob("timeline/*.jsonl")) for span in self.spans_of(path)]
+        return [span for path in sorted(self.directory.glob("journal/*.jsonl")) for span in self.spans_of(path)]
 
     def spans_of(self, path: Path) -> list[dict[str, Any]]:
         """Return the spans in the timeline file of one process."""
@@ -190,7 +190,7 @@ def _trigger(folder: Path, asks: Sequence[Ask]) -> None:
 
 def _steps(run: Path) -> int:
     """Return the number of ended steps."""
-    return sum(path.read_text().count('"kind":"step"') for path in run.glob("timeline/*.jsonl"))
+    return sum(path.read_text().count('"kind":"step"') for path in run.glob("journal/*.jsonl"))
 
 
 def inside(inner: dict[str, Any], outer: dict[str, Any]) -> bool:

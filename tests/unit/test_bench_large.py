@@ -66,7 +66,7 @@ def test_workers_write_an_exit_line_if_requested(made: tuple[Path, dict[str, Any
 
 def _exits(folder: Path) -> list[str]:
     """Return the processes whose timeline ends with an exit line."""
-    return sorted(path.stem for path in folder.glob("timeline/*.jsonl") if '{"kind":"exit"' in path.read_text())
+    return sorted(path.stem for path in folder.glob("journal/*.jsonl") if '{"kind":"exit"' in path.read_text())
 
 
 def test_commands_report_only_the_missing_host_of_a_made_run(made: tuple[Path, dict[str, Any]]) -> None:
@@ -76,7 +76,7 @@ def test_commands_report_only_the_missing_host_of_a_made_run(made: tuple[Path, d
     assert json.loads(doctor.stdout)["problems"] == ["not collected, node0001: no answer within 60 s"]
     report = json.loads(autoprof("report", RUN_ID, "--json", *where, cwd=folder.parent).stdout)
     assert [step["number"] for step in report["steps"]] == [*range(1, 13)]
-    assert [note for note in report["notes"] if note.startswith("timeline/")] == []
+    assert [note for note in report["notes"] if note.startswith("journal/")] == []
     listed = autoprof("ls", RUN_ID, *where, cwd=folder.parent)
     assert listed.stdout.count("complete") == 40
     assert listed.stderr == ""

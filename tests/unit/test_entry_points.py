@@ -108,7 +108,7 @@ print([name for name in ("thing", "late") if name in _boot.recipe_files()])
 
 def test_a_hook_of_a_distribution_is_applied(python: Python, site: Path, tmp_path: Path) -> None:
     python("import thing; assert thing.work() == 3", AUTOPROF="1", PYTHONPATH=str(site))
-    (timeline,) = (tmp_path / "autoprof_runs").glob("2*/timeline/*.jsonl")
+    (timeline,) = (tmp_path / "autoprof_runs").glob("2*/journal/*.jsonl")
     assert '"work"' in timeline.read_text()
 
 
@@ -116,7 +116,7 @@ def test_a_target_can_contain_its_own_recipe(python: Python, site: Path, tmp_pat
     install(site, "self-made", declare("self_made.autoprof"), "self_made", package="self_made/autoprof")
     (site / "self_made" / "__init__.py").write_text("def work():\n    return 4\n")
     python("import self_made; assert self_made.work() == 4", AUTOPROF="1", PYTHONPATH=str(site))
-    (timeline,) = (tmp_path / "autoprof_runs").glob("2*/timeline/*.jsonl")
+    (timeline,) = (tmp_path / "autoprof_runs").glob("2*/journal/*.jsonl")
     assert '"work"' in timeline.read_text()
 
 

@@ -60,7 +60,7 @@ Trainer().fit(inside)
     parent, own = processes(tmp_path)
     assert own["parent"] == parent["pid"]
     assert all(hook["called"] for hook in own["hooks"].values())
-    assert len(list(Path(run.path, "timeline").glob("*.jsonl"))) == 2
+    assert len(list(Path(run.path, "journal").glob("*.jsonl"))) == 2
 
 
 @pytest.mark.fault("fork, spawn and forkserver children", "continue", "nothing")

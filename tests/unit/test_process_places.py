@@ -70,10 +70,10 @@ def test_runs_that_begin_at_the_same_time_have_their_own_folders(tmp_path: Path)
 def test_a_resumed_run_keeps_its_files_and_lists_the_earlier_attempt(tmp_path: Path) -> None:
     through(start(tmp_path, AUTOPROF_RUN_ID="mine"))
     run = tmp_path / "autoprof_runs" / "mine"
-    before = {path: path.read_bytes() for path in run.glob("timeline/*")}
+    before = {path: path.read_bytes() for path in run.glob("journal/*")}
     assert through(start(tmp_path, AUTOPROF_RUN_ID="mine")) == ""
     assert all(path.read_bytes() == content for path, content in before.items())
-    assert len(list(run.glob("timeline/*"))) == 2
+    assert len(list(run.glob("journal/*"))) == 2
     info = json.loads((run / "run.json").read_text())
     assert info["state"] == "ended"
     assert [attempt["state"] for attempt in info["earlier"]] == ["ended"]
@@ -314,7 +314,7 @@ def test_only_the_meta_file_shows_that_the_clock_was_set_back(made: Any, mocker:
     assert clock["stop"]["monotonic_ns"] > clock["start"]["monotonic_ns"]
     (line,) = [line for line in spans(run.rundir.path) if line["kind"] == "stage"]
     assert 0 <= line["end_ns"] - line["start_ns"] < 600 * 10**9
-    assert HOST in str(run.rundir.process_file("timeline", ".jsonl"))
+    assert HOST in str(run.rundir.process_file("journal", ".jsonl"))
 
 
 @pytest.mark.fault("a command line of 200 kB", "continues, and can start programs", "nothing")

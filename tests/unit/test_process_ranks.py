@@ -38,7 +38,7 @@ def left(folder: Path) -> list[Run]:
 
 def trained(run: Run) -> list[int]:
     """Return the ranks of the processes that made step 2."""
-    lines = [json.loads(line) for path in Path(run.path, "timeline").glob("*.jsonl") for line in path.open()]
+    lines = [json.loads(line) for path in Path(run.path, "journal").glob("*.jsonl") for line in path.open()]
     return sorted(line["rank"] for line in lines if line["kind"] == "step" and line["step"] == 2)
 
 
@@ -54,7 +54,7 @@ def test_ranks_are_one_run_and_their_files_have_their_ranks(tmp_path: Path, kind
     assert {result.stdout.strip() for result in done} == {run.id}
     assert captured(run) == [0, 1]
     assert [".rank0." in run.captures[0].name, ".rank1." in run.captures[1].name] == [True, True]
-    assert len(list(Path(run.path, "timeline").iterdir())) == 2
+    assert len(list(Path(run.path, "journal").iterdir())) == 2
     assert (run.info.recipes, run.info.hosts) == (["small"], [identity.HOST])
     assert not any("autoprof:" in result.stderr for result in done)
 

@@ -54,7 +54,7 @@ def examine_run(run: runs.Run) -> Report:
     list_hooks(report, hooks)
     executed_s = _executed_s(run)
     report.notes += [
-        f"timeline/{state.file.name}: {units.count(state.damaged, 'line')} left out: truncated, or not a span"
+        f"journal/{state.file.name}: {units.count(state.damaged, 'line')} left out: truncated, or not a span"
         for state in run.processes
         if state.damaged
     ]

@@ -110,7 +110,7 @@ def _processes(directory: str) -> dict[str, Process]:
     """Return the run's processes that may be running or died with open spans, by host and pid."""
     by_key: dict[str, Process] = {}
     # In order of time: if two processes had the same pid, the later one replaces the earlier one.
-    for file in sorted(os.scandir(os.path.join(directory, "timeline")), key=lambda entry: entry.stat().st_mtime):
+    for file in sorted(os.scandir(os.path.join(directory, "journal")), key=lambda entry: entry.stat().st_mtime):
         head = _load(file.path, _HEAD_BYTES) if file.name.endswith(".jsonl") else b""
         process_line = _parsed(head.partition(b"\n")[0])
         host, pid = str(process_line.get("host", "")), process_line.get("pid")

@@ -48,7 +48,7 @@ def failures_of_run(opened: OpenSpans) -> list[Finding]:
         for line in state.lost:
             what = f"{line.span} {line.name} ended with {deaths.exception_words(line.exception)}"
             if what not in first_seen or line.unix_ns < first_seen[what][0].unix_ns:
-                first_seen[what] = line, f"timeline/{state.file.name}"
+                first_seen[what] = line, f"journal/{state.file.name}"
     earliest = sorted(first_seen.items(), key=lambda each: each[1][0].unix_ns)[:_MAX_FAILURES]
     return [_finding(what, line, file) for what, (line, file) in earliest]
 
@@ -113,7 +113,7 @@ def of_run(rows: Sequence[StepRow], files: Mapping[int, str]) -> list[Finding]:
 
     Args:
         rows: The steps.
-        files: The driver's timeline file of each step.
+        files: The driver's journal of each step.
     """
     findings = []
     for place, row in enumerate(rows):

@@ -40,7 +40,7 @@ class OpenSpans(msgspec.Struct, frozen=True, kw_only=True):
     """Open spans of a run.
 
     Attributes:
-        states: Its processes that have a timeline.
+        states: Its processes that have a journal.
         ends_ns: The moment up to which the spans of each are known to be open, by the clock of its host.
         shifts_ns: Nanoseconds that bring the times of each host onto one clock.
         going_on: True if the run is running.

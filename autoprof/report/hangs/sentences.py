@@ -30,7 +30,7 @@ from autoprof.rundir.records import OpenSpan
 WAITING_RATIO = 5
 # Ended spans that the median needs.
 MIN_ENDED_SPANS = 3
-# Timeline files that are searched for ended spans.
+# Journals that are searched for ended spans.
 _MAX_FILES = 8
 
 
@@ -98,7 +98,7 @@ def _sample(
         text = f"{several(len(late), thing)} have waited up to {seconds(age)} {inside}{here}"
     evidence = [f"{where(each)}: {seconds(age_s)}, {spans.host} {spans.pid}" for age_s, each, spans in late[:4]]
     evidence += [f"usually {seconds(usual)}"] if usual is not None else []
-    return Sentence(text, evidence, f"timeline/{of.host}-{of.pid}.jsonl")
+    return Sentence(text, evidence, f"journal/{of.host}-{of.pid}.jsonl")
 
 
 def _ended_s(run_path: str, processes: Sequence[Spans], kind: str, name: str) -> list[float]:
@@ -145,7 +145,7 @@ def late_stages(processes: Sequence[Spans], labels: Mapping[tuple[str, int], str
         most = Counter(other.name for other in others).most_common(1)[0][0]
         text = f"{name_ranks(ranks, span.role)} {plural(ranks, 'has', 'have')} been in {span.name} for {seconds(age)}"
         yield Sentence(
-            f"{text}, {several(len(others), 'other')} in {most}{here}", [], f"timeline/{of.host}-{of.pid}.jsonl"
+            f"{text}, {several(len(others), 'other')} in {most}{here}", [], f"journal/{of.host}-{of.pid}.jsonl"
         )
 
 
@@ -409,7 +409,7 @@ def _between_steps(run_path: str, opened: OpenSpans, ended_s: Mapping[int, float
         text=writable(f"no step has begun for {seconds(age)} since {since}"),
         evidence=_evidence(run_path, opened, usual),
         seconds=age,
-        file=None if resumed else f"timeline/{driver.file.name}",
+        file=None if resumed else f"journal/{driver.file.name}",
     )
 
 

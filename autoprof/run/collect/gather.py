@@ -276,8 +276,8 @@ class Gathering:
         """Return the dead nodes of the run, except nodes whose files are here or whose disk is also on a live node."""
         disks = {cluster.disk_of(str(self.run)), *(part.disk for part in parts)} - {""}
         gone = [node for node in self.registered.values() if node.id not in self.alive and node.disk not in disks]
-        journals = RunDir(self.run).lines("timeline") if gone else []
-        own = [path for path in journals if f"timeline/{path.name}" not in index.nodes]
+        journals = RunDir(self.run).lines("journal") if gone else []
+        own = [path for path in journals if f"journal/{path.name}" not in index.nodes]
         # The nodes whose processes wrote into this directory directly.
         writers = {process.node for path in own if (process := processes.last_facts(path)) is not None}
         states = []

@@ -129,7 +129,7 @@ def test_the_hooks_of_a_process_that_had_the_pid_before_are_kept(made: Any) -> N
         log.error("x", "second")
         timeline.close()
     processes = processes_of(run.rundir.path)
-    assert sorted(path.name for path in run.rundir.lines("timeline")) == [
+    assert sorted(path.name for path in run.rundir.lines("journal")) == [
         f"{identity.HOST}-{os.getpid()}{again}.jsonl" for again in (".2", "")
     ]
     assert [process["errors"]["x"]["count"] for process in processes] == [2, 2]

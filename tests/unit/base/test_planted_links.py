@@ -82,7 +82,7 @@ def test_a_link_in_the_place_of_a_captures_file_is_not_followed(
 
 
 @pytest.mark.fault("a link is planted for a folder", "goes on", "what would be in it; the target is as it was")
-@pytest.mark.parametrize("folder", ["global_step_000002", "timeline", "control"])
+@pytest.mark.parametrize("folder", ["global_step_000002", "journal", "control"])
 def test_a_link_in_the_place_of_a_folder_is_refused(
     made: Any, tmp_path: Path, folder: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -93,10 +93,10 @@ def test_a_link_in_the_place_of_a_folder_is_refused(
     (run.rundir.path / folder).symlink_to(elsewhere)
     uses: dict[str, Callable[[], Any]] = {
         "global_step_000002": lambda: recorder.begin(run, SUBJECT),
-        "timeline": lambda: span(run),  # a warning, as when the disk is full
+        "journal": lambda: span(run),  # a warning, as when the disk is full
         "control": lambda: layout.write_json(run.rundir.control / "x.json", {}),
     }
-    if folder == "timeline":
+    if folder == "journal":
         uses[folder]()
     else:
         with pytest.raises(FileExistsError):
@@ -117,14 +117,14 @@ def test_a_run_directory_that_is_a_link_is_refused(made: Any, tmp_path: Path) ->
 def test_the_parent_of_the_runs_may_be_a_link(made: Any, tmp_path: Path) -> None:
     (tmp_path / "big-disk").mkdir()
     (tmp_path / "runs").symlink_to(tmp_path / "big-disk")
-    layout.RunDir(tmp_path / "runs" / "one").make(tmp_path / "runs" / "one" / "timeline")
-    assert (tmp_path / "big-disk" / "one" / "timeline").is_dir()
+    layout.RunDir(tmp_path / "runs" / "one").make(tmp_path / "runs" / "one" / "journal")
+    assert (tmp_path / "big-disk" / "one" / "journal").is_dir()
 
 
 @pytest.mark.fault("a link or a pipe for the timeline", "goes on", "nothing")
 def test_the_timeline_is_not_written_through_a_link_nor_waits_for_a_pipe(made: Any, theirs: Path) -> None:
     run = made()
-    line = run.rundir.process_file("timeline", ".jsonl")
+    line = run.rundir.process_file("journal", ".jsonl")
     line.parent.mkdir(parents=True)
     line.symlink_to(theirs)
     os.mkfifo(line.with_suffix(".2.jsonl"))

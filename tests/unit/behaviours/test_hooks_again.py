@@ -79,7 +79,7 @@ def told(python: Python, folder: Path, name: str, again: str) -> tuple[str, list
     use = "small.Trainer().train(); print(small.Trainer().work())"
     code = f"import small, faster; faster.{name}(); faster.{name}(); {use}"
     ran = python(code, AUTOPROF="1", AUTOPROF_STEPS="", AUTOPROF_RECIPES="small.toml:faster.toml")
-    timelines = (folder / "autoprof_runs").glob("2*/timeline/*.jsonl")
+    timelines = (folder / "autoprof_runs").glob("2*/journal/*.jsonl")
     spans = [(span["name"], span["step"]) for timeline in timelines for span in helpers.spans(timeline)]
     return ran.stdout.strip(), [span for span in spans if span[1] is not None]
 

@@ -82,7 +82,7 @@ def spans(python: Python, folder: Path, options: str, code: str, above: str = AB
     (folder / "above.toml").write_text(above)
     recipes = f"{folder / 'engine.toml'}:{folder / 'above.toml'}"
     python(code, AUTOPROF="1", AUTOPROF_STEPS="", AUTOPROF_RECIPES=recipes)
-    (timeline,) = (folder / "autoprof_runs").glob("2*/timeline/*.jsonl")
+    (timeline,) = (folder / "autoprof_runs").glob("2*/journal/*.jsonl")
     return helpers.spans(timeline)
 
 

@@ -230,7 +230,7 @@ def test_ranks_of_a_launcher_share_a_run(tmp_path: Path) -> None:
     assert folders == {str(run)}
     assert json.loads((run / "run.json").read_text())["pid"] == ranks[1].pid
     assert sorted(span["rank"] for span in spans(run)) == [0, 1]
-    assert (runs.read(run).state, len(os.listdir(run / "timeline"))) == ("ended", 2)
+    assert (runs.read(run).state, len(os.listdir(run / "journal"))) == ("ended", 2)
 
 
 def test_the_types_match_the_functions() -> None:

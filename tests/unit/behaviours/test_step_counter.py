@@ -54,7 +54,7 @@ del copy.global_steps
 assert not hasattr(copy, "global_steps")
 """
     python(code, AUTOPROF="1", AUTOPROF_RECIPES=str(tmp_path / "trainer.toml"), PYTHONPATH=str(tmp_path))
-    (timeline,) = tmp_path.glob("autoprof_runs/latest/timeline/*.jsonl")
+    (timeline,) = tmp_path.glob("autoprof_runs/latest/journal/*.jsonl")
     assert [(span["kind"], span["step"]) for span in spans(timeline)] == [
         ("stage", 4001),
         ("step", 4001),
@@ -78,7 +78,7 @@ print(ended)
 """
     variables = {"AUTOPROF_RECIPES": str(tmp_path / "trainer.toml"), "PYTHONPATH": str(tmp_path)}
     ended = int(python(code, AUTOPROF="1", **variables).stdout)
-    (timeline,) = tmp_path.glob("autoprof_runs/latest/timeline/*.jsonl")
+    (timeline,) = tmp_path.glob("autoprof_runs/latest/journal/*.jsonl")
     steps = {span["step"]: span["end_ns"] for span in spans(timeline) if span["kind"] == "step"}
     assert sorted(steps) == [4001, 4002]
     assert steps[4002] <= ended

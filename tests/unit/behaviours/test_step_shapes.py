@@ -47,7 +47,7 @@ def spans(python: Python, folder: Path, *hooks: tuple[str, str, str]) -> list[tu
     recipe = 'target = "small"\n' + WORK + "".join(HOOK.format(f"h{hook[0]}", *hook) for hook in hooks)
     (folder / "small.toml").write_text(recipe)
     python("import small; small.Trainer().fit()", AUTOPROF="1", AUTOPROF_STEPS="", AUTOPROF_RECIPES="small.toml")
-    (timeline,) = (folder / "autoprof_runs").glob("2*/timeline/*.jsonl")
+    (timeline,) = (folder / "autoprof_runs").glob("2*/journal/*.jsonl")
     return [(span["name"], span["step"]) for span in helpers.spans(timeline)]
 
 
@@ -74,7 +74,7 @@ def package(
     (folder / "small" / "later.py").write_text("from small import Trainer\n")
     (folder / "small.toml").write_text('target = "small"\n' + "".join(tables))
     python(f"{imports}\nsmall.{runs}().fit()", AUTOPROF="1", AUTOPROF_STEPS="", AUTOPROF_RECIPES="small.toml")
-    (timeline,) = (folder / "autoprof_runs").glob("2*/timeline/*.jsonl")
+    (timeline,) = (folder / "autoprof_runs").glob("2*/journal/*.jsonl")
     return [(span["name"], span["step"]) for span in helpers.spans(timeline) if span["kind"] != "profiling"]
 
 
@@ -193,7 +193,7 @@ def test_a_trainer_that_is_started_as_a_module(python: Python, tmp_path: Path) -
     ]
     (tmp_path / "small.toml").write_text('target = "small"\n' + "".join(tables))
     python(["-m", "small.trainer"], AUTOPROF="1", AUTOPROF_STEPS="", AUTOPROF_RECIPES="small.toml")
-    (timeline,) = (tmp_path / "autoprof_runs").glob("2*/timeline/*.jsonl")
+    (timeline,) = (tmp_path / "autoprof_runs").glob("2*/journal/*.jsonl")
     found = helpers.spans(timeline)
     expected = [(name, number) for number in (11, 12, 13) for name in ("work", "step")]
     assert [(span["name"], span["step"]) for span in found] == expected

@@ -216,7 +216,7 @@ def test_doctor_groups_equal_processes_and_prints_the_first_problems(autoprof: A
     for rank in range(60):
         host, pid = f"n{rank // 8}", 100 + rank
         worker = {name: process[name] for name in ("versions", "hooks", "errors")} | {"process": f"ray::Worker{rank}"}
-        (folder / "timeline" / f"{host}-{pid}.jsonl").write_text(process_lines(host, pid, **worker))
+        (folder / "journal" / f"{host}-{pid}.jsonl").write_text(process_lines(host, pid, **worker))
     shown = autoprof("doctor", folder.name).stdout
     assert "60 processes on 8 hosts, ray::Worker*: 1 applied, 1 failed; fired: verl/a" in " ".join(shown.split())
     assert len(shown.splitlines()) < 100
@@ -282,7 +282,7 @@ def test_doctor_says_what_is_newer_than_its_recipe(
 
     folder = make_run(tmp_path / "autoprof_runs", "20261120-101010-aaaaaa")
     assert "outside" not in autoprof("doctor", folder.name).stdout
-    process = folder / "timeline" / "h-1.jsonl"
+    process = folder / "journal" / "h-1.jsonl"
     outside = "99.0 is outside the recipe's range >=0.6,<0.10"
     process.write_text(process.read_text().replace('"applied"', f'"applied","reason":"{outside}"'))
     assert (

@@ -142,7 +142,7 @@ def test_a_report_older_than_what_it_tells_of(runs: Path) -> None:
         first = report.stat().st_mtime_ns
     with opened(runs, "--port", "0"):
         assert report.stat().st_mtime_ns == first
-    timeline = next((report.parent / "timeline").glob("*.jsonl"))
+    timeline = next((report.parent / "journal").glob("*.jsonl"))
     os.utime(timeline, ns=(first + 1, first + 1))
     with opened(runs, "--port", "0"):
         assert report.stat().st_mtime_ns > first

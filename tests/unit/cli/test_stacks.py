@@ -257,8 +257,8 @@ def asked(folder: Path, **values: Any) -> Answer:
         "hooks": {"made/up": {"called": True}},
     }
     own |= values
-    (folder / "timeline").mkdir(parents=True)
-    (folder / "timeline" / f"{own['host']}-{own['pid']}.jsonl").write_text(process_lines(**own))
+    (folder / "journal").mkdir(parents=True)
+    (folder / "journal" / f"{own['host']}-{own['pid']}.jsonl").write_text(process_lines(**own))
     return ask(folder)
 
 

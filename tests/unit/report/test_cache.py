@@ -47,7 +47,7 @@ def figures(run: Path, *steps: int) -> bytes:
 
 def test_a_step_is_the_same_with_the_cache_and_reads_little(run: Path, decoded: Any) -> None:
     first = figures(run, 30)
-    whole = sum(path.read_bytes().count(b"\n") for path in run.glob("timeline/*.jsonl")) / 128
+    whole = sum(path.read_bytes().count(b"\n") for path in run.glob("journal/*.jsonl")) / 128
     assert whole <= decoded.call_count < 1.5 * whole
     decoded.reset_mock()
     assert figures(run, 30) == first
@@ -58,8 +58,8 @@ def test_a_file_that_has_grown_makes_the_cache_void(tmp_path: Path) -> None:
     run = large_timelines.write(tmp_path / "run", 4, SAMPLES * 4, workers=0)
     before = figures(run, 3)
     (made_at,) = (path.stat().st_mtime_ns for path in run.glob(".cache.msgpack"))
-    other = large_timelines.write(tmp_path / "other", 5, 1, workers=0) / "timeline" / "n1-100.jsonl"
-    with (run / "timeline" / "n1-100.jsonl").open("ab") as file:
+    other = large_timelines.write(tmp_path / "other", 5, 1, workers=0) / "journal" / "n1-100.jsonl"
+    with (run / "journal" / "n1-100.jsonl").open("ab") as file:
         file.write(b"".join(line for line in other.open("rb") if b'"step":5,' in line))
     assert figures(run, 3) != before
     assert (run / ".cache.msgpack").stat().st_mtime_ns > made_at
@@ -82,7 +82,7 @@ def test_doctor_decodes_the_lines_of_steps_and_the_ends_of_files(
     assert main(["doctor", str(run)]) == 0
     assert f"steps executed: 1-{STEPS}\n" in capsys.readouterr().out
     # Each of the parts at the end of a file is one batch.
-    assert decoded.call_count <= len(processes._TAIL_BYTES) * len(list(run.glob("timeline/*.jsonl")))
+    assert decoded.call_count <= len(processes._TAIL_BYTES) * len(list(run.glob("journal/*.jsonl")))
 
 
 def test_ls_reads_no_timeline(run: Path, mocker: Any) -> None:
@@ -102,7 +102,7 @@ def test_a_resumed_run_is_the_same_with_the_cache(tmp_path: Path, monkeypatch: p
         again.step()
     for (host, pid), lines in again.lines.items():
         text = "".join(msgspec.json.encode(line).decode() + "\n" for _, line in lines)
-        (run / "timeline" / f"{host}-{pid}.2.jsonl").write_text(text)
+        (run / "journal" / f"{host}-{pid}.2.jsonl").write_text(text)
     first = figures(run)
     assert (run / ".cache.msgpack").exists()
     assert figures(run) == first
@@ -156,7 +156,7 @@ def test_a_finished_run_is_read_from_the_cache(
     assert {Path(call.args[0]).name for call in metas.call_args_list} <= {"run.json", "collected.json"}
 
 
-@pytest.mark.parametrize("changed", ["timeline/*-*.jsonl", "global_step_000003/*.meta.json"])
+@pytest.mark.parametrize("changed", ["journal/*-*.jsonl", "global_step_000003/*.meta.json"])
 def test_what_has_changed_is_read_again(large: Path, changed: str, capsys: pytest.CaptureFixture[str]) -> None:
     outputs(large, capsys)
     path = sorted(large.glob(changed))[0]

@@ -80,7 +80,7 @@ def test_what_is_said_of_captures(
     for meta in run.glob("global_step_*/*.meta.json"):
         change(meta, **values)
     if not timeline:
-        for file in run.glob("timeline/*"):
+        for file in run.glob("journal/*"):
             file.unlink()
     figures = told(run, capsys)
     assert len(figures.details[0].captures) == 4
@@ -119,7 +119,7 @@ KINDS = ("step", "stage", "timer", "sample", "turn", "tool", "reward", "request"
 def test_what_spans_say(run: Path, capsys: pytest.CaptureFixture[str], values: dict[str, Any]) -> None:
     for number, kind in enumerate(KINDS):
         content = json.dumps(SPAN | {"kind": kind} | values) + "\n"
-        (run / "timeline" / f"n1-99{number}.jsonl").write_text(content * 3)
+        (run / "journal" / f"n1-99{number}.jsonl").write_text(content * 3)
     figures = told(run, capsys)
     assert [row.number for row in figures.steps] == [1, 2, 3, 4]
     assert all(0 <= (row.response_tokens or 0) < 10**6 for row in figures.steps)
@@ -137,7 +137,7 @@ def test_what_clocks_say(run: Path, capsys: pytest.CaptureFixture[str], values: 
 
 
 def test_names_of_files(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (lines,) = run.glob("timeline/n1-200.jsonl")
+    (lines,) = run.glob("journal/n1-200.jsonl")
     odd = [b"weird", b"-", b"a-\xc2\xb2", b"\xff\xfe-7", b"a b-<i>-9"]
     for name in odd:
         Path(os.fsdecode(os.fsencode(lines.parent) + b"/" + name + b".jsonl")).write_bytes(lines.read_bytes())
@@ -146,7 +146,7 @@ def test_names_of_files(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "" not in labels
 
 
-@pytest.mark.parametrize("folder", ["timeline", "clocks"])
+@pytest.mark.parametrize("folder", ["journal", "clocks"])
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["pipe", "folder"])
 def test_what_is_no_file(
     run: Path, capsys: pytest.CaptureFixture[str], folder: str, make: Callable[[Path], None]

@@ -96,16 +96,16 @@ def test_what_is_cut_off_or_foreign_is_left_out_and_counted(tmp_path: Path) -> N
     whole, torn = figures(tmp_path / "whole"), figures(tmp_path / "torn")
     assert torn.steps == whole.steps
     assert torn.details == whole.details
-    assert len(torn.notes) == len(list((tmp_path / "torn" / "timeline").iterdir()))
+    assert len(torn.notes) == len(list((tmp_path / "torn" / "journal").iterdir()))
     # "no json", a list, and a truncated line. A kind of line from a newer autoprof gives no note.
-    assert torn.notes[0] == "timeline/n1-100.jsonl: 3 lines left out: truncated, or not a span"
+    assert torn.notes[0] == "journal/n1-100.jsonl: 3 lines left out: truncated, or not a span"
 
 
 @given(st.binary(max_size=400), st.integers(0, 30))
 def test_no_content_of_a_file_is_too_much(tmp_path: Path, content: bytes, place: int) -> None:
     folder = Path(tempfile.mkdtemp(dir=tmp_path), "run")
     run = timeline(folder, n1=[span("timer", "gen", 0, 3), step(10), step(20, 2, 10)])
-    path = run / "timeline" / "n1-10.jsonl"
+    path = run / "journal" / "n1-10.jsonl"
     text = path.read_bytes()
     lines = text.splitlines(keepends=True)
     path.write_bytes(b"".join([*lines[: place % 4], content, b"\n", *lines[place % 4 :]]))
@@ -116,7 +116,7 @@ def test_no_content_of_a_file_is_too_much(tmp_path: Path, content: bytes, place:
 def test_a_file_that_was_cut_anywhere_is_read_up_to_there(tmp_path: Path, length: int) -> None:
     steps = [step(10 * number, number) for number in range(1, 9)]
     run = timeline(Path(tempfile.mkdtemp(dir=tmp_path), "run"), n1=steps)
-    path = run / "timeline" / "n1-10.jsonl"
+    path = run / "journal" / "n1-10.jsonl"
     content = path.read_bytes()[:length]
     path.write_bytes(content)
     whole = content.count(b"}\n") + content.endswith(b"}")
@@ -129,22 +129,22 @@ def test_a_line_without_end_takes_no_memory(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr("autoprof.rundir.journal._CHUNK_BYTES", 64)
     monkeypatch.setattr("autoprof.rundir.journal._MAX_LINE_BYTES", 500)
     run = timeline(tmp_path / "run", n1=[step(10), step(20, 2, 10)])
-    path = run / "timeline" / "n1-10.jsonl"
+    path = run / "journal" / "n1-10.jsonl"
     first, second = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(first + b'{"kind":"' + b"x" * 5000 + b'"}\n' + second)
     found = figures(run)
     assert [row.number for row in found.steps] == [1, 2]
-    assert "timeline/n1-10.jsonl: 1 line left out: too long" in found.notes
+    assert "journal/n1-10.jsonl: 1 line left out: too long" in found.notes
 
 
 def test_a_file_that_can_not_be_read_is_said(tmp_path: Path) -> None:
     run = timeline(tmp_path / "run", n1=[step(10)])
-    (run / "timeline" / "n2-11.jsonl").mkdir()
-    os.mkfifo(run / "timeline" / "n3-12.jsonl")
+    (run / "journal" / "n2-11.jsonl").mkdir()
+    os.mkfifo(run / "journal" / "n3-12.jsonl")
     found = figures(run)
     assert [row.number for row in found.steps] == [1]
     said = [note for note in found.notes if "it can't be read: " in note]
-    assert [note.split(":")[0] for note in said] == ["timeline/n2-11.jsonl", "timeline/n3-12.jsonl"]
+    assert [note.split(":")[0] for note in said] == ["journal/n2-11.jsonl", "journal/n3-12.jsonl"]
 
 
 def test_old_runs_without_a_first_line_are_read(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def test_lanes_are_processes_under_their_roles(tmp_path: Path) -> None:
         assert lane.busy_s + lane.idle_s == pytest.approx(found.seconds)
         assert [span.start_s for span in lane.spans] == sorted(span.start_s for span in lane.spans)
     actor = found.lanes[3]
-    assert (actor.host, actor.pid, actor.rank, actor.file) == ("n1", 202, 2, "timeline/n1-202.jsonl")
+    assert (actor.host, actor.pid, actor.rank, actor.file) == ("n1", 202, 2, "journal/n1-202.jsonl")
     assert [span.name for span in actor.spans] == ["compute_log_prob", "update_actor", "update_weights"]
     assert actor.busy_s == pytest.approx(sum(span.end_s - span.start_s for span in actor.spans))
     # Its captures are on the step's clock.
@@ -219,7 +219,7 @@ def test_hosts_are_brought_onto_the_drivers_clock(tmp_path: Path) -> None:
 def test_notes_of_very_many_files_are_few(tmp_path: Path) -> None:
     ranks = {f"n{rank}": [span("stage", "x", 0, 1, role="actor", rank=rank)] for rank in range(100)}
     run = timeline(tmp_path / "run", **ranks, driver=[step(10)])
-    for path in (run / "timeline").glob("n*"):
+    for path in (run / "journal").glob("n*"):
         path.write_text(path.read_text() + "torn")
     (run / "clocks").mkdir()
     (run / "clocks" / "driver-1.jsonl").write_text("")

@@ -53,7 +53,7 @@ def test_what_is_planted_is_found_and_nothing_else(tmp_path: Path, cause: str, s
     first = figures.findings[0]
     said = "\n".join([first.text, *first.evidence])
     assert [word for word in words if word not in said] == []
-    assert first.file == f"timeline/{file}.jsonl"
+    assert first.file == f"journal/{file}.jsonl"
     assert first.step == STEP
     # The cost is the step's excess over the usual time, within the normal variation.
     row = next(row for row in figures.steps if row.number == STEP)

@@ -238,7 +238,7 @@ def test_without_stacks_the_open_spans_tell_and_autoprof_stacks_is_named(hung: H
 
 
 def test_without_anything_else_the_open_stage_is_told(hung: HungRun) -> None:
-    text = (hung.folder / "timeline").glob("*.jsonl")
+    text = (hung.folder / "journal").glob("*.jsonl")
     path = next(iter(text))
     with path.open("a") as file:
         file.write(msgspec.json.encode(hung.begun("stage", "compute_rewards", "trainer", 0, 11)).decode() + "\n")
@@ -256,7 +256,7 @@ def test_a_healthy_run_has_no_finding(tmp_path: Path, minutes: float, running: b
 
 def append(run: HungRun, *lines: Any) -> None:
     """Add lines to the timeline of the process that drives the steps."""
-    (path,) = (run.folder / "timeline").glob(f"{identity.HOST}-{os.getpid()}.jsonl")
+    (path,) = (run.folder / "journal").glob(f"{identity.HOST}-{os.getpid()}.jsonl")
     with path.open("ab") as file:
         file.writelines(msgspec.json.encode(line) + b"\n" for line in lines)
 
@@ -301,7 +301,7 @@ def between(folder: Path, minutes: float, took_s: float = 10.0, running: bool = 
     """A run whose fourth step ended so long ago, and that has begun no other one."""
     run = HungRun(folder / "run", minutes, running)
     append(run, run.line("step", "step", "trainer", 0, run.began - round(took_s * 1e9), took_s, step=4))
-    drop = run.folder / "timeline" / f"{identity.HOST}-{os.getpid()}.jsonl"
+    drop = run.folder / "journal" / f"{identity.HOST}-{os.getpid()}.jsonl"
     lines = [line for line in drop.read_bytes().splitlines(keepends=True) if b'"begun"' not in line]
     drop.write_bytes(b"".join(lines))
     return run
@@ -320,7 +320,7 @@ def switch_off(run: HungRun) -> None:
 
 def moved(run: HungRun, pid: int, host: str = identity.HOST) -> None:
     """Make another process the driver of the steps."""
-    (path,) = (run.folder / "timeline").glob("*.jsonl")
+    (path,) = (run.folder / "journal").glob("*.jsonl")
     path.rename(path.with_name(f"{host}-{pid}.jsonl"))
 
 
@@ -403,7 +403,7 @@ def test_a_run_that_has_begun_no_step_says_for_how_long(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], minutes: float, status: int
 ) -> None:
     run = HungRun(tmp_path / "run", steps=0)
-    (path,) = (run.folder / "timeline").glob("*.jsonl")
+    (path,) = (run.folder / "journal").glob("*.jsonl")
     path.unlink()
     change(run, started=run.now / 1e9 - 60 * minutes)
     found, report = doctor(run, capsys)
@@ -431,7 +431,7 @@ def test_a_step_that_stood_and_ended_is_told_as_over(tmp_path: Path) -> None:
 
 def test_a_step_of_which_no_process_tells_stands_while_it_has_not_ended(tmp_path: Path) -> None:
     run = HungRun(tmp_path / "run")
-    next(iter((run.folder / "timeline").iterdir())).unlink()
+    next(iter((run.folder / "journal").iterdir())).unlink()
     run.process(os.getpid(), [])
     run.stack(IDLE, process="ray::AgentLoopWorker", spans=[run.span("tool", "search", 12, sample="63")])
     (run.hang / "why.json").unlink()

@@ -60,7 +60,7 @@ def test_the_report_lists_steps_and_stages_first_then_the_oldest_samples(tmp_pat
 
 def test_of_a_run_that_was_killed_each_process_has_its_own_last_sign_of_life(tmp_path: Path) -> None:
     run = HungRun(tmp_path / "run", 2, running=False, steps=1)
-    (path,) = (run.folder / "timeline").iterdir()
+    (path,) = (run.folder / "journal").iterdir()
     stage = run.begun("stage", "reward", "trainer", 0, 1)
     path.write_text(path.read_text() + json.dumps(stage, separators=(",", ":")) + "\n")
     path.rename(path.with_name(f"{HOST}-{GONE_PID}.jsonl"))
@@ -81,7 +81,7 @@ def test_of_a_run_that_was_killed_each_process_has_its_own_last_sign_of_life(tmp
 def state(kind: str, last: int, *steps: int, host: str = "h") -> ProcessState:
     """A process with open steps, by their starts."""
     spans = [OpenSpan(kind="step", name="step", step=start, start_ns=start) for start in steps]
-    file = Path("timeline/h-1.jsonl")
+    file = Path("journal/h-1.jsonl")
     return ProcessState(host=host, pid=1, ticks=0, state=kind, error="", last_ns=last, spans=spans, file=file)
 
 
@@ -108,7 +108,7 @@ def test_what_the_run_has_left_behind_is_not_open() -> None:
 
 def test_a_crash_is_a_sign_of_life(tmp_path: Path) -> None:
     run = HungRun(tmp_path / "run", 2, running=False, steps=1)
-    (path,) = (run.folder / "timeline").iterdir()
+    (path,) = (run.folder / "journal").iterdir()
     path.rename(path.with_name(f"{HOST}-{GONE_PID}.jsonl"))
     crash = run.folder / "crashes" / f"{HOST}-{GONE_PID}.txt"
     crash.parent.mkdir()
@@ -121,7 +121,7 @@ def test_a_crash_is_a_sign_of_life(tmp_path: Path) -> None:
 
 def test_a_run_in_which_nothing_is_open_has_no_such_section(tmp_path: Path) -> None:
     run = HungRun(tmp_path / "run", steps=1)
-    next(iter((run.folder / "timeline").iterdir())).unlink()
+    next(iter((run.folder / "journal").iterdir())).unlink()
     figures = build.figures(runs.read(run.folder))
     assert figures.open == []
     assert "Open" not in markdown.text(figures)
@@ -164,7 +164,7 @@ def test_merge_draws_what_is_open_up_to_the_last_known_moment(
 
 def test_a_step_that_was_open_and_ran_again_is_not_open_any_more(tmp_path: Path) -> None:
     run = HungRun(tmp_path / "run", steps=1)
-    path = next(iter((run.folder / "timeline").iterdir()))
+    path = next(iter((run.folder / "journal").iterdir()))
     begun = run.begun("step", "step", "trainer", 0, 1)
     ended = run.line("step", "step", "trainer", 0, begun["start_ns"], 30.0)
     more = "".join(msgspec.json.encode(line).decode() + "\n" for line in (begun, ended))

@@ -263,7 +263,7 @@ def test_large_runs_stay_small() -> None:
 
 def lane(label: str, spans: list[tuple[str, float, float]], kind: str = "stage", busy: float = 1.0) -> Lane:
     made = [SpanRow(name=name, kind=kind, start_s=start, end_s=end) for name, start, end in spans]
-    return Lane(label=label, role="r", host="n1", pid=1, spans=made, busy_s=busy, idle_s=0, file="timeline/x")
+    return Lane(label=label, role="r", host="n1", pid=1, spans=made, busy_s=busy, idle_s=0, file="journal/x")
 
 
 def step(lanes: list[Lane]) -> StepFigures:

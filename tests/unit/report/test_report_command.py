@@ -46,7 +46,7 @@ def test_findings_are_printed_and_the_page_is_in_the_run(autoprof: Autoprof, run
     findings = lines.index("costs   finding")
     assert lines[findings - 2].split()[0] == "other"
     assert "tool python took 15.0 s in prompt 9, rollout 2" in lines[findings + 1]
-    assert "timeline/n2-401.jsonl" in lines[findings + 1]
+    assert "journal/n2-401.jsonl" in lines[findings + 1]
     assert "actor rank 5 was slow in update_actor" in lines[findings + 2]
     assert lines[-1] == f"report: {runs / SLOW / 'report.html'}"
     page = (runs / SLOW / "report.html").read_text()
@@ -85,7 +85,7 @@ def test_a_terminal_takes_every_line_whole(
     found = [line for line in lines[first:] if line]
     assert len(found) == {80: 4, 200: 2}[columns]
     assert found[0].startswith("10.9 s  step 7: generation waited 10.9 s for 1 of 64 samples")
-    assert found[-1].endswith("timeline/n2-205.jsonl")
+    assert found[-1].endswith("journal/n2-205.jsonl")
 
 
 def test_a_step_is_shown_by_its_own_stages_and_findings(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -117,7 +117,7 @@ def test_a_run_of_few_steps_says_how_far_that_can_be_told(tmp_path: Path) -> Non
     assert (
         build.figures(run_reader.read(tmp_path / "none")).verdict == "No step has ended, so there is nothing to judge."
     )
-    (next((tmp_path / "few" / "timeline").iterdir())).open("a").write('{"kind": "st')
+    (next((tmp_path / "few" / "journal").iterdir())).open("a").write('{"kind": "st')
     assert "some data could not be read" in build.figures(run_reader.read(tmp_path / "few")).verdict
 
 
@@ -363,7 +363,7 @@ def test_captures_without_a_timeline_are_compared_too(tmp_path: Path) -> None:
             if event["name"] == "sm90_xmma_gemm_bf16bf16_bf16f32":
                 event["dur"] *= 0.5 * more
         capture(tmp_path / "run", number, "actor.update_actor.rank0", who, ("n1", 200), when, events)
-    for path in (tmp_path / "run" / "timeline").iterdir():
+    for path in (tmp_path / "run" / "journal").iterdir():
         path.unlink()
     for path in (tmp_path / "run").glob("global_step_*/*.meta.json"):
         path.write_text(json.dumps(json.loads(path.read_text()) | {"clock": {}}))

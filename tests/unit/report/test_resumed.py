@@ -116,7 +116,7 @@ def test_a_step_that_was_cut_off_twice_is_as_long_as_the_last_time(tmp_path: Pat
 
 def test_a_captured_step_that_was_cut_off_is_shown(tmp_path: Path) -> None:
     write(tmp_path / "run", steps=6, captured=6)
-    for path in (tmp_path / "run" / "timeline").iterdir():
+    for path in (tmp_path / "run" / "journal").iterdir():
         lines = path.read_text().splitlines(keepends=True)
         path.write_text("".join(line for line in lines if '"kind":"step","name":"step","step":6' not in line))
     found = figures(tmp_path / "run")

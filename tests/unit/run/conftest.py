@@ -18,5 +18,5 @@ def cluster(tmp_path: Path) -> Cluster:
     made.put("n1", "run.json", "{}")
     made.put("n2", "run.json", "{}")
     made.put("n2", "clocks/n2-7.jsonl", "{}")
-    made.put("n2", "timeline/n2-7.jsonl", '{"kind": "process"}\n')
+    made.put("n2", "journal/n2-7.jsonl", '{"kind": "process"}\n')
     return made

@@ -34,7 +34,7 @@ def test_the_parts_of_all_nodes_come(cluster: Cluster) -> None:
         META: b'{"state": "complete"}',
         "run.json": b"{}",
         "clocks/n2-7.jsonl": b"{}",
-        "timeline/n2-7.jsonl": b'{"kind": "process"}\n',
+        "journal/n2-7.jsonl": b'{"kind": "process"}\n',
     }
     place, theirs = cluster.here / TRACE, cluster.nodes["n1"].folder / TRACE
     assert place.stat().st_mtime_ns == theirs.stat().st_mtime_ns
@@ -55,13 +55,13 @@ def test_what_has_changed_there_since_comes_again(cluster: Cluster) -> None:
     cluster.put("n2", "oom/equal.pickle", "old")
     cluster.collect()
     cluster.put("n2", "clocks/n2-7.jsonl", '{"more": 1}')
-    cluster.put("n2", "timeline/n2-7.jsonl", '{"kind": "process"}\n{"kind": "step"}\n')
+    cluster.put("n2", "journal/n2-7.jsonl", '{"kind": "process"}\n{"kind": "step"}\n')
     os.utime(cluster.put("n2", "oom/equal.pickle", "new"), (7, 7))
     assert cluster.collect().missing == []
     content = cluster.content()
     assert content["clocks/n2-7.jsonl"] == b'{"more": 1}'
     assert content["oom/equal.pickle"] == b"new"
-    assert content["timeline/n2-7.jsonl"].count(b"\n") == 2
+    assert content["journal/n2-7.jsonl"].count(b"\n") == 2
     assert not any(".node-" in path for path in content)
 
 
@@ -78,14 +78,14 @@ def test_a_restarted_node_with_another_id_keeps_the_names_of_its_files(cluster: 
     before = sorted(cluster.content())
     assert (cluster.collect().fetched, sorted(cluster.content())) == (0, before)
     grown = b'{"kind": "process"}\n{"kind": "step"}\n'
-    cluster.put("n3", "timeline/n2-7.jsonl", grown)
+    cluster.put("n3", "journal/n2-7.jsonl", grown)
     assert cluster.collect().missing == []
-    assert (sorted(cluster.content()), cluster.content()["timeline/n2-7.jsonl"]) == (before, grown)
+    assert (sorted(cluster.content()), cluster.content()["journal/n2-7.jsonl"]) == (before, grown)
     # A file here that has more than the node's is kept.
     cluster.nodes["n4"] = cluster.nodes.pop("n3")
-    cluster.put("n4", "timeline/n2-7.jsonl", grown[:9])
+    cluster.put("n4", "journal/n2-7.jsonl", grown[:9])
     assert cluster.collect().missing == []
-    assert (sorted(cluster.content()), cluster.content()["timeline/n2-7.jsonl"]) == (before, grown)
+    assert (sorted(cluster.content()), cluster.content()["journal/n2-7.jsonl"]) == (before, grown)
 
 
 @pytest.mark.usefixtures("pieces")
@@ -200,7 +200,7 @@ def test_a_dead_node_whose_disk_is_still_there_has_lost_nothing(cluster: Cluster
     cluster.registered = [Node(id="before", host="n1", directory="/runs/x", disk=disk)]
     assert cluster.collect().missing == []
     # The node wrote here directly: all nodes share the disk.
-    cluster.put("", "timeline/n9-1.jsonl", process_lines("n9", node="other"))
+    cluster.put("", "journal/n9-1.jsonl", process_lines("n9", node="other"))
     cluster.registered = [Node(id="other", host="n9", directory="/runs/x", disk="boot:1:2")]
     assert cluster.collect().missing == []
 
@@ -259,14 +259,14 @@ def test_different_files_of_one_name_are_all_kept(cluster: Cluster) -> None:
 
 def test_a_timeline_that_grew_after_a_killed_collect_is_one(cluster: Cluster) -> None:
     """Collecting was killed before it wrote the origin of the file to the index."""
-    cluster.put("", "timeline/n2-7.jsonl", '{"kind"')
+    cluster.put("", "journal/n2-7.jsonl", '{"kind"')
     assert cluster.collect().missing == []
     content = cluster.content()
-    assert content["timeline/n2-7.jsonl"] == b'{"kind": "process"}\n'
+    assert content["journal/n2-7.jsonl"] == b'{"kind": "process"}\n'
     assert not any(".node-" in path for path in content)
-    cluster.put("n1", "timeline/n2-7.jsonl", '{"kind": "other"}\n')
+    cluster.put("n1", "journal/n2-7.jsonl", '{"kind": "other"}\n')
     assert cluster.collect().missing == []
-    assert cluster.content()["timeline/n2-7.node-n1.jsonl"] == b'{"kind": "other"}\n'
+    assert cluster.content()["journal/n2-7.node-n1.jsonl"] == b'{"kind": "other"}\n'
 
 
 def test_pieces_that_make_no_sense_are_named(cluster: Cluster) -> None:

@@ -125,15 +125,15 @@ def test_the_running_run_of_another_user_gets_no_request_without_its_name(kept: 
 
 def test_an_address_of_the_loopback_names_the_cluster_of_its_own_host_only(tmp_path: Path) -> None:
     directory = RunDir(tmp_path)
-    (tmp_path / "timeline").mkdir()
+    (tmp_path / "journal").mkdir()
     for age, (host, address) in enumerate(
         [("elsewhere", "127.0.0.1:6379"), (identity.HOST, "127.0.0.1:6380"), ("elsewhere", "10.0.0.1:6379"), ("h", "")]
     ):
-        path = tmp_path / "timeline" / f"{host}-{age}.jsonl"
+        path = tmp_path / "journal" / f"{host}-{age}.jsonl"
         path.write_text(process_lines(host, age, ray=address))
         os.utime(path, (1000 - age, 1000 - age))
     assert processes.ray_address(directory) == "127.0.0.1:6380"
-    (tmp_path / "timeline" / f"{identity.HOST}-1.jsonl").unlink()
+    (tmp_path / "journal" / f"{identity.HOST}-1.jsonl").unlink()
     assert processes.ray_address(directory) == "10.0.0.1:6379"
 
 
@@ -288,9 +288,9 @@ def test_the_option_goes_before_the_variable_and_the_variable_before_the_run(
     addresses: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], variable: str, names: str
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", variable)
-    (tmp_path / "run" / "timeline").mkdir(parents=True)
+    (tmp_path / "run" / "journal").mkdir(parents=True)
     (tmp_path / "run" / "run.json").write_text('{"state": "ended"}')
-    (tmp_path / "run" / "timeline" / "h-1.jsonl").write_text(process_lines(ray="c:3"))
+    (tmp_path / "run" / "journal" / "h-1.jsonl").write_text(process_lines(ray="c:3"))
     assert main(["collect", "run", "--dir", str(tmp_path), *options]) == 0
     assert addresses == [names]
 

@@ -46,7 +46,7 @@ def test_modules_for_other_nodes_have_the_names_of_the_run_directory(tmp_path: P
 
 
 def test_names_of_other_nodes() -> None:
-    assert of_node("timeline/h-7.jsonl", "ab" * 20) == f"timeline/h-7.node-{'ab' * 6}.jsonl"
+    assert of_node("journal/h-7.jsonl", "ab" * 20) == f"journal/h-7.node-{'ab' * 6}.jsonl"
     assert of_node("oom/h-7.1.pickle", "x") == "oom/h-7.1.node-x.pickle"
     assert of_node("s/a.rank0.meta.json", "x") == "s/a.rank0.node-x.meta.json"
     assert of_node("s/a.rank0.pt.trace.json.gz", "x") == "s/a.rank0.node-x.pt.trace.json.gz"
@@ -62,7 +62,7 @@ def test_names_that_lead_elsewhere(path: str) -> None:
     assert not safe(path)
 
 
-@pytest.mark.parametrize("path", ["timeline/h-1.jsonl", "a b/\udcff", "x..", "a/..."])
+@pytest.mark.parametrize("path", ["journal/h-1.jsonl", "a b/\udcff", "x..", "a/..."])
 def test_names_that_do_not(path: str) -> None:
     assert safe(path)
 
@@ -178,7 +178,7 @@ def test_the_drivers_run_json_is_the_one_that_counts(cluster: Cluster) -> None:
 
 def test_run_json_lists_all_hosts(cluster: Cluster) -> None:
     hooks = {"verl/step": {"state": "applied"}}
-    cluster.put("n2", "timeline/n2-7.jsonl", process_lines("n2", 7, hooks, versions={"verl": "0.9.1"}))
+    cluster.put("n2", "journal/n2-7.jsonl", process_lines("n2", 7, hooks, versions={"verl": "0.9.1"}))
     cluster.put("n1", "run.json", '{"host": "n1", "state": "ended", "hosts": ["n1"], "versions": {"ray": "2.60.0"}}')
     gather.note(cluster.collect())
     info = json.loads(cluster.content()["run.json"])

@@ -29,7 +29,7 @@ def run(tmp_path: Path) -> Path:
     files = {
         TRACE: "t" * 1000,
         "clocks/h-1.jsonl": "{}\n",
-        "timeline/h-1.jsonl": "{}\n",
+        "journal/h-1.jsonl": "{}\n",
         "run.json": '{"state": "ended"}',
     }
     for path, content in files.items():
@@ -46,7 +46,7 @@ def send(run: Path, url: str) -> tuple[Sending, list[str]]:
     return made, [each.line for each in made.send(lambda done: None)]
 
 
-WHOLE = ["clocks/h-1.jsonl", TRACE, "run.json", "timeline/h-1.jsonl"]
+WHOLE = ["clocks/h-1.jsonl", TRACE, "run.json", "journal/h-1.jsonl"]
 
 
 def test_a_folder_gets_the_complete_files_under_their_names(run: Path, tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_what_is_there_is_not_copied_again_and_what_changed_is(run: Path, tmp_pa
     url = f"file://{tmp_path}/there"
     send(run, url)
     assert send(run, url)[0].sent == 0
-    (run / "timeline" / "h-1.jsonl").write_text("{}\n{}\n")
+    (run / "journal" / "h-1.jsonl").write_text("{}\n{}\n")
     (tmp_path / "there" / run.name / TRACE).write_text("cut")
     made, missing = send(run, url)
     assert (made.sent, missing) == (2, [])
@@ -223,7 +223,7 @@ def test_at_the_end_of_a_run_it_is_copied_when_it_is_whole(tmp_path: Path) -> No
     run = (tmp_path / "autoprof_runs" / "latest").resolve()
     there = tmp_path / "there" / run.name
     assert json.loads((there / "run.json").read_text())["state"] == "ended"
-    assert [path.name for path in (there / "timeline").iterdir()] == [path.name for path in run.glob("timeline/*")]
+    assert [path.name for path in (there / "journal").iterdir()] == [path.name for path in run.glob("journal/*")]
 
 
 def test_other_processes_are_told_that_it_is_collected_and_not_where_to(tmp_path: Path) -> None:

@@ -42,13 +42,13 @@ def begin(run: Runtime, kind: str = "sample", name: str = "x", **values: Any) ->
 
 def written(run: Runtime) -> list[dict[str, Any]]:
     """Return the lines of this process, including the first one."""
-    path = run.rundir.process_file("timeline", ".jsonl")
+    path = run.rundir.process_file("journal", ".jsonl")
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def kinds(run: Runtime, ending: str = ".jsonl") -> list[str]:
     """Return the kinds of the lines of this process. The beginning of a part may repeat the start of a span."""
-    lines = run.rundir.process_file("timeline", ending).read_text().splitlines()
+    lines = run.rundir.process_file("journal", ending).read_text().splitlines()
     return [json.loads(line)["kind"] for line in dict.fromkeys(lines)]
 
 
@@ -155,7 +155,7 @@ def test_text_that_is_no_utf8_does_not_cost_the_others(run: Runtime, one_going_o
 @pytest.mark.fault("the disk is full while the timeline is written", "goes on", "spans; whole lines are left")
 def test_a_full_disk_leaves_whole_lines_and_is_said_once(run: Runtime, caplog: pytest.LogCaptureFixture) -> None:
     begin(run, "stage", "fits").end()
-    path = run.rundir.process_file("timeline", ".jsonl")
+    path = run.rundir.process_file("journal", ".jsonl")
     size = path.stat().st_size
     with helpers.room_for(size + 50):
         for _ in range(3):
@@ -167,7 +167,7 @@ def test_a_full_disk_leaves_whole_lines_and_is_said_once(run: Runtime, caplog: p
 
 
 def test_a_file_or_folder_that_somebody_removed_begins_anew(run: Runtime) -> None:
-    path = run.rundir.process_file("timeline", ".jsonl")
+    path = run.rundir.process_file("journal", ".jsonl")
     for remove in (path.unlink, lambda: (path.unlink(), path.parent.rmdir())):
         begin(run, "stage", "before").end()
         remove()
@@ -182,7 +182,7 @@ def test_the_file_of_an_earlier_process_with_the_same_pid_is_unchanged(run: Runt
     for name, count in (("second", 2), ("third", 3)):
         timeline._state.in_child()  # as a new process: nothing is known of the file
         begin(run, "stage", name).end()
-        path = run.rundir.process_file("timeline", f".{count}.jsonl")
+        path = run.rundir.process_file("journal", f".{count}.jsonl")
         assert kinds(run, f".{count}.jsonl") == ["process", "begun", "stage"]
         assert [span["name"] for span in helpers.spans(path)] == [name]
     assert written(run) == before
@@ -207,17 +207,17 @@ def test_a_copy_in_the_place_of_the_file_is_not_written_to(run: Runtime, tmp_pat
     run.timeline.look()
     begin(run, "stage", "second").end()
     assert written(run) == before
-    second = run.rundir.process_file("timeline", ".2.jsonl")
+    second = run.rundir.process_file("journal", ".2.jsonl")
     assert [span["name"] for span in helpers.spans(second)] == ["second"]
 
 
 def test_a_file_that_the_program_closed_is_opened_again(run: Runtime) -> None:
     for name in ("first", "second"):
         begin(run, "stage", name).end()
-        own = run.rundir.process_file("timeline").stat().st_ino
+        own = run.rundir.process_file("journal").stat().st_ino
         os.closerange(700, 1024)
     begin(run, "stage", "third").end()
-    assert run.rundir.process_file("timeline").stat().st_ino == own
+    assert run.rundir.process_file("journal").stat().st_ino == own
     assert names(run) == ["first", "second", "third"]
 
 
@@ -358,7 +358,7 @@ def test_what_is_open_is_at_the_end_of_a_large_file(run: Runtime, monkeypatch: p
         for _ in range(50):
             begin(run, "stage", "short").end()
         run.timeline.look()
-    assert run.rundir.process_file("timeline").stat().st_size > 60_000
+    assert run.rundir.process_file("journal").stat().st_size > 60_000
     assert open_names(run) == ["step"]
 
 
@@ -377,7 +377,7 @@ def test_a_part_of_a_large_file_has_the_hooks_and_errors(run: Runtime, monkeypat
     run.hooks.error("x/applied", "an error")
     run.hooks.error("elsewhere", "another error")
     assert [line["kind"] for line in written(run)] == ["process", *["hook"] * 4, "error", "error"]
-    while run.rundir.process_file("timeline").stat().st_size < 60_000:
+    while run.rundir.process_file("journal").stat().st_size < 60_000:
         begin(run, "stage", "short").end()
     (process,) = helpers.processes_of(run.rundir.path)
     states = {key: (hook["state"], hook["reason"], bool(hook["called"])) for key, hook in process["hooks"].items()}
@@ -390,7 +390,7 @@ def test_a_part_of_a_large_file_has_the_hooks_and_errors(run: Runtime, monkeypat
         "x/applied": "an error",
         "elsewhere": "another error",
     }
-    facts = processes.last_facts(run.rundir.process_file("timeline"))
+    facts = processes.last_facts(run.rundir.process_file("journal"))
     assert facts is not None
     assert facts.hooks == {"x/applied": "called", "x/failed": "failed"}
 
@@ -431,20 +431,20 @@ def test_a_forked_child_has_a_file_of_its_own_and_none_of_its_parents_lines(run:
         begin(run, name="childs").end()
         run.timeline.flush()
         open_files = [os.readlink(f"/proc/self/fd/{number}") for number in range(700, 1024) if is_open(number)]
-        (tmp_path / "open").write_text(" ".join(path for path in open_files if "/timeline/" in path))
+        (tmp_path / "open").write_text(" ".join(path for path in open_files if "/journal/" in path))
 
     forked(child)
     lock.release()
     outer.end()
     run.timeline.flush()
     by_file = {
-        path.name: [span["name"] for span in helpers.spans(path)] for path in run.rundir.path.glob("timeline/*.jsonl")
+        path.name: [span["name"] for span in helpers.spans(path)] for path in run.rundir.path.glob("journal/*.jsonl")
     }
     own = f"{process_module.HOST}-{os.getpid()}.jsonl"
     assert by_file.pop(own) == ["before", "kept", "parents"]
     assert list(by_file.values()) == [["childs"]]
     (path,) = by_file
-    assert (tmp_path / "open").read_text() == str(run.rundir.path / "timeline" / path)
+    assert (tmp_path / "open").read_text() == str(run.rundir.path / "journal" / path)
 
 
 @given(
@@ -484,7 +484,7 @@ def test_threads_and_forks_write_every_line_once_in_the_order_of_ends(
     expected = Counter(
         f"{parent} {thread} {number}" for thread, amount in enumerate(amounts) for number in range(amount)
     )
-    for path in folder.glob("timeline/*.jsonl"):
+    for path in folder.glob("journal/*.jsonl"):
         assert path.read_bytes().endswith(b"\n")
         found = [span["name"] for span in helpers.spans(path)]
         if path.stem.endswith(f"-{parent}"):
@@ -520,7 +520,7 @@ def test_a_process_that_is_killed_leaves_whole_lines(run: Runtime, after_lines: 
     os.kill(pid, 9)
     os.waitpid(pid, 0)
     # If a process is killed, Linux may end its write between two pages, so the last line may be cut off.
-    texts = [path.read_text() for path in run.rundir.path.glob("timeline/*.jsonl")]
+    texts = [path.read_text() for path in run.rundir.path.glob("journal/*.jsonl")]
     lines = [json.loads(line) for text in texts for line in text.splitlines(keepends=True) if line.endswith("\n")]
     found = [int(line["name"]) for line in lines if line["kind"] != "process"]
     assert found == list(range(len(found)))

@@ -21,7 +21,7 @@ def test_a_run_leaves_its_timeline_and_no_capture(go: Go, tmp_path: Path, python
     result = go("Trainer().fit()", AUTOPROF_STEPS="", AUTOPROF_MODE="continuous")
     assert warnings(result) == []
     run = (tmp_path / "autoprof_runs" / "latest").resolve()
-    assert sorted(path.name for path in run.iterdir()) == ["control", "exit_status", "run.json", "timeline"]
+    assert sorted(path.name for path in run.iterdir()) == ["control", "exit_status", "journal", "run.json"]
     assert [(span["kind"], span["step"]) for span in spans(run)] == [
         (kind, step) for step in (1, 2, 3) for kind in ("stage", "step")
     ]

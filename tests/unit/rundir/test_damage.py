@@ -41,11 +41,11 @@ FILES: dict[str, Any] = {
         "settings": {"steps": "1", "recipes": [], "tool": ["torch"]},
         "nodes": [{"id": "a", "host": "n2", "directory": "/x"}],
     },
-    "timeline/n1-5.jsonl": {
+    "journal/n1-5.jsonl": {
         **{"kind": "process", "host": "n1", "pid": 5, "clock": CLOCK["start"], "version": "1", "ticks": 5},
         **{"node": "a", "process": "x", "versions": {"verl": "0.9.1"}, "hooks": {"verl/step": "called"}},
     },
-    "timeline/n1-6.jsonl": {"kind": "hook", "hook": "verl/step", "state": "applied", "called": True},
+    "journal/n1-6.jsonl": {"kind": "hook", "hook": "verl/step", "state": "applied", "called": True},
     f"global_step_000001/{CAPTURE}.meta.json": META
     | {
         "clock": CLOCK,
@@ -59,7 +59,7 @@ FILES: dict[str, Any] = {
     "control/1-1-00000001.json.taken": {"run": "run", "steps": 1, "became": {"state": "open", "captured": [1]}},
     "collected.json": {"missing": [{"host": "n2", "path": "x", "reason": "y"}]},
     "oom/x.meta.json": META | {"asked_bytes": 5, "free_bytes": 5},
-    "timeline/n1-7.jsonl": {
+    "journal/n1-7.jsonl": {
         **{"kind": "step", "name": "step", "step": 1, "role": "trainer", "rank": 0, "start_ns": START_NS},
         **{"end_ns": START_NS + 10**9, "ids": {"replica": 1, "sample": "x"}, "counts": {"prompt_tokens": 5}},
     },

@@ -26,7 +26,7 @@ class Made:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        (path / "timeline").mkdir(parents=True)
+        (path / "journal").mkdir(parents=True)
 
     def info(self, state: str, status: int | None = None, **more: Any) -> Run:
         known = {"id": self.path.name, "started": 1795200000.0, "state": state, "host": HOST, "pid": DRIVER, "ticks": 5}
@@ -41,7 +41,7 @@ class Made:
         first = {"kind": "process", "host": host, "pid": pid, "clock": {"unix_ns": START}, "version": "0"}
         first |= {"ticks": ticks, "boot": machine(), "memory": memory, "stderr": stderr}
         content = b"".join(msgspec.json.encode(line) + b"\n" for line in (first, *lines))
-        (self.path / "timeline" / f"{host}-{pid}.jsonl").write_bytes(content)
+        (self.path / "journal" / f"{host}-{pid}.jsonl").write_bytes(content)
 
     def crash(self, pid: int, text: str) -> Path:
         (self.path / "crashes").mkdir(exist_ok=True)

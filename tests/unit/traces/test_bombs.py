@@ -130,7 +130,7 @@ def test_processes_names_and_descriptions_have_an_end(tmp_path: Path, monkeypatc
 def more_lines(run: Path, file: str, line: Callable[[int], dict[str, Any]], count: int) -> None:
     lines = ({"kind": "stage", "role": "actor", "rank": 0} | line(n) for n in range(count))
     text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
-    with (run / "timeline" / file).open("a") as timeline:
+    with (run / "journal" / file).open("a") as timeline:
         timeline.write(text)
 
 
@@ -179,7 +179,7 @@ def test_a_line_takes_no_memory(tmp_path: Path, command: str) -> None:
     """In 1 GB of address space, of which the interpreter and its libraries take half."""
     run = tmp_path / "run"
     write(run, steps=2, captured=None)
-    os.truncate(run / "timeline" / "n1-200.jsonl", 1024 * MB)
+    os.truncate(run / "journal" / "n1-200.jsonl", 1024 * MB)
     done = subprocess.run(
         [sys.executable, "-m", "autoprof", command, str(run), *(["--step", "2"] if command == "merge" else [])],
         env=clean_environment(OMP_NUM_THREADS="1"),
@@ -191,4 +191,4 @@ def test_a_line_takes_no_memory(tmp_path: Path, command: str) -> None:
     )
     assert (done.returncode, done.stderr) == (0, "")
     # Doctor and merge decode only the lines that they need.
-    assert ("timeline/n1-200.jsonl: 1 line left out: too long" in done.stdout) == (command == "report")
+    assert ("journal/n1-200.jsonl: 1 line left out: too long" in done.stdout) == (command == "report")

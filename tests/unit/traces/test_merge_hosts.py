@@ -85,9 +85,9 @@ def test_a_run_that_measured_nothing_is_refused_too(run: Path, tmp_path: Path) -
 
 
 def write_timeline(run: Path, host: str, *lines: dict[str, Any]) -> None:
-    (run / "timeline").mkdir(exist_ok=True)
+    (run / "journal").mkdir(exist_ok=True)
     text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
-    (run / "timeline" / f"{host}-3.jsonl").write_text(text + '{"kind": "stage", "na')
+    (run / "journal" / f"{host}-3.jsonl").write_text(text + '{"kind": "stage", "na')
 
 
 def line(kind: str, step: int | None, start_ms: int, end_ms: int, **more: Any) -> dict[str, Any]:
@@ -107,7 +107,7 @@ def test_the_steps_timeline_is_merged_also_without_captures(run: Path, tmp_path:
     write_timeline(run, "n1", *spans)
     result = command(tmp_path, "merge", run.name, "--step", "3")
     assert "0 traces" in result.stdout
-    made = run / "timeline" / "global_step_000003.merged.pt.trace.json.gz"
+    made = run / "journal" / "global_step_000003.merged.pt.trace.json.gz"
     found = [event for event in load(made)["traceEvents"] if event["ph"] == "X"]
     assert [(event["name"], event["dur"]) for event in found] == [("step", 11000), ("stage", 5000), ("request", 18000)]
     assert not RunDir(run).step(3).exists()
