@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from tests.support.helpers import assert_no_failure, problems
 from tests.support.release_runs import environment, package_of, version_of
-from tests.support.verl_runs import VerlRun
+from tests.support.verl_runs import VerlRun, inside, metas, operators
 
 STEP = 2
 
@@ -30,30 +31,13 @@ def stages(name: str) -> set[str]:
     return found | {"actor.update_weights"} if version_of(name) >= (0, 7, 1) else found
 
 
-def metas(run: VerlRun) -> list[dict[str, Any]]:
-    return [json.loads(path.read_text()) for path in sorted(run.step_folder(STEP).glob("*.meta.json"))]
-
-
-def names_in(trace: dict[str, Any]) -> list[str]:
-    return [event["name"] for event in trace["traceEvents"] if event.get("ph") == "X"]
-
-
-def hooks(run: VerlRun) -> dict[str, set[str]]:
-    """Return the states of each hook in the processes of the run."""
-    found: dict[str, set[str]] = {}
-    for process in run.processes:
-        for key, hook in process["hooks"].items():
-            found.setdefault(key, set()).add(hook["state"])
-    return found
-
-
 def test_the_run_has_the_versions_of_its_release(name: str, run: VerlRun) -> None:
     assert run.info.versions["verl"] == name.removeprefix("verl-")
     assert run.info.versions["vllm"] == "0.27.1+cpu"
 
 
 def test_all_steps_are_on_the_timeline_and_the_chosen_one_is_captured(run: VerlRun) -> None:
-    assert [span["step"] for span in run.spans if span["kind"] == "step"] == [1, 2, 3]
+    assert [span["step"] for span in run.of("step")] == [1, 2, 3]
     assert [path.name for path in run.directory.glob("global_step_*")] == ["global_step_000002"]
 
 
@@ -64,7 +48,7 @@ def test_every_stage_and_the_rollout_are_captured_once(name: str, run: VerlRun) 
 
 
 def test_every_capture_is_complete(name: str, run: VerlRun) -> None:
-    found = metas(run)
+    found = metas(run, STEP)
     assert len(found) == len(stages(name))
     for meta in found:
         assert (meta["state"], meta["reason"]) == ("complete", ""), meta
@@ -72,49 +56,41 @@ def test_every_capture_is_complete(name: str, run: VerlRun) -> None:
         assert meta["replica"] == (0 if meta["role"] == "rollout" else None)
 
 
-def test_no_part_files_remain(run: VerlRun) -> None:
-    assert list(run.directory.rglob("*.part")) == []
-
-
 def test_the_trace_of_the_actors_update_has_the_backward_pass(run: VerlRun) -> None:
-    names = names_in(run.trace(STEP, "actor.update_actor"))
+    names = [event["name"] for event in operators(run.trace(STEP, "actor.update_actor"))]
     assert any(name.startswith("autograd::engine::evaluate_function") for name in names)
 
 
 def test_the_trace_of_the_rollout_has_the_models_forward_passes(name: str, run: VerlRun) -> None:
-    names = names_in(run.trace(STEP, "rollout.replica0.rank0"))
+    names = [event["name"] for event in operators(run.trace(STEP, "rollout.replica0.rank0"))]
     assert "aten::linear" in names or "aten::mm" in names
     # 4 prompts; a pass takes all that have arrived. Up to 0.6.1, an answer continues to the end of the context.
     passes = [name for name in names if name.startswith("execute_")]
     prompts = [int(found[1]) for name in passes if (found := re.search(r"_context_([1-9]\d*)\(", name))]
     assert 1 <= sum(prompts) <= 4
     assert len(prompts) < len(passes) <= 4 * CONTEXT
-    (rollout,) = [meta for meta in metas(run) if meta["part"] == "rank0"]
-    (update,) = [meta for meta in metas(run) if meta["stage"] == "update_actor"]
+    (rollout,) = [meta for meta in metas(run, STEP) if meta["part"] == "rank0"]
+    (update,) = [meta for meta in metas(run, STEP) if meta["stage"] == "update_actor"]
     # Up to 0.7.0, the engine's worker runs in the process of the trainer's worker.
     assert (rollout["pid"] == update["pid"]) == (version_of(name) <= (0, 7, 0))
 
 
 def test_the_engine_stops_before_the_first_stage(run: VerlRun) -> None:
-    (rollout,) = [meta for meta in metas(run) if meta["part"] == "rank0"]
-    first = min(meta["clock"]["start"]["unix_ns"] for meta in metas(run) if meta["role"] in ("actor", "ref"))
+    (rollout,) = [meta for meta in metas(run, STEP) if meta["part"] == "rank0"]
+    first = min(meta["clock"]["start"]["unix_ns"] for meta in metas(run, STEP) if meta["role"] in ("actor", "ref"))
     assert rollout["clock"]["stop"]["unix_ns"] < first
 
 
 def test_each_step_generates_once(run: VerlRun) -> None:
-    spans = [span for span in run.spans if span["kind"] == "stage" and span["name"] == "rollout"]
-    assert [span["step"] for span in spans] == [1, 2, 3]
+    assert [span["step"] for span in run.of("stage") if span["name"] == "rollout"] == [1, 2, 3]
 
 
 def test_weights_are_updated_in_each_step(name: str, run: VerlRun) -> None:
-    spans = [span for span in run.spans if span["kind"] == "stage" and span["name"] == "update_weights"]
-    assert {1, 2, 3} <= {span["step"] for span in spans}
+    assert {1, 2, 3} <= {span["step"] for span in run.of("stage") if span["name"] == "update_weights"}
 
 
 def test_no_hook_failed_and_autoprof_has_no_errors(run: VerlRun) -> None:
-    for process in run.processes:
-        assert process["errors"] == {}
-    assert [key for key, states in hooks(run).items() if "failed" in states] == []
+    assert_no_failure(run.directory)
     assert "autoprof: " not in run.finished.output
 
 
@@ -128,10 +104,7 @@ def test_no_process_is_left_running(name: str, run: VerlRun) -> None:
 
 
 def test_doctor_finds_no_problem_in_the_run(run: VerlRun) -> None:
-    command = [sys.executable, "-m", "autoprof", "doctor", str(run.directory)]
-    examined = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert examined.returncode == 0, examined.stdout
-    assert "no problems found" in examined.stdout
+    assert problems(run.directory) == []
 
 
 def test_training_is_the_same_without_autoprof(run: VerlRun, run_off: VerlRun) -> None:
@@ -197,21 +170,13 @@ def test_doctor_finds_the_hooks_that_a_run_needs(name: str, report: dict[str, An
     assert {key: states.get(key) for key in needed} == dict.fromkeys(needed, "applied")
 
 
-def of_kind(run: VerlRun, kind: str) -> list[dict[str, Any]]:
-    return [span for span in run.spans if span["kind"] == kind]
-
-
-def inside(inner: dict[str, Any], outer: dict[str, Any]) -> bool:
-    return bool(outer["start_ns"] <= inner["start_ns"] <= inner["end_ns"] <= outer["end_ns"])
-
-
 PROMPTS = 4
 
 
 @pytest.mark.parametrize("step", [1, 2, 3])
 def test_every_sample_is_on_the_timeline_with_its_turn(name: str, run: VerlRun, step: int) -> None:
-    (whole,) = [span for span in of_kind(run, "step") if span["step"] == step]
-    samples = [span for span in of_kind(run, "sample") if span["step"] == step]
+    (whole,) = run.of("step", step)
+    samples = run.of("sample", step)
     assert len({span["ids"]["sample"] for span in samples}) == len(samples) == PROMPTS
     for sample in samples:
         assert inside(sample, whole)
@@ -231,7 +196,7 @@ def test_every_sample_is_on_the_timeline_with_its_turn(name: str, run: VerlRun, 
 
 
 def test_each_turn_is_one_request_of_the_server(run: VerlRun) -> None:
-    turns, requests = of_kind(run, "turn"), of_kind(run, "request")
+    turns, requests = run.of("turn"), run.of("request")
     assert len(turns) == len(requests) == 3 * PROMPTS
     for request in requests:
         assert (request["role"], request["ids"]["replica"]) == ("rollout", 0)
@@ -240,7 +205,7 @@ def test_each_turn_is_one_request_of_the_server(run: VerlRun) -> None:
 
 
 def test_the_drivers_timers_are_on_the_timeline(run: VerlRun) -> None:
-    timers = {(span["step"], span["name"]) for span in of_kind(run, "timer")}
+    timers = {(span["step"], span["name"]) for span in run.of("timer")}
     assert {
         (step, name) for step in (1, 2, 3) for name in ("gen", "old_log_prob", "ref", "adv", "update_actor")
     } <= timers
