@@ -46,7 +46,7 @@ def send(run: Path, url: str) -> tuple[Sending, list[str]]:
     return made, [each.line for each in made.send(lambda done: None)]
 
 
-WHOLE = ["clocks/h-1.jsonl", TRACE, "run.json", "journal/h-1.jsonl"]
+WHOLE = ["clocks/h-1.jsonl", TRACE, "journal/h-1.jsonl", "run.json"]
 
 
 def test_a_folder_gets_the_complete_files_under_their_names(run: Path, tmp_path: Path) -> None:

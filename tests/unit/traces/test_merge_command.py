@@ -205,7 +205,7 @@ from autoprof.rundir.layout import RunDir
 from autoprof.config.settings import Settings
 command = 'ls $AUTOPROF_RUN_DIR/global_step_000002 > said.part; mv said.part said'
 settings = Settings(contents={contents}, on_finish=command)
-run = SimpleNamespace(settings=settings, rundir=RunDir(Path({str(run)!r})))
+run = SimpleNamespace(settings=settings, rundir=RunDir(Path({str(run)!r})), first_to_finish=None)
 end._after(run)
 end._after(run)
 """

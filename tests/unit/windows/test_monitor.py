@@ -18,7 +18,7 @@ from autoprof.run import cluster, step_announcement
 from autoprof.run.runtime import Runtime
 from autoprof.run.step_announcement import StepAnnouncement
 from autoprof.rundir.records import Line
-from autoprof.windows import monitor, requests, stats
+from autoprof.windows import chooser, monitor, requests, stats
 from autoprof.windows.chooser import Chooser
 from autoprof.windows.stats import RankStats, ReplicaStats
 
@@ -34,7 +34,7 @@ def kept(mocker: MockerFixture) -> dict[str, bytes]:
     mocker.patch.object(
         cluster, "entries", side_effect=lambda prefix: {k: v for k, v in kept.items() if k.startswith(prefix)}
     )
-    mocker.patch.object(requests, "register")
+    mocker.patch.object(chooser, "_register")
     mocker.patch.object(threading.Thread, "start", lambda self: self.run())
     mocker.patch.object(monitor, "_PATIENCE_S", 0.0)
     return kept
