@@ -314,11 +314,6 @@ def _write(
     return drawn, tallies
 
 
-def _is_small(path: Path) -> bool:
-    status = files.status(path)
-    return status is not None and status.st_size < _SMALL_BYTES
-
-
 def _rewrite_into(
     source: Source, number: int, of: int, place: Path | None, progress: Callable[[int], object]
 ) -> tuple[Tally, bytes]:
