@@ -1,6 +1,6 @@
-"""The open step of the trainer's process: its announcement, its window and its end.
+"""The open step of the trainer's process: the announcement, the window and the end of the step.
 
-Captures of whole steps end with the step, also in the workers.
+When a step ends, captures of the whole step end in this process and in the workers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from autoprof.windows.chooser import Chooser
 
 
 def note_worker(run: runtime.Runtime, overrides: Mapping[str, Any], call: Call, paths: list[str]) -> None:
-    """Register the Ray actors that the step's window selects, if whole steps are captured.
+    """If whole steps are captured, register the Ray actors whose ranks the step's window selects.
 
     Args:
         run: Run of this process.
@@ -34,30 +34,34 @@ def note_worker(run: runtime.Runtime, overrides: Mapping[str, Any], call: Call, 
     settings = run.settings.overridden(overrides)
     if settings.mode != "continuous":
         return
-    ranks = [Ranks.parse(text) for text in _ranks(settings)]
+    selections = [Ranks.parse(text) for text in _rank_settings(settings)]
     for path in paths:
         for rank, worker in enumerate(call.at(path, None) or ()):
-            if any(rank in taken for taken in ranks):
+            if any(rank in selection for selection in selections):
                 state.workers[worker] = None
 
 
 def step_ended(together: bool) -> None:
-    """End the captures of the step, here and in the workers. `together`: the next step may share the capture."""
+    """End the captures of the whole step in this process and in the workers.
+
+    Args:
+        together: True if the next step may belong to the same capture. The capture then continues.
+    """
     whole_step.step_ended(together)
     for worker in state.workers:
         with seam.guard("could not notify a worker of the step's end", log.error_once):
-            # No wait for the answer: in the actor's queue, this call comes before the trainer's next one.
+            # Don't wait for the answer: in the actor's queue, this call comes before the next call of the trainer.
             worker.__ray_call__.remote(whole_step.stop_in_worker, together)
     if not together:
         state.workers.clear()
 
 
-def _ranks(settings: Settings) -> set[str]:
+def _rank_settings(settings: Settings) -> set[str]:
     return {settings.ranks, *(settings.for_role(role).ranks for role in settings.role)}
 
 
 class OpenStep:
-    """One step in this process, from its announcement to its end."""
+    """A step in the trainer's process, from the announcement of the step to its end."""
 
     def __init__(self, run: runtime.Runtime, number: int, ordinal: int) -> None:
         self.number = number
@@ -87,7 +91,7 @@ class OpenStep:
         self.off = chooser.off
         self.captured = overrides is not None
         self.overrides = {} if overrides is None else chooser.with_stragglers(overrides, first)
-        if was_off and self.off:  # an earlier announcement has told the workers
+        if was_off and self.off:  # the workers know from an earlier announcement that autoprof is off
             return
         announcement = step_announcement.StepAnnouncement(
             step=self.number, captured=self.captured, overrides=self.overrides, off=self.off
@@ -95,7 +99,11 @@ class OpenStep:
         step_announcement.post(run.info.id, announcement)
 
     def close(self, error: BaseException | None) -> Generator[Wait, Any, None]:
-        """End the step: first its open stages and its engines, then its announcement."""
+        """End the step: abort its open stages, stop its engines, then withdraw its announcement.
+
+        Args:
+            error: Exception that ended the step, if any.
+        """
         run = self._run
         state.current = None
         if self.off:
@@ -104,7 +112,7 @@ class OpenStep:
         if self.captured:
             yield from replicas.stop(run)
             replicas.close_window()
-        step_ended(together=_next_belongs_to_it(run, self))
+        step_ended(together=_shares_capture_with_next(run, self))
         self._end_span(error)
         state.chooser.step_ended(self.number, self.ordinal)
         yield from ask(step_announcement.post, run.info.id, None)
@@ -115,7 +123,7 @@ class OpenStep:
         self._over = True
 
     def drop(self) -> None:
-        """End a step whose begin or end was interrupted, without waiting for engines."""
+        """End the step after an interruption of its begin or end. Don't wait for the engines to stop."""
         if self._over or runtime.current() is not self._run:
             return
         if state.current is self:
@@ -131,7 +139,7 @@ class OpenStep:
         self._over = True
 
     def leave_updated(self) -> None:
-        """End the last step of an inner loop at its last update. Such a loop makes no call after that."""
+        """End the last step of an inner loop at the time of its last update, the last hooked call of such a loop."""
         if self.updated_ns is not None and not self.off:
             self._end_span(None, self.updated_ns)
 
@@ -146,13 +154,14 @@ class _StepState(process.State):
 
     Attributes:
         current: Open step, if any.
-        chooser: Chooser of the captured steps.
+        chooser: Object that decides which steps are captured.
         executed: Number of steps begun.
-        owner: Target whose hooks open steps, or an empty string.
-        finished: Last finished step, if a `step.finished` hook reported it.
-        workers: Workers of the current step, an ordered set. A cluster has hundreds of them.
-        open_first: Function that opens the first step before the first stage or span of this process, for trainers
-            whose tick comes at the end of a step.
+        owner: Target whose hooks open steps, or an empty string before the first step.
+        finished: Number of the last finished step, or None if no `step.finished` hook has reported a number.
+        workers: Ray actors whose captures end with the current step. The dict is used as an ordered set, because a
+            cluster has hundreds of actors.
+        open_first: Function that opens the first step before the first stage or span of this process. Only a
+            `step.tick` hook with `at = "end"` sets this function.
     """
 
     ends = process.LAST_STEP
@@ -185,22 +194,22 @@ def executed() -> int:
 
 
 def finish(call: Call, error: BaseException | None = None) -> Generator[Wait, Any, None]:
-    """Close the open step, if any, in this call: first its open stages and its engines, then its announcement."""
+    """Close the open step, if any, as `OpenStep.close` does. An interruption of the call ends the step early."""
     run, step = runtime.current(), state.current
     if run is not None and step is not None:
-        before, call.on_interrupt = call.on_interrupt, step.drop
+        earlier_handler, call.on_interrupt = call.on_interrupt, step.drop
         yield from step.close(error)
-        call.on_interrupt = before
+        call.on_interrupt = earlier_handler
 
 
 def drop() -> None:
-    """End the open step after an interruption of its begin or end."""
+    """End the open step, if any, after an interruption of the step's begin or end."""
     if state.current is not None:
         state.current.drop()
 
 
-def _next_belongs_to_it(run: runtime.Runtime, step: OpenStep) -> bool:
-    """Return whether the next step will probably be captured, too, and share one capture with this step."""
+def _shares_capture_with_next(run: runtime.Runtime, step: OpenStep) -> bool:
+    """Return True if this step and the next step will probably belong to one capture."""
     if not step.captured or run.settings.consecutive != whole_step.TOGETHER:
         return False
     return state.chooser.likely(run.settings, step.number + 1, step.ordinal + 1)

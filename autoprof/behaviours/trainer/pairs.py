@@ -20,11 +20,12 @@ from autoprof.run.timeline import Span
 class StageBegin(Stage):
     """The call opens a stage, which a `stage.end` hook closes.
 
-    If no call closes the stage, it ends with its step, or when it begins again in a later step. Its capture is then
-    `truncated`.
+    If no call closes the stage, the stage ends when its step ends, or when the same stage begins in a later step. The
+    state of its capture is then `truncated`.
 
     Attributes:
-        of: Path from a parameter of the call to an object that the closing call must have, too.
+        of: Path from a parameter of the call to an object. The call that closes the stage must have the same object at
+            the path in its own `of`.
     """
 
     of: CallPath = ""
@@ -33,9 +34,9 @@ class StageBegin(Stage):
         self, run: Runtime, key: StageKey, call: Call, announcement: StepAnnouncement | None
     ) -> RunningStage | None:
         step = None if announcement is None else announcement.step
-        before = running.get(key)
-        if before is not None and before.paired and before.step != step:
-            before.abort("no call ended the stage")
+        earlier_stage = running.get(key)
+        if earlier_stage is not None and earlier_stage.paired and earlier_stage.step != step:
+            earlier_stage.abort("no call ended the stage")
         opened = super().stage_of(run, key, call, announcement)
         if opened is not None:
             opened.paired, opened.owner = True, _owner(self.of, call)
@@ -43,7 +44,7 @@ class StageBegin(Stage):
 
 
 class SpanBegin(StageBegin):
-    """The call opens a span of the timeline, which a `stage.end` hook closes. It is not captured."""
+    """The call opens a span on the timeline, which a `stage.end` hook closes. The span is not captured."""
 
     def wanted(
         self, run: Runtime, key: StageKey, stage: RunningStage, announcement: StepAnnouncement
@@ -52,12 +53,13 @@ class SpanBegin(StageBegin):
 
 
 class StageEnd(Behaviour):
-    """The return of the call closes a stage that a `stage.begin` hook opened: the latest one that matches.
+    """When the call returns, autoprof closes the latest open stage of a `stage.begin` hook that matches the options.
 
     Attributes:
-        of: Path from a parameter of the call to the object that the opening call had at its `of`.
-        stage: Name that the stage must have, if given.
-        role: Role that the stage must have, if given.
+        of: Path from a parameter of the call to an object. The call that opened the stage must have had the same object
+            at the path in its own `of`.
+        stage: Name of the stage to close. Default: any name.
+        role: Role of the stage to close. Default: any role.
     """
 
     of: CallPath = ""
@@ -67,21 +69,21 @@ class StageEnd(Behaviour):
     def around(self, call: Call) -> Around:
         call.on_interrupt = partial(self._abort, call)
         outcome = yield CALL
-        stage = self._fitting(call)
+        stage = self._matching_stage(call)
         if stage is not None:
             call.on_interrupt = stage.abort
             stage.stop(outcome.error)
         return None
 
     def _abort(self, call: Call) -> None:
-        if (stage := self._fitting(call)) is not None:
+        if (stage := self._matching_stage(call)) is not None:
             stage.abort()
 
-    def _fitting(self, call: Call) -> RunningStage | None:
+    def _matching_stage(self, call: Call) -> RunningStage | None:
         owner = _owner(self.of, call)
         for (role, name), stage in reversed(list(running.items())):
-            fits = self.role in ("", role) and self.stage in ("", name)
-            if fits and stage.paired and stage.owner is owner:
+            matches = self.role in ("", role) and self.stage in ("", name)
+            if matches and stage.paired and stage.owner is owner:
                 return stage
         return None
 
@@ -90,19 +92,20 @@ def _owner(path: str, call: Call) -> Any:
     return call.at(path) if path else None
 
 
-# Attribute of a running timer: its span.
+# Attribute of a running timer that holds its span, and the number of the step in which the timer started, or None.
 _SPAN = "_autoprof_span"
 
 
 class TimerStart(Behaviour):
     """The call starts a timer, which a `timer.stop` hook stops. Timers may nest and overlap.
 
-    A timer is a span of the step in which it starts. If it starts before a step and stops in it, it is a span of that
-    step. Other timers, such as those in processes without a trainer, are ignored.
+    A timer is a span of the step in which the timer starts. If no step is open at its start, the timer is a span of the
+    step in which the timer stops. If no step is open then either, as in processes without a trainer, the timer is
+    ignored.
 
     Attributes:
         of: Path from a parameter of the call to the timer.
-        timer: Path to the timer's name. Timers without a name are ignored.
+        timer: Path from a parameter of the call to the timer's name. Timers without a name are ignored.
         role: Role of the timed work.
     """
 
@@ -127,7 +130,7 @@ class TimerStart(Behaviour):
 
 
 class TimerStop(Behaviour):
-    """The call stops a timer that a `timer.start` started.
+    """The call stops a timer that a `timer.start` hook started.
 
     Attributes:
         of: Path from a parameter of the call to the timer.

@@ -18,7 +18,7 @@ from autoprof.run.timeline import Span
 
 # Role and name of a running stage.
 StageKey = tuple[str, str]
-# Unit that is counted inside a stage.
+# Unit that is counted inside a stage, or an empty string if no unit is counted.
 Counted = Literal["", "passes", "mini_batches"]
 
 
@@ -31,7 +31,7 @@ class RunningStage:
         step: Step that the trainer has announced, if any.
         rank: Global rank of this process.
         kind: Kind of the stage.
-        counts: Unit that is counted inside the stage, if any. The settings may select a part of these units.
+        counts: Unit that is counted inside the stage, or an empty string. The settings select the units to record.
 
     Attributes:
         paired: True if another call must end the stage.
@@ -64,9 +64,9 @@ class RunningStage:
         """Begin the stage. If `begin` or `stop` is interrupted, the caller must call `abort`.
 
         Args:
-            wanted: Subject and settings of the capture, if the window is open for the stage.
+            wanted: Subject and settings of the capture, or None if the open window does not select the stage.
         """
-        # Check the stack's room before the choice of a profiler: in a thread with a small stack, its imports can crash.
+        # Check for room on the stack before a profiler is chosen: on a small stack, the profiler's imports can crash.
         if wanted is not None and recorder.has_room(wanted[0]):
             self._begin(self._run, *wanted)
         role, name = self._key
@@ -85,21 +85,25 @@ class RunningStage:
             whole.keep_within_budget()
 
     def mini_batch(self) -> Callable[[], None] | None:
-        """Count a mini-batch that begins. If it is recorded, return the function that ends its range."""
+        """Count a mini-batch that begins now.
+
+        If the mini-batch is recorded, begin its range in the trace, and return the function that ends the range.
+        Otherwise, return None.
+        """
         number, self._mini_batches = self._mini_batches, self._mini_batches + 1
-        recorded: Capture | None = None
+        capture: Capture | None = None
         if self._capture is not None:
-            recorded = self._capture if self._capture.before_pass() else None
-        elif self._leave is not None and (recorded := whole_step.current()) is not None:
-            recorded.keep_within_budget()
-        return recorded.mark(f"mini_batch {number}") if recorded is not None else None
+            capture = self._capture if self._capture.before_pass() else None
+        elif self._leave is not None and (capture := whole_step.current()) is not None:
+            capture.keep_within_budget()
+        return capture.mark(f"mini_batch {number}") if capture is not None else None
 
     def stop(self, error: BaseException | None = None) -> None:
         """End the stage. `error`: exception that the stage raised, if any."""
         self._end(error, "" if error is None else f"the stage raised {exceptions.type_name(error)}")
 
     def abort(self, reason: str = seam.AT_WORK) -> None:
-        """End the stage early, also one whose `begin` or `stop` was interrupted. May be called again."""
+        """End the stage early, also after an interruption of `begin` or `stop`. May be called repeatedly."""
         self._end(None, reason)
 
     def _end(self, error: BaseException | None, reason: str) -> None:
@@ -116,7 +120,7 @@ class RunningStage:
                 self._end_capture(reason)
 
     def _end_capture(self, reason: str) -> None:
-        """End the capture. `reason`: why it ends early, or an empty text."""
+        """End the capture, if any. `reason`: reason why the capture ends early, or an empty string."""
         leave, self._leave = self._leave, None
         capture = self._capture
         if leave is not None:
@@ -131,19 +135,19 @@ class RunningStage:
             capture.stop()
 
     def _begin(self, run: Runtime, subject: Subject, settings: Settings) -> None:
-        # If passes are counted, a capture of the whole step would record the generation to its end, not only a part.
+        # If passes are counted, a capture of the whole step would record all passes, not only the selected passes.
         if settings.mode == "continuous" and self.counts != "passes":
             self._leave = whole_step.enter(run, subject, settings)
             return
         texts = {"": "all", "passes": settings.rollout_iterations, "mini_batches": settings.mini_batches}
         counted = "there were {} mini-batches" if self.counts == "mini_batches" else "there were {} forward passes"
-        tool, part = profilers.choose(settings), parse_iterations(texts[self.counts])
-        self._capture = PassCapture(run, subject, settings, tool, part, counted)
+        tool, selection = profilers.choose(settings), parse_iterations(texts[self.counts])
+        self._capture = PassCapture(run, subject, settings, tool, selection, counted)
         self._capture.reach()
 
 
 running: dict[StageKey, RunningStage] = {}
-# Open spans with `whole`: calls inside them are no stages.
+# Open spans whose hooks set `whole`. Calls inside these spans begin no stages.
 wholes: list[Span] = []
 
 
@@ -155,11 +159,11 @@ def abort_all(reason: str) -> None:
 
 
 def abort_paired() -> None:
-    """Abort the stages that no call has ended, with their step."""
+    """Abort the paired stages that no call has ended, because their step ends."""
     for stage in [stage for stage in running.values() if stage.paired]:
         stage.abort("the step ended before the stage")
 
 
 def in_whole() -> bool:
-    """Return whether a span with `whole` is open."""
+    """Return True if a span whose hook sets `whole` is open."""
     return bool(wholes)

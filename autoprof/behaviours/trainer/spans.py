@@ -1,4 +1,4 @@
-"""Behaviours of spans, which are not captured: work beside stages, and work on single samples."""
+"""Behaviours of spans, which are not captured. A span shows work outside of stages, or work on a single sample."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from autoprof.run.runtime import Runtime
 from autoprof.run.timeline import Span as TimelineSpan
 from autoprof.rundir.records import Id
 
-# Kinds of spans. A `stage` span is written at once; the other kinds are batched, since a step may have thousands.
+# Kinds of spans. A `stage` span is written to the journal at once. Spans of the other kinds are written many at a time,
+# because a step may have thousands of them.
 Kind: TypeAlias = Literal["stage", "sample", "turn", "tool", "reward", "request"]
-# Characters of a text in a span. Longer texts are cut.
+# Maximum length of a text in a span, in characters. Longer texts are cut.
 MAX_TEXT_CHARACTERS = 120
 _WHOLE_NUMBERS = range(-(1 << 63), 1 << 63)
 
 
 class _SampleContext(NamedTuple):
-    """Step and ids of the sample that a task works on. `off`: autoprof is off in the step."""
+    """Step and ids of the sample that a task works on. `off`: True if autoprof is off in the step."""
 
     step: int | None
     ids: Mapping[str, Id]
@@ -35,18 +36,22 @@ _sample_context: ContextVar[_SampleContext] = ContextVar("autoprof_inside", defa
 
 
 class CallSpan(NamedCall):
-    """One call is a span of the timeline, and is not captured.
+    """Each call is one span on the timeline. The span is not captured.
 
     Attributes:
-        whole: True if calls inside the span are no stages of the step. An evaluation, for example, generates and
-            computes losses as training does, but takes longer than a trace can hold.
-        kind: Kind of the span. Spans inside a `sample` get its ids and its step, also in tasks that it starts.
-        ids: Ids of the span: names, and paths from a parameter of the call to their values. A missing or false value is
-            omitted.
-        otherwise: Paths to values of ids that `ids` does not find.
-        counts: Counts of the span: names, and paths to numbers, or to values whose length is counted.
-        result_counts: Counts whose paths begin at the call's result. An empty path is the result itself.
-        step: Path to the number of the step, if the call has it.
+        whole: True if calls inside the span begin no stages. An evaluation, for example, generates and computes losses
+            as the training does, but takes longer than a trace can hold.
+        kind: Kind of the span. Spans inside a `sample` span get the ids and the step of the sample, also in the tasks
+            that the sample starts.
+        ids: Table from the name of an id to a path. The path leads from a parameter of the call to the value of the id.
+            If the value is missing or false, the span does not get the id.
+        otherwise: Table from the name of an id to a second path. The second path is used if the path in `ids` leads to
+            no value.
+        counts: Table from the name of a count to a path. The path leads from a parameter of the call to a number, or to
+            a value whose length is the count.
+        result_counts: Table as in `counts`, with paths that begin at the result of the call. If a path is empty, the
+            count is the result or its length.
+        step: Path from a parameter of the call to the number of the step, if the call has the number.
     """
 
     whole: bool = False
@@ -62,23 +67,24 @@ class CallSpan(NamedCall):
         if run is None or key is None:
             yield CALL
             return None
-        inside = _sample_context.get()
-        # Asking Ray for the step, in a thread, would take longer than many calls for a sample.
+        surrounding = _sample_context.get()
+        # Only a `stage` span may ask Ray for the step. The request, in a thread, would take longer than many calls that
+        # work on a sample.
         announcement = (
             (yield from current_announcement(run, call)) if self.kind == "stage" else step_announcement.here()
         )
-        if inside.off or (announcement is not None and announcement.off):
-            call.on_interrupt = partial(_sample_context.set, inside)  # type: ignore[assignment]
-            token_off = _sample_context.set(inside._replace(off=True))
+        if surrounding.off or (announcement is not None and announcement.off):
+            call.on_interrupt = partial(_sample_context.set, surrounding)  # type: ignore[assignment]
+            token_off = _sample_context.set(surrounding._replace(off=True))
             yield CALL
             _sample_context.reset(token_off)
             return None
         step = self._step(call)
         if step is None:
-            step = inside.step if announcement is None else announcement.step
-        ids = {**inside.ids, **self._ids(call)} if self.ids else inside.ids
+            step = surrounding.step if announcement is None else announcement.step
+        ids = {**surrounding.ids, **self._ids(call)} if self.ids else surrounding.ids
         span = self._begin(run, key, call, step, ids)
-        call.on_interrupt = partial(self._leave, span, inside)
+        call.on_interrupt = partial(self._leave, span, surrounding)
         if self.kind != "stage":
             run.timeline.running.add(span)
         token = _sample_context.set(_SampleContext(step, ids)) if self.kind == "sample" else None
@@ -92,13 +98,13 @@ class CallSpan(NamedCall):
             _sample_context.reset(token)
         return None
 
-    def _leave(self, span: TimelineSpan, inside: _SampleContext) -> None:
-        """Undo a span whose begin or end was interrupted."""
+    def _leave(self, span: TimelineSpan, surrounding: _SampleContext) -> None:
+        """Drop a span whose begin or end was interrupted, and restore the surrounding sample."""
         span.drop()
         if span in wholes:
             wholes.remove(span)
         if self.kind == "sample":
-            _sample_context.set(inside)
+            _sample_context.set(surrounding)
 
     def _begin(
         self, run: Runtime, key: tuple[str, str], call: Call, step: int | None, ids: Mapping[str, Id]
@@ -117,16 +123,16 @@ class CallSpan(NamedCall):
         )
 
     def _step(self, call: Call) -> int | None:
-        """Return the step's number from the call, or None. Some frameworks use -1 for no step."""
-        number = plain(_asked(call.at, self.step, None)) if self.step else None
+        """Return the number of the step that the call contains, or None. Some frameworks use -1 for no step."""
+        number = plain(_call_or_none(call.at, self.step, None)) if self.step else None
         return number if type(number) is int and number >= 0 else None
 
     def _ids(self, call: Call) -> dict[str, Id]:
         ids: dict[str, Id] = {}
         for name, path in self.ids.items():
-            value = plain(_asked(call.at, path, None))
+            value = plain(_call_or_none(call.at, path, None))
             if value is None and name in self.otherwise:
-                value = plain(_asked(call.at, self.otherwise[name], None))
+                value = plain(_call_or_none(call.at, self.otherwise[name], None))
             if value is not None and value is not False:
                 ids[name] = value
         return ids
@@ -134,16 +140,20 @@ class CallSpan(NamedCall):
     def _counted(self, call: Call, result: Any) -> dict[str, int]:
         counts: dict[str, int] = {}
         for name, path in self.counts.items():
-            if (amount := _amount(_asked(call.at, path, None))) is not None:
+            if (amount := _amount(_call_or_none(call.at, path, None))) is not None:
                 counts[name] = amount
         for name, path in self.result_counts.items() if result is not None else ():
-            if (amount := _amount(_asked(follow, result, path, None) if path else result)) is not None:
+            if (amount := _amount(_call_or_none(follow, result, path, None) if path else result)) is not None:
                 counts[name] = amount
         return counts
 
 
 def plain(value: Any) -> Id | None:
-    """Return a value as a span can hold it: a number, a text (cut if long), or the type name of a container."""
+    """Convert a value to a type that a span can store.
+
+    Numbers and booleans stay unchanged, long texts are cut, and a container becomes the name of its type. Return None
+    for a value that can't be converted, such as an integer of more than 64 bits.
+    """
     kind = type(value)
     if kind is str:
         text: str = value
@@ -152,15 +162,15 @@ def plain(value: Any) -> Id | None:
         return int(value) if value in _WHOLE_NUMBERS else None
     if kind is bool or kind is float or value is None:
         return value  # type: ignore[no-any-return]
-    return _asked(_shortened, value)  # type: ignore[no-any-return]
+    return _call_or_none(_shortened, value)  # type: ignore[no-any-return]
 
 
 def _shortened(value: Any) -> Id | None:
-    """Return an object of the user as a span can hold it."""
+    """Convert an object of the user's class to a type that a span can store, or return None."""
     if getattr(value, "ndim", None) == 0 and getattr(getattr(value, "device", "cpu"), "type", "cpu") == "cpu":
         # A numpy scalar or a scalar tensor. Reading a tensor of another device would block.
-        single = value.item()
-        return plain(single) if type(single) in (str, int, bool, float) else None
+        scalar = value.item()
+        return plain(scalar) if type(scalar) in (str, int, bool, float) else None
     if hasattr(value, "__len__") and not isinstance(value, str):
         return type(value).__name__
     return str(value)[:MAX_TEXT_CHARACTERS]
@@ -169,13 +179,13 @@ def _shortened(value: Any) -> Id | None:
 def _amount(value: Any) -> int | None:
     if value is None or isinstance(value, int):
         return value
-    length = _asked(len, value)
+    length = _call_or_none(len, value)
     number = plain(value) if length is None else length
     return number if type(number) is int else None
 
 
-def _asked(function: Callable[..., Any], *args: Any) -> Any:
-    """Call a function that runs code of the user's classes, which may raise anything: then return None."""
+def _call_or_none(function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function that runs code of the user's classes. Return its result, or None if it raises an exception."""
     try:
         return function(*args)
     except Exception as error:

@@ -1,6 +1,6 @@
 """Behaviours of stages: named pieces of work inside a step, in the processes that do the work.
 
-While the user's own profiler is on in a process, autoprof does not record there.
+While the user's own profiler is on in a process, autoprof does not record in this process.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from autoprof.run.step_announcement import StepAnnouncement
 
 
 class NativeStart(Behaviour):
-    """The call opens the target's own profiler, in some processes and steps only.
+    """The call may start the target's own profiler. In some processes and steps, it does not start the profiler.
 
     Attributes:
         whose: Name of the profiler in messages, such as `verl's own profiler`.
-        active: Paths from a parameter of the call. If the value of one is true after the call, the profiler is open in
-            this process.
+        active: Paths from a parameter of the call to values. If one of these values is true after the call, the
+            target's profiler is running in this process.
     """
 
     whose: str
@@ -46,7 +46,7 @@ class NativeStart(Behaviour):
 
 
 class NativeStop(Behaviour):
-    """The call closes the target's own profiler."""
+    """The call stops the target's own profiler."""
 
     def around(self, call: Call) -> Around:
         yield CALL
@@ -55,12 +55,12 @@ class NativeStop(Behaviour):
 
 
 class Read(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A name that is read from the call.
+    """Option that says how autoprof gets a name, such as the name of a stage, from the call.
 
     Attributes:
-        path: Path from a parameter of the call to the target's name.
-        names: Table from patterns of the target's names, as in fnmatch, to autoprof's names. The first matching pattern
-            decides. If none matches, the hook ignores the call. Without a table, the target's name is used.
+        path: Path from a parameter of the call to the name that the target uses.
+        names: Table from patterns, as in fnmatch, to autoprof's names. The first pattern that matches the target's name
+            decides. If no pattern matches, the hook ignores the call. Without a table, autoprof uses the target's name.
     """
 
     path: CallPath
@@ -75,12 +75,13 @@ class Read(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class NamedCall(Behaviour):
-    """Common part of stages and spans.
+    """Common part of the behaviours of stages and spans.
 
     Attributes:
-        stage: Name of the stage, or a table that reads the name from the call.
-        role: Role of the process, such as `actor`, or a table that reads it from the call.
-        rank: Path from a parameter of the call to the global rank. Without it, the variable RANK, or else 0.
+        stage: Name of the stage, or a table that says where the call has the name.
+        role: Role of the process, such as `actor`, or a table that says where the call has the role.
+        rank: Path from a parameter of the call to the global rank. Without this path, the rank is the environment
+            variable RANK, or else 0.
     """
 
     makes_stages: ClassVar[bool] = True
@@ -103,16 +104,17 @@ class NamedCall(Behaviour):
 
 
 class Stage(NamedCall):
-    """One call is a stage of the step. It is captured if the window is open for its role and rank.
+    """Each call is one stage of the step. The stage is captured if the step's window selects its role and rank.
 
-    A call inside a stage of the same role is part of that stage: the forward pass of an update computes log-probs, too.
+    A call inside a stage of the same role begins no stage and belongs to the running stage. For example, the forward
+    pass of an update computes log-probs, too.
 
     Attributes:
         passes: True if a `stage.pass` hook counts the stage's forward passes. Then only the passes in
             `AUTOPROF_ROLLOUT_ITERATIONS` are recorded.
-        mini_batches: True if `stage.mini-batch` hooks count the stage's mini-batches. Then `AUTOPROF_MINI_BATCHES` may
-            select a part of them.
-        outermost: True if a call inside a stage of another role is part of that stage, too.
+        mini_batches: True if `stage.mini-batch` hooks count the stage's mini-batches. Then only the mini-batches in
+            `AUTOPROF_MINI_BATCHES` are recorded.
+        outermost: True if a call inside a stage of any other role begins no stage either.
     """
 
     passes: bool = False
@@ -142,9 +144,10 @@ class Stage(NamedCall):
     def stage_of(
         self, run: Runtime, key: StageKey, call: Call, announcement: StepAnnouncement | None
     ) -> RunningStage | None:
-        """Return the stage, not yet begun, or None if the call is no stage or part of a running one.
+        """Return a new stage, which the caller begins, or None if the call begins no stage.
 
-        It is part of the same stage, of a stage with the same role in this step, or of an open span with `whole`.
+        The call begins no stage if autoprof is off in the step, inside an open span with `whole`, while the same stage
+        is running, or while a stage of the same role is running in the same step.
         """
         off, step = (False, None) if announcement is None else (announcement.off, announcement.step)
         if off or wholes or key in running:
@@ -157,7 +160,10 @@ class Stage(NamedCall):
     def wanted(
         self, run: Runtime, key: StageKey, stage: RunningStage, announcement: StepAnnouncement
     ) -> tuple[Subject, Settings] | None:
-        """Return the subject and the settings of the capture, if the open window takes this role and rank."""
+        """Return the subject and the settings of the stage's capture.
+
+        Return None if the open window does not select the stage's role and rank.
+        """
         (role, name), rank = key, stage.rank
         settings = run.settings.overridden(announcement.overrides)
         if not settings.takes(role, range(rank, rank + 1), stage.kind):
@@ -167,7 +173,7 @@ class Stage(NamedCall):
 
 
 class StagePass(Behaviour):
-    """The call is made once in each forward pass, or at the end of each mini-batch, of the stages that count them.
+    """The call marks a forward pass, or the end of a mini-batch, in the running stages that count this unit.
 
     Attributes:
         counted: Unit that the hook counts.
@@ -187,32 +193,33 @@ class StagePass(Behaviour):
 
 
 class MiniBatch(Behaviour):
-    """The call is one mini-batch of the stages that count them, and a range in their traces.
+    """Each call is one mini-batch of the running stages that count mini-batches, and a range in the traces.
 
-    Work between two mini-batches belongs to the first.
+    Work between two mini-batches belongs to the earlier mini-batch.
     """
 
     def idle_unless(self) -> str:
         return "mini_batches"
 
     def around(self, call: Call) -> Around:
-        ends = [stage.mini_batch() for stage in list(running.values()) if stage.counts == "mini_batches"]
+        range_ends = [stage.mini_batch() for stage in list(running.values()) if stage.counts == "mini_batches"]
         yield CALL
-        for end in filter(None, ends):
-            end()
+        for end_range in filter(None, range_ends):
+            end_range()
         return None
 
 
 def kind_of(call: Call, stage: str) -> str:
-    """Return the kind of a stage, from the hook of the call."""
+    """Return the kind of a stage: the kind that the hook of the call sets, or else the kind for the stage's name."""
     hook = registry.bound.get(call.key)
     return kinds.of(stage) if hook is None else kinds.chosen(hook.hook.kind, stage)
 
 
 def current_announcement(run: Runtime, call: Call) -> Generator[Wait, Any, StepAnnouncement | None]:
-    """Return the announcement of the trainer's current step, or None. Open the first step first, if necessary.
+    """Return the announcement of the trainer's current step, or None if no step is announced.
 
-    May ask Ray for it. `step_announcement.here` does not.
+    If no step is open yet and the trainer's hook ticks at the end of a step, open the first step. Unlike
+    `step_announcement.here`, this function may ask Ray for the announcement.
     """
     if (opener := open_step.state.open_first) is not None:
         open_step.state.open_first = None

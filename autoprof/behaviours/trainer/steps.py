@@ -1,7 +1,7 @@
-"""Behaviours of steps, which choose and announce the window before the first stage of a step.
+"""Behaviours of steps, which decide whether a step is captured, and announce the step before its first stage.
 
-In the trainer's process, a step is recognized by a call or by the trainer's own counter. Worker processes outside Ray
-get the step with the trainer's calls.
+In the trainer's process, a hooked call or the trainer's own counter shows where a step begins. Worker processes outside
+Ray receive the announcement of the step in the arguments of the trainer's calls.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from autoprof.hooks.dispatch import InThread, ask
 from autoprof.hooks.wrapper import wrap
 from autoprof.run import clocks, cluster, end, runtime, step_announcement
 
-# Layers: a step's hook goes around the hooks of its stages, and a loop's hook around the hook of its last step.
+# Layers of hooks on one function. The hook of a step surrounds the hooks of the step's stages. The hook of a loop
+# surrounds the hooks of the steps.
 STEP, LOOP = 1, 2
 
 
@@ -31,18 +32,18 @@ class StepBehaviour(Behaviour):
     """Common part of the behaviours that open a step.
 
     Attributes:
-        number: Path from a parameter of the call to the step's number. Without it, steps are counted from 1, or from
-            the last number that a `step.finished` hook reported.
-        resumed: Path to the step from which the run was resumed, 0 for none. Counted steps continue from there.
-        offset: Number to add if the value at `number` belongs to the finished step, for example 1.
-        replicas: Tables that say where the trainer keeps its rollout replicas.
-        workers: Paths to lists of the Ray actors that work on the step. With `AUTOPROF_MODE=continuous`, their captures
-            of whole steps end with the step. A missing list is empty.
-        engines: `step` to capture engines from the beginning of the step; `around` if a `rollout.around` hook
-            captures them.
-        inner: True for the steps of an engine, or of a loop without a trainer. They count as steps only if no trainer
-            above them announces steps. Without `number`, the next step begins with the first call after a
-            `step.update`.
+        number: Path from a parameter of the call to the number of the step. Without this path, steps are counted from
+            1, or from the last number that a `step.finished` hook reported.
+        resumed: Path to the number of the step from which the run was resumed, or to 0 if the run was not resumed.
+            Steps without `number` are counted from this step.
+        offset: Number that is added to the value at `number`. Use 1 if the value is the number of the finished step.
+        replicas: Tables with the paths to the trainer's rollout replicas.
+        workers: Paths to lists of the Ray actors that work on the step. If `AUTOPROF_MODE=continuous` is set, the
+            actors' captures of the whole step end when the step ends. A missing list counts as an empty list.
+        engines: `step`: captures of engines begin when the step begins. `around`: a `rollout.around` hook captures the
+            engines.
+        inner: True if the steps belong to an engine, or to a loop without a trainer. The hook opens steps only if no
+            trainer announces steps. Without `number`, the next step begins with the first call after a `step.update`.
     """
 
     layer: ClassVar[int] = STEP
@@ -70,7 +71,7 @@ class StepBehaviour(Behaviour):
         return (int(call.at(self.resumed)) if self.resumed else 0) + state.executed + 1
 
     def begin(self, call: Call, number: int | None = None) -> Generator[Wait, Any, None]:
-        """Open the step, and its window if the step is to be captured."""
+        """Open a step and, if the step is to be captured, its window. Without `number`, use `number_of`."""
         run = runtime.current()
         if run is None or not self._opens_steps(call):
             return
@@ -81,7 +82,7 @@ class StepBehaviour(Behaviour):
             yield from finish(call)
         state.executed += 1
         step = OpenStep(run, number, state.executed)
-        before, call.on_interrupt = call.on_interrupt, step.drop
+        earlier_handler, call.on_interrupt = call.on_interrupt, step.drop
         state.current = step
         yield from ask(step.announce, run, lambda: replicas.first_ranks(call, self.replicas))
         if step.captured:
@@ -91,10 +92,10 @@ class StepBehaviour(Behaviour):
             open_step.note_worker(run, step.overrides, call, self.workers)
             if self.engines == "step" or run.settings.mode == "continuous":
                 yield from replicas.start(run)
-        call.on_interrupt = before
+        call.on_interrupt = earlier_handler
 
     def _opens_steps(self, call: Call) -> bool:
-        """Return whether the hook opens steps in this process. An inner hook does so only if no other target does."""
+        """Return True if the hook opens steps in this process. An inner hook does not if another target opens steps."""
         target = call.key.partition("/")[0]
         if not self.inner:
             state.owner = target
@@ -105,9 +106,10 @@ class StepBehaviour(Behaviour):
 
 
 class StepBegin(StepBehaviour):
-    """The call opens the step. A `step.end` hook, or the next step, closes it.
+    """The call opens a step. A `step.end` hook, or the begin of the next step, closes the step.
 
-    If the step with this number is already open, the call does nothing. So several hooks may be the first of a step.
+    If the step with the same number is already open, the call opens no step. So a recipe may have several `step.begin`
+    hooks, and the first call opens the step.
     """
 
     def around(self, call: Call) -> Around:
@@ -117,12 +119,13 @@ class StepBegin(StepBehaviour):
 
 
 class Tick(StepBehaviour):
-    """The call is made once per step. It closes the previous step and opens the next one.
+    """The trainer makes the call once per step. The call closes the previous step and opens the next step.
 
     Attributes:
-        at: Position of the call in a step. With `end`, the first stage or span in this process opens the first step;
-            its call gives the number if it has the parameter with which `number` begins. Ray workers don't open this
-            first step, since they may import the trainer without making steps.
+        at: Position of the call in a step. If the position is `end`, the first stage or span in this process opens the
+            first step. The number of the first step is read from the call of this stage or span, if that call has the
+            parameter with which `number` begins; otherwise it is 1. Ray workers don't open a first step, because they
+            may import the trainer without running steps.
     """
 
     at: Literal["begin", "end"] = "begin"
@@ -141,7 +144,7 @@ class Tick(StepBehaviour):
         return None
 
     def _first(self, call: Call) -> Generator[Wait, Any, None]:
-        """Open the first step before the call of a stage, unless a step was opened before."""
+        """Open the first step before the call of a stage or span, if this process has not opened a step yet."""
         if not state.executed:
             try:
                 number = self.number_of(call)
@@ -163,7 +166,7 @@ class Wrap(StepBehaviour):
 
 
 class StepEnd(Behaviour):
-    """The return of the call ends the step."""
+    """The open step ends when the call returns."""
 
     layer: ClassVar[int] = STEP
 
@@ -175,7 +178,7 @@ class StepEnd(Behaviour):
 
 
 class Update(Behaviour):
-    """The call is the last work of an `inner` step. Work before the next step still belongs to this step."""
+    """The call does the last work of an `inner` step. Work between the call and the next step belongs to this step."""
 
     layer: ClassVar[int] = STEP
 
@@ -187,28 +190,30 @@ class Update(Behaviour):
 
 
 class Finished(Behaviour):
-    """The call has the number of the finished step, or of the step from which the run was resumed.
+    """The arguments contain the number of the finished step, or of the step from which the run was resumed.
 
-    Step hooks without `number` continue from it.
+    Step hooks without `number` count the next steps from this number.
 
     Attributes:
-        number: Path from a parameter of the call to the step's number. A missing value is ignored.
+        number: Path from a parameter of the call to the number of the step. If the value is missing, the hook ignores
+            the call.
     """
 
     number: CallPath
 
     def around(self, call: Call) -> Around:
-        number = call.at(self.number, None)
+        finished_step = call.at(self.number, None)
         yield CALL
-        if number is not None:
-            state.finished = int(number)
+        if finished_step is not None:
+            state.finished = int(finished_step)
         return None
 
 
 class Loop(Behaviour):
-    """The call makes all steps: its return ends the last step.
+    """The call runs all steps. When the call returns, the last step ends.
 
-    Under Ray, the workers may be killed right after, so autoprof waits until they have written their traces.
+    Under Ray, the workers may be killed right after the call. So autoprof waits until the workers have written their
+    traces.
     """
 
     layer: ClassVar[int] = LOOP
@@ -226,22 +231,23 @@ class Loop(Behaviour):
 
 
 class Counter(StepBehaviour):
-    """An attribute of the trainer that grows by one with each step. A step lasts from one increase to the next.
+    """An attribute of the trainer that grows by 1 at the begin of each step. The next increase ends the step.
 
-    Other assignments, such as 0 at the start or the number of a checkpoint, begin no step. The hooked function is the
-    assignment; its parameters are `self` and `value`.
+    Other assignments, such as 0 at the start or the number of a checkpoint, begin no step. The hooked function assigns
+    the attribute. Its parameters are `self`, the trainer, and `value`, the new value.
 
     Attributes:
-        last: Path to the number of the last step. An increase beyond it, before the trainer ends, begins no step.
+        last: Path to the number of the last step. If the attribute grows beyond this number, the last step ends and no
+            step begins.
     """
 
     last: CallPath = ""
 
     def around(self, call: Call) -> Around:
         name, instance, value = call.function.__name__, call.args[0], call.args[1]
-        before = vars(instance).get(name)
+        earlier_value = vars(instance).get(name)
         yield CALL
-        if before is not None and value == before + 1:
+        if earlier_value is not None and value == earlier_value + 1:
             if self.last and self.number_of(call) > int(call.at(self.last)):
                 yield from finish(call)
             else:
@@ -268,9 +274,10 @@ class Counter(StepBehaviour):
 
 
 class Main(Behaviour):
-    """A function that the main module calls before it creates its trainer.
+    """A function that the main module calls before the main module creates its trainer.
 
-    The main module runs as `__main__`. When the call begins, the hooks that name this module are applied to `__main__`.
+    Python runs the main module under the name `__main__`. When the call begins, autoprof applies the hooks that name
+    the main module to `__main__`.
     """
 
     def around(self, call: Call) -> Around:
@@ -280,7 +287,7 @@ class Main(Behaviour):
 
 
 class Replaced(Behaviour):
-    """The call replaces functions and classes of other targets. After it, their hooks are applied again.
+    """The call replaces functions and classes of other targets. Then autoprof applies the hooks of these targets again.
 
     Attributes:
         targets: Import names of the other targets.
@@ -295,7 +302,7 @@ class Replaced(Behaviour):
 
 
 class Trainer(Behaviour):
-    """The call creates a trainer in this process. From then on, the trainer announces steps; its engines do not."""
+    """The call creates a trainer in this process. From then on, only the trainer announces steps, not its engines."""
 
     def around(self, call: Call) -> Around:
         step_announcement.trainer_here()
@@ -303,18 +310,19 @@ class Trainer(Behaviour):
         return None
 
 
-# Key of the step in the dictionary that the call carries.
+# Key in the dictionary of the call under which `Send` stores the announcement of the step.
 _KEY = "autoprof"
 
 
 class Send(Behaviour):
-    """The trainer calls a worker process outside Ray. autoprof adds the step to a dictionary that the call carries.
+    """The trainer calls a worker process outside Ray. autoprof adds the step to a dictionary argument of the call.
 
-    Such a dictionary is, for example, the headers of a request. A `step.receive` hook reads it in the worker.
+    The dictionary may contain, for example, the headers of an HTTP request. In the worker, a `step.receive` hook reads
+    the step from the dictionary.
 
     Attributes:
-        carrier: Keyword parameter that takes the dictionary. A call without a dictionary gets one. The target must
-            accept unknown keys in it.
+        carrier: Keyword parameter that takes the dictionary. If the call has no dictionary, autoprof adds one. The
+            target must accept unknown keys in the dictionary.
     """
 
     carrier: Parameter
@@ -329,12 +337,12 @@ class Send(Behaviour):
 
 
 class Receive(Behaviour):
-    """The call handles one call of the trainer in a worker. It reads the step that a `step.send` hook added.
+    """The call handles a call of the trainer in a worker. autoprof reads the step that a `step.send` hook has added.
 
-    The hooked call must come before the worker's stages.
+    The worker must make the hooked call before its stages.
 
     Attributes:
-        carrier: Path from a parameter of the call to the dictionary.
+        carrier: Path from a parameter of the call to the dictionary that contains the step.
     """
 
     carrier: CallPath
@@ -348,15 +356,15 @@ class Receive(Behaviour):
             and step_announcement.receive(dictionary[_KEY])
         ):
             running.abort_paired()
-            now = step_announcement.here()
-            next_too = now is not None and now.captured and run.settings.consecutive == whole_step.TOGETHER
-            whole_step.step_ended(together=next_too)
+            announcement = step_announcement.here()
+            captured = announcement is not None and announcement.captured
+            whole_step.step_ended(together=captured and run.settings.consecutive == whole_step.TOGETHER)
         yield CALL
         return None
 
 
 def _takes_keyword(call: Call, name: str) -> bool:
-    """Return whether the argument can be passed by keyword: it is one already, or the parameter is keyword-only."""
+    """Return True if the call passes the argument by keyword, or if its parameter is keyword-only."""
     if name in call.kwargs:
         return True
     parameter = inspect.signature(call.function).parameters.get(name)
