@@ -1,4 +1,4 @@
-"""Server actors of engines that a trainer drives, and the request that the trainer sends them."""
+"""Server actors of engines that a trainer drives, and the requests that the trainer sends to the actors."""
 
 from __future__ import annotations
 
@@ -21,24 +21,25 @@ from autoprof.run.runtime import Runtime
 from autoprof.run.timeline import Span
 
 ROLE = "rollout"
-# Prefix of autoprof's text in a request to SGLang (`output_dir`) and in the answer (`message`).
+# Prefix that marks a text of autoprof, in a request to SGLang (`output_dir`) and in SGLang's answer (`message`).
 MARK = "autoprof:"
 
 
 @structs.complete
 class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Request to an engine: record a step, stop, or let the trainer open all windows.
+    """Request to an engine: start to record a step, stop, or let the trainer open all windows.
 
     Attributes:
-        action: `start`, `stop`, or `lead`: the trainer opens the engine's windows from now on.
+        action: `start`: record the step. `stop`: stop the recording. `lead`: only the trainer opens the engine's
+            windows from now on.
         step: Global step to record.
         replica: Number of the engine's replica.
         rank: First global rank that the replica owns.
         overrides: Settings of the window.
         replicas_in_one: True if each data-parallel rank is a separate engine, as in SGLang without attention data
             parallelism.
-        reason: Reason why a stop ends the recording early, if it does.
-        run: Run directory of the trainer, for `lead`.
+        reason: Reason why a `stop` ends the recording early. Empty if the recording ends normally.
+        run: Run directory of the trainer. Only a `lead` request has it.
     """
 
     action: Literal["lead", "start", "stop"]
@@ -52,7 +53,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @classmethod
     def read(cls, sent: dict[str, Any] | bytes | str) -> Request:
-        """Read the output of `fields`, `body` or `text`.
+        """Return the request that `fields`, `body` or `text` has encoded as `sent`.
 
         Raises:
             ValueError: `sent` is not a request.
@@ -62,7 +63,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return msgspec.json.decode(sent.removeprefix(MARK) if isinstance(sent, str) else sent, type=cls)
 
     def fields(self) -> dict[str, Any]:
-        """Return the request as plain types for a call by Ray or RPC. Processes without autoprof can unpickle them."""
+        """Return the request as a dict of plain types for Ray or RPC. A process without autoprof can unpickle it."""
         fields: dict[str, Any] = msgspec.to_builtins(self)
         return fields
 
@@ -71,15 +72,20 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return msgspec.json.encode(self)
 
     def text(self) -> str:
-        """Return the request as text that SGLang carries."""
+        """Return the request as a text that SGLang passes to its schedulers."""
         return MARK + self.body().decode()
 
     def settings(self, run: Runtime) -> Settings:
-        """Return the settings of rollouts in this window."""
+        """Return the run's settings for the role rollout, changed by the settings of the window."""
         return run.settings.overridden(self.overrides).for_role(ROLE)
 
     def subject(self, part: str, rank: int | None = None) -> Subject:
-        """Return the subject of a capture of one part of the engine. The default rank is the replica's first rank."""
+        """Return the subject of a capture of one part of the engine.
+
+        Args:
+            part: Part of the engine, such as `frontend` or one worker.
+            rank: Global rank of the part. Default: the replica's first rank.
+        """
         rank = self.rank if rank is None else rank
         return Subject(
             step=self.step,
@@ -98,7 +104,15 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def problem_of(where: str, work: Callable[..., str], *args: Any) -> str:
-    """Call the work of a request, and return its problem, or an error as its problem. `where` is for the report."""
+    """Call `work(*args)`, which carries out a request, and return the problem that it returns, or an empty string.
+
+    If `work` raises an exception, report the exception and return its description as the problem.
+
+    Args:
+        where: Name of the hook in the report of the exception.
+        work: Function that returns a problem, or an empty string.
+        *args: Arguments of the function.
+    """
     try:
         return work(*args)
     except Exception as error:
@@ -108,7 +122,7 @@ def problem_of(where: str, work: Callable[..., str], *args: Any) -> str:
 
 
 async def awaited_problem(where: str, work: Awaitable[str]) -> str:
-    """Do the same as `problem_of`, in a coroutine. An error is not reported if `where` is empty."""
+    """Await `work` and return its problem, as `problem_of` does. An exception is not reported if `where` is empty."""
     try:
         return await work
     except Exception as error:
@@ -122,8 +136,10 @@ class EngineActor(Behaviour):
     """A method of the server actor that accepts any keyword. A call with `autoprof=` is a request of the trainer.
 
     Attributes:
-        engine: Path from a parameter of the call to the engine. A node without an engine has no value there.
-        node_rank: Path to the actor's node number in a replica of several nodes. Only number 0 has an engine.
+        engine: Path from a parameter of the call to the engine. On a node without an engine, the value is missing or
+            None.
+        node_rank: Path from a parameter of the call to the number of the actor's node in the replica. Only node 0 has
+            an engine.
     """
 
     default_engine: ClassVar[str]
@@ -151,10 +167,10 @@ class EngineActor(Behaviour):
         return Reply(answer)
 
     def supply(self, owner: type, name: str, key: str) -> bool:
-        """Add the method to a server class that lacks it (verl 0.5.0 to 0.7.0).
+        """Add the method to a server class that lacks the method (verl 0.5.0 to 0.7.0).
 
-        The method is pickled by value, so it refers to no other object. In a process without autoprof, it answers like
-        a node without an engine.
+        Ray pickles the method by value. So the method must not refer to other objects. In a process without autoprof,
+        the method gives the same answer as a node without an engine.
         """
 
         async def method(self: Any, **kwargs: Any) -> dict[str, Any]:
@@ -166,33 +182,35 @@ class EngineActor(Behaviour):
         return True
 
     def start(self, engine: Any, request: Request) -> Coroutine[Any, Any, dict[str, Any]]:
-        """Start the engine's recording. The answer's `problem` is empty if it succeeded."""
+        """Start the engine's recording. In the returned answer, `problem` is empty if the start succeeded."""
         raise NotImplementedError
 
     def stop(self, engine: Any) -> Coroutine[Any, Any, dict[str, Any]]:
-        """Stop the engine's recording. The answer's `problem` is empty if it succeeded."""
+        """Stop the engine's recording. In the returned answer, `problem` is empty if the stop succeeded."""
         raise NotImplementedError
 
 
-# Attribute of an engine while its workers record for autoprof: the capture whose meta file is written at the stop.
+# Attribute of an engine while its workers record for autoprof. Its value is the capture, whose meta file is written
+# when the workers stop.
 _OPEN = "_autoprof_open"
 
 
 class _NoTool(TorchTool):
-    """Tool of a capture that the engine's own profiler records. Its meta file has no trace."""
+    """Tool of a capture without a trace: the engine's own profiler records, and autoprof writes only the meta file."""
 
     name = "none"
 
 
 class RpcServer(EngineActor, kw_only=True):
-    """A method of the server actor of another engine, with an awaitable `collective_rpc(method)`, as in TensorRT-LLM.
+    """A method of the server actor of an engine such as TensorRT-LLM, which has an awaitable `collective_rpc(method)`.
 
-    A capture writes a meta file without a trace. It says where the workers' own recordings are.
+    The workers record with their own profiler. autoprof has no trace, and writes a meta file that says where the
+    workers' recordings are.
 
     Attributes:
-        kept: Text for the meta file that says where the workers' own recordings are.
-        begin: Method of the workers that starts their recording.
-        end: Method of the workers that stops their recording.
+        kept: Text in the meta file that says where the workers' own recordings are.
+        begin: Name of the workers' method that starts a recording.
+        end: Name of the workers' method that stops a recording.
     """
 
     default_engine = "self.llm"

@@ -1,4 +1,4 @@
-"""Captures of rollout engines, driven by the trainer: all replicas at once, around generation."""
+"""Captures of rollout engines that the trainer starts and stops, in all selected replicas at the same time."""
 
 from __future__ import annotations
 
@@ -18,24 +18,25 @@ from autoprof.hooks.dispatch import RayCalls, ask
 from autoprof.run import runtime, step_announcement
 from autoprof.run.timeline import Span
 
-# Seconds to wait for late answers of engines when a window opens.
+# Seconds to wait for late answers of engines when the trainer starts engines.
 LATE_ANSWERS_START_S = 0.05
 # Seconds to wait for late answers of engines when the run ends.
 LATE_ANSWERS_END_S = 1.0
 
 
 class Replicas(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """List of rollout replicas in a trainer.
+    """Paths to a list of rollout replicas in a trainer.
 
     Attributes:
-        path: Path from a parameter of the call that begins the step to a list of replicas. In the paths below,
-            `replica` is one of them.
+        path: Path from a parameter of the call that begins the step to a list of replicas. The paths in `servers`,
+            `rank` and `size` begin with a parameter of this call, or with `replica`, which is one item of the list.
         servers: Path to the handle, or the list of handles, of the replica's server actors.
-        method: Actor method that receives autoprof's requests. It must accept any keyword.
-        rank: Path to the replica's number. Empty: its index in the list.
+        method: Actor method that receives autoprof's requests. The method must accept any keyword.
+        rank: Path to the replica's number. If the path is empty, the number is the replica's index in the list.
         size: Path to the number of global ranks that the replica owns.
-        own_devices: True if the engines have devices that the trainer does not use. They are captured for the whole
-            step. Captures of other engines must end before the trainer's first stage.
+        own_devices: True if the engines have devices that the trainer does not use. These engines are captured for the
+            whole step. If an engine shares the trainer's devices, its capture must end before the trainer's first
+            stage.
     """
 
     path: CallPath
@@ -46,7 +47,7 @@ class Replicas(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     own_devices: bool = False
 
     def engines(self, call: Call) -> Iterator[_Engine]:
-        """Yield the engines in this list, from the call that begins the step."""
+        """Yield the engines of all replicas in the list. `call` is the call that begins the step."""
         for index, replica in enumerate(call.at(self.path, None) or ()):
 
             def at(path: str, replica: Any = replica) -> Any:
@@ -57,12 +58,13 @@ class Replicas(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
             number = int(at(self.rank)) if self.rank else index
             servers = at(self.servers)
-            for position, server in enumerate(servers if isinstance(servers, (list, tuple)) else [servers]):
-                yield _Engine((number, position), int(at(self.size)), self.own_devices, getattr(server, self.method))
+            for server_index, server in enumerate(servers if isinstance(servers, (list, tuple)) else [servers]):
+                method = getattr(server, self.method)
+                yield _Engine((number, server_index), int(at(self.size)), self.own_devices, method)
 
 
 Action = Literal["start", "stop"]
-# Number of a replica, and index of the server in it.
+# Number of a replica, and index of the server among the servers of the replica.
 ServerId = tuple[int, int]
 
 
@@ -89,7 +91,7 @@ class _Engine:
         return self._send.remote(autoprof=self.request(action, window).fields())
 
     def note(self, run: runtime.Runtime, window: _RolloutWindow, problem: str) -> Capture:
-        """Write a meta file for the engine, so that `autoprof doctor` can say why there is no trace."""
+        """Write a meta file for the engine, so that `autoprof doctor` can give the reason why there is no trace."""
         request = self.request("start", window)
         note = Capture(run, request.subject("engine"), request.settings(run), TorchTool())
         note.fail(problem)
@@ -97,12 +99,12 @@ class _Engine:
 
 
 class _LateAnswer(NamedTuple):
-    """A request whose answer did not come in time.
+    """Answer that an engine did not give in time.
 
     Attributes:
-        step: Step of the request.
+        step: Step of the request to the engine.
         reference: Ray's reference to the answer.
-        note: Meta file that was written for the engine, if any.
+        note: Capture whose meta file has the problem of the engine, if any.
     """
 
     step: int
@@ -121,11 +123,12 @@ class _RolloutWindow:
 
 
 class _ReplicaState(process.State):
-    """Window of the current step, and unanswered requests.
+    """Window of the current step, and requests to engines that are not answered yet.
 
     Attributes:
-        window: Window of the current step, if it is captured.
-        late: Requests without an answer, by server. These engines get no new request until they answer.
+        window: Window of the current step, or None if the step is not captured.
+        late: Dict from a server to the answer that the server did not give in time. The server gets no new request
+            until it answers.
     """
 
     def begin(self) -> None:
@@ -137,7 +140,7 @@ _state = _ReplicaState()
 
 
 def first_ranks(call: Call, groups: list[Replicas]) -> dict[int, int]:
-    """Return the first global rank of each replica, by the replica's number."""
+    """Return a dict from the number of each replica to the first global rank of the replica."""
     return {engine.number: engine.ranks.start for group in groups for engine in group.engines(call)}
 
 
@@ -147,34 +150,37 @@ def open_window(step: int, overrides: dict[str, Any], call: Call, groups: list[R
 
 
 def close_window() -> None:
-    """Forget the engines of the step."""
+    """Forget the engines and the settings of the captured step."""
     _state.window = None
 
 
 def start(run: runtime.Runtime) -> Generator[Wait, Any, list[_Engine]]:
-    """Start the engines that own a rank of the window and do not record yet. Return the engines that were asked."""
+    """Start the recording of each engine that owns a rank of the window and does not record yet.
+
+    Return the engines that got the request. An engine gets no request while an earlier request is unanswered.
+    """
     if _state.window is None:
         return []
     settings = _state.window.settings(run)
-    wanted = [
+    selected_engines = [
         engine
         for engine in _state.window.engines
         if not engine.recording and settings.takes(ROLE, engine.ranks, GENERATE)
     ]
     yield from _collect_late_answers(LATE_ANSWERS_START_S)
-    chosen = []
-    for engine in wanted:
-        late = _state.late.get(engine.server_id)
-        if late is None:
-            chosen.append(engine)
-        elif late.step != _state.window.step:
-            engine.note(run, _state.window, f"the engine has not answered since step {late.step}")
-    yield from _ask(run, _state.window, "start", chosen)
-    return chosen
+    asked_engines = []
+    for engine in selected_engines:
+        late_answer = _state.late.get(engine.server_id)
+        if late_answer is None:
+            asked_engines.append(engine)
+        elif late_answer.step != _state.window.step:
+            engine.note(run, _state.window, f"the engine has not answered since step {late_answer.step}")
+    yield from _ask(run, _state.window, "start", asked_engines)
+    return asked_engines
 
 
 def settle() -> Generator[Wait, Any, None]:
-    """Collect late answers of engines at the end of the run, and delete meta files that they disprove."""
+    """Collect late answers of engines at the end of the run. Delete a meta file if an answer shows no problem."""
     yield from _collect_late_answers(LATE_ANSWERS_END_S)
 
 
@@ -186,26 +192,26 @@ def _collect_late_answers(patience_s: float) -> Generator[Wait, Any, None]:
     for server, answer in zip(servers, answers, strict=True):
         if isinstance(answer, TimeoutError):
             continue
-        late = _state.late.pop(server)
+        late_answer = _state.late.pop(server)
         problem = _problem(answer)
-        log.warning(f"step {late.step}, rollout replica {server[0]}: the engine answered late. {problem}")
-        # Without a problem, the meta files of the engine's own processes have the outcome.
-        if late.note is not None and not problem:
-            late.note.withdraw()
+        log.warning(f"step {late_answer.step}, rollout replica {server[0]}: the engine answered late. {problem}")
+        # Without a problem, the engine's own processes write the meta files of the capture.
+        if late_answer.note is not None and not problem:
+            late_answer.note.withdraw()
 
 
 def stop(run: runtime.Runtime, shared_only: bool = False) -> Generator[Wait, Any, None]:
-    """Stop the engines that record. `shared_only`: only engines that share the trainer's devices."""
+    """Stop the engines that record. `shared_only`: True to stop only engines that share the trainer's devices."""
     if _state.window is None:
         return
-    chosen = [
+    engines = [
         engine for engine in _state.window.engines if engine.recording and not (shared_only and engine.own_devices)
     ]
-    yield from _ask(run, _state.window, "stop", chosen)
+    yield from _ask(run, _state.window, "stop", engines)
 
 
 def drop() -> None:
-    """Stop the engines that record, and forget them, without waiting for their answers."""
+    """Send a stop to the engines that record, and close the window. Don't wait for the engines' answers."""
     window = _state.window
     if window is None:
         return
@@ -221,7 +227,7 @@ def _ask(
 ) -> Generator[Wait, Any, None]:
     if not engines:
         return
-    # Set before the answer: an engine that answers too late has started nevertheless.
+    # Set `recording` before the answer comes: an engine that answers too late may have started nevertheless.
     for engine in engines:
         engine.recording = action == "start"
     timeout_s = window.settings(run).stop_timeout_s
@@ -239,7 +245,7 @@ def _ask(
         engine.recording = False
         if not isinstance(answer, TimeoutError):
             continue
-        # The step continues without this engine. The engine may still start, so send the stop now.
+        # The step continues without this engine. The engine may still start later, so send the stop now.
         if action == "start":
             reference = engine.send("stop", window)
         else:
@@ -254,40 +260,41 @@ def _problem(answer: Any) -> str:
     if isinstance(answer, Exception):
         return f"{type(answer).__name__}: {str(answer).splitlines()[-1] if str(answer) else ''}"
     # A node without an engine answers {}. The target's own method, without autoprof, answers None.
-    without = {"problem": "its process runs without autoprof"}
-    return str((answer if isinstance(answer, dict) else without).get("problem", ""))
+    no_autoprof = {"problem": "its process runs without autoprof"}
+    return str((answer if isinstance(answer, dict) else no_autoprof).get("problem", ""))
 
 
 class AroundGeneration(Behaviour):
-    """The call generates. Engines that do not record yet are captured around it.
+    """The call generates samples. Engines that do not record yet are captured during the call.
 
-    Outside the trainer's process, its span belongs to the step that is open when the call begins, or else when it ends.
+    Outside the trainer's process, the span of the call belongs to the step that is open when the call begins. If no
+    step is open then, the span belongs to the step that is open when the call ends.
     """
 
     def around(self, call: Call) -> Around:
         run = runtime.current()
-        here, announcement = step_announcement.own()
-        if run is not None and not here:  # in a process beside the trainer
+        trainer_here, announcement = step_announcement.own()
+        if run is not None and not trainer_here:
             announcement = yield from ask(step_announcement.read, run.info.id)
         if run is None or (announcement is not None and announcement.off):
             yield CALL
             return None
         window = _state.window
-        started = yield from start(run)
+        asked_engines = yield from start(run)
         span = Span(run.timeline, "stage", ROLE, step=announcement.step if announcement else None, role=ROLE, rank=None)
         outcome = yield CALL
-        if not here and announcement is None:
+        if not trainer_here and announcement is None:
             announcement = yield from ask(step_announcement.read, run.info.id)
         span.end(outcome.error, step=announcement.step if announcement else None)
         if run.settings.mode == "continuous" and window is _state.window:
             yield from stop(run, shared_only=True)
         if window is not None:
-            yield from _ask(run, window, "stop", [engine for engine in started if engine.recording])
+            yield from _ask(run, window, "stop", [engine for engine in asked_engines if engine.recording])
         return None
 
 
 class EndOfSampling(Behaviour):
-    """The call comes after sampling. Before it, engines that share the trainer's devices are stopped."""
+    """The call comes after sampling. Before the call, autoprof stops the engines that share the trainer's devices."""
 
     def around(self, call: Call) -> Around:
         run = runtime.current()

@@ -1,7 +1,7 @@
-"""Requests over HTTP between a trainer and an inference server, both with autoprof.
+"""HTTP requests of a trainer to an inference server, if autoprof runs in both.
 
-A server has its own run. With autoprof it has a route `/autoprof`, where the trainer reports its steps and requests
-captures.
+A server has its own run. autoprof adds a route `/autoprof` to the server. By this route, the trainer takes control of
+the server's windows, and starts and stops captures.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from autoprof.hooks.behaviour import CALL, Around, Behaviour, Call, CallPath, Wa
 from autoprof.hooks.dispatch import InThread
 from autoprof.run import runtime, step_announcement
 
-# Fields of autoprof in the body of `/start_profile`.
+# Fields that autoprof reads from the body of `/start_profile`.
 KEYS = frozenset({"global_step", "duration_s"})
 
 
 async def answer_start(server: serving.ServedEngine, body: bytes) -> tuple[int, dict[str, str]]:
-    """Return the HTTP status and the content that answer `/start_profile`."""
+    """Handle `/start_profile`. Return the HTTP status and the content of the response."""
     try:
         step, duration_s = window_of(body)
     except ValueError as error:
@@ -41,12 +41,18 @@ async def answer_start(server: serving.ServedEngine, body: bytes) -> tuple[int, 
 
 
 async def answer_stop(server: serving.ServedEngine) -> tuple[int, dict[str, str]]:
-    """Return the HTTP status and the content that answer `/stop_profile`."""
+    """Handle `/stop_profile`. Return the HTTP status and the content of the response."""
     return _answer(await server.close_window())
 
 
 async def answer_trainer(server: serving.ServedEngine, directory: str, body: bytes) -> tuple[int, dict[str, str]]:
-    """Return the HTTP status and the content that answer `/autoprof`, the route of trainers."""
+    """Handle a trainer's request to `/autoprof`. Return the HTTP status and the content of the response.
+
+    Args:
+        server: Engine behind the server.
+        directory: Run directory of the server.
+        body: Body of the trainer's request.
+    """
     try:
         request = Request.read(body)
     except ValueError as error:
@@ -62,7 +68,9 @@ async def answer_trainer(server: serving.ServedEngine, directory: str, body: byt
 
 
 def window_of(body: bytes) -> tuple[int | None, float | None]:
-    """Return the step and the window's seconds from the body of `/start_profile`; None for each that is missing.
+    """Return the step and the window's duration in seconds from the body of `/start_profile`.
+
+    A value that the body does not contain is None.
 
     Raises:
         ValueError: A field is invalid. The message names the field, its value and the allowed values.
@@ -80,7 +88,7 @@ def window_of(body: bytes) -> tuple[int | None, float | None]:
 
 
 def fields_of(body: bytes) -> dict[str, Any] | None:
-    """Return the fields of a body, {} for an empty body, or None if it is not a JSON object."""
+    """Return the fields of a body, {} for an empty body, or None if the body is not a JSON object."""
     try:
         content = json.loads(body) if body.strip() else {}
     except (ValueError, RecursionError) as error:
@@ -94,11 +102,11 @@ def _answer(problem: str) -> tuple[int, dict[str, str]]:
 
 
 class _ClientState(process.State):
-    """Servers of this trainer.
+    """Inference servers that this trainer uses.
 
     Attributes:
-        directories: Run directories of the servers that know this trainer, by URL.
-        open: Window that the next `begin` or `end` closes, if any.
+        directories: Dict from the URL of each server that this trainer has contacted to the server's run directory.
+        open: Window that the next call with `part = "begin"` or `"end"` closes, if any.
     """
 
     def begin(self) -> None:
@@ -108,14 +116,20 @@ class _ClientState(process.State):
 
 _state = _ClientState()
 
-# Bytes that are read of a server's answer, which is a line or two.
+# Maximum number of bytes that are read of a server's answer. An answer has about 100 bytes.
 MAX_ANSWER_BYTES = 1 << 16
-# Servers that are asked at the same time.
+# Maximum number of servers that get a request at the same time.
 MAX_PARALLEL_REQUESTS = 16
 
 
 class _Answer(NamedTuple):
-    """Answer of a server: its problem or an empty string, its run directory, and True if it certainly did not act."""
+    """Answer of a server to a request.
+
+    Attributes:
+        problem: Problem of the server, or an empty string.
+        directory: Run directory of the server, or an empty string.
+        refused: True if the server has certainly not carried out the request.
+    """
 
     problem: str
     directory: str = ""
@@ -125,14 +139,15 @@ class _Answer(NamedTuple):
 class OverHttp(Behaviour):
     """The call makes an HTTP server generate. In a captured step, the server's engine is captured, too.
 
-    The capture is in the server's own run, which may be the trainer's. If there are several servers, those are captured
-    whose index in the list is one of `AUTOPROF_RANKS`.
+    The capture is in the server's own run, which may be the trainer's run. If there are several servers, autoprof
+    captures only the servers whose index in the list is selected by `AUTOPROF_RANKS`.
 
     Attributes:
-        url: Path to the server's address, such as `http://localhost:8000` or `localhost:8000`, or to a list of
-            addresses. An address may also be an object with a `host` and a `port`.
-        part: `whole` if the server generates during the call. `begin` and `end` if it generates between two calls, as
-            in asynchronous training: the window lasts from `begin` to `end`, or to the next `begin`.
+        url: Path from a parameter of the call to the server's address, such as `http://localhost:8000` or
+            `localhost:8000`, or to a list of addresses. An address may also be an object with a `host` and a `port`.
+        part: `whole`: the server generates during the call. `begin`, `end`: the server generates between two calls, as
+            in asynchronous training. The window lasts from the `begin` call to the `end` call, or to the next `begin`
+            call.
     """
 
     url: CallPath
@@ -144,9 +159,9 @@ class OverHttp(Behaviour):
             yield CALL
             return None
         if self.part != "whole":
-            opened, _state.open = _state.open, None
-            if opened is not None:
-                yield from opened.close(run)
+            earlier_window, _state.open = _state.open, None
+            if earlier_window is not None:
+                yield from earlier_window.close(run)
         window = None if self.part == "end" else (yield from self._open(run, call))
         if self.part == "begin":
             _state.open = window
@@ -158,12 +173,12 @@ class OverHttp(Behaviour):
     def _open(self, run: runtime.Runtime, call: Call) -> Generator[Wait, Any, _ServerWindow | None]:
         value = call.at(self.url)
         urls = [_url(address) for address in (value if isinstance(value, (list, tuple)) else [value])]
-        new = [url for url in urls if url not in _state.directories]
-        _state.directories.update(dict.fromkeys(new, ""))
+        new_urls = [url for url in urls if url not in _state.directories]
+        _state.directories.update(dict.fromkeys(new_urls, ""))
         directory = str(run.rundir.path)
         lead = Request(action="lead", run=directory)
-        answers = yield from _map(_ask, [(url, lead, run.settings) for url in new])
-        _state.directories.update({url: answer.directory for url, answer in zip(new, answers, strict=True)})
+        answers = yield from _map(_ask, [(url, lead, run.settings) for url in new_urls])
+        _state.directories.update({url: answer.directory for url, answer in zip(new_urls, answers, strict=True)})
         _, announcement = step_announcement.own()
         if announcement is None or not announcement.captured or in_whole():
             return None
@@ -183,7 +198,7 @@ class OverHttp(Behaviour):
 
 
 class _ServerWindow:
-    """Servers whose engines were asked to record a step, and their answers."""
+    """Window of one step: the servers that got a start request, the requests, and the servers' answers."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -192,13 +207,13 @@ class _ServerWindow:
         self.answers: list[_Answer] = []
 
     def close(self, run: runtime.Runtime) -> Generator[Wait, Any, None]:
-        """Stop the engines. Log where each capture is, or write a meta file with the problem."""
-        started = list(zip(self.urls, self.requests, self.answers, strict=True))
-        # A start without an answer in time may still have an effect.
-        recording = [url for url, _, start in started if not start.refused]
-        stops = yield from _map(_ask, [(url, Request(action="stop"), self.settings) for url in recording])
-        stop_problems = {url: stop.problem for url, stop in zip(recording, stops, strict=True)}
-        for url, request, start in started:
+        """Stop the engines. For each server, log where its capture is, or write a meta file with the problem."""
+        starts = list(zip(self.urls, self.requests, self.answers, strict=True))
+        # If a start was not answered in time, the engine may start later. So the engine is stopped, too.
+        urls_to_stop = [url for url, _, start in starts if not start.refused]
+        stops = yield from _map(_ask, [(url, Request(action="stop"), self.settings) for url in urls_to_stop])
+        stop_problems = {url: stop.problem for url, stop in zip(urls_to_stop, stops, strict=True)}
+        for url, request, start in starts:
             if problem := start.problem or stop_problems.get(url, ""):
                 subject = request.subject("engine")
                 Capture(run, subject, self.settings.for_role(ROLE), TorchTool()).fail(f"{url}: {problem}")
@@ -206,9 +221,9 @@ class _ServerWindow:
                 log.info(f"step {request.step}: its rollout is in the run of {url}, {start.directory}")
 
 
-def _takes(settings: Settings, index: int, servers: int) -> bool:
-    """Return whether the server with this index is captured. For a single server, `AUTOPROF_RANKS` does not matter."""
-    if servers == 1:
+def _takes(settings: Settings, index: int, server_count: int) -> bool:
+    """Return True if the settings select the server. `AUTOPROF_RANKS` selects servers by index if there are several."""
+    if server_count == 1:
         return settings.takes_role(ROLE, GENERATE)
     return settings.takes(ROLE, range(index, index + 1), GENERATE)
 
@@ -221,7 +236,10 @@ def _url(address: Any) -> str:
 
 
 def _map(function: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> Generator[Wait, Any, list[Any]]:
-    """Make all calls at the same time while the behaviour waits. Return the answers in the order of the calls."""
+    """Call the function with each tuple of arguments, all calls at the same time. Return the results in this order.
+
+    The hooked call waits for the results.
+    """
     if not calls:
         return []
     answers: list[Any] = yield InThread(_together, function, calls)

@@ -1,6 +1,6 @@
-"""Steps and windows of engines without a trainer. A step is a generation batch, or a window that a request opens.
+"""Steps and windows of engines without a trainer. A step is a generation batch, or a window that a user requests.
 
-A batch lasts from the first request of an idle engine until no request is left. Batches are counted from 1.
+A batch lasts from the first request to an idle engine until the engine has no request left. Batches are counted from 1.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from autoprof.run import end, runtime
 from autoprof.run.timeline import Span
 from autoprof.windows.chooser import Chooser
 
-# Seconds after which a request to a busy server looks for `autoprof trigger` again.
+# Seconds after which a busy server looks again for requests of `autoprof trigger`, when it gets a request.
 LOOK_INTERVAL_S = 1.0
 # Reason in meta files of recordings that end because the user profiles the engine.
 ANOTHER_CALLER = "another caller started the engine's profiler"
 
 
-# Functions that start and stop an engine's recording. They answer `{"problem": text}`; the text is empty on success.
-# The string argument of a stop is the reason why the recording ends early, if it does.
+# Functions that start and stop an engine's recording. They return `{"problem": text}`; the text is empty on success.
+# The string argument of a stop is the reason why the recording ends early, or an empty string.
 Start = Callable[[Any, Request], Awaitable[dict[str, Any]]]
 Stop = Callable[[Any, str], Awaitable[dict[str, Any]]]
 
 
 class Batches:
-    """Generation batches of one engine, each a step of the timeline, and their recordings.
+    """Generation batches of one engine, which are steps on the timeline, and the recordings of the batches.
 
     Attributes:
         count: Number of batches begun.
@@ -48,7 +48,7 @@ class Batches:
         self._span: Span | None = None
         self._last_window = False
         self._chooser = Chooser()
-        self._looked = 0.0
+        self._last_look = 0.0
 
     @property
     def is_open(self) -> bool:
@@ -57,17 +57,17 @@ class Batches:
 
     @property
     def overdue(self) -> bool:
-        """Return whether the last look for requests of `autoprof trigger` is too long ago."""
-        return time.monotonic() - self._looked > LOOK_INTERVAL_S
+        """Return True if the last look for requests of `autoprof trigger` is more than LOOK_INTERVAL_S ago."""
+        return time.monotonic() - self._last_look > LOOK_INTERVAL_S
 
     def look(self, run: runtime.Runtime, led: bool = False) -> None:
-        """Take the requests of `autoprof trigger`. Their step `+1` is the open batch, or else the next one.
+        """Take the requests of `autoprof trigger`. In these requests, step `+1` means the open or else the next batch.
 
         Args:
             run: Run of this process.
-            led: True if a trainer opens the engine's windows. Requests are then refused.
+            led: True if a trainer opens the engine's windows. Then the requests are refused.
         """
-        self._looked = time.monotonic()
+        self._last_look = time.monotonic()
         if not self.are_steps:  # the trainer takes the requests
             return
         self._chooser.look(run.rundir, self.count + (not self.is_open))
@@ -75,12 +75,16 @@ class Batches:
             self._chooser.close("a trainer decides what this server records; use autoprof trigger on the trainer's run")
 
     def asked(self, run: runtime.Runtime) -> Request | None:
-        """Return the request to the engine if a trigger selects this batch."""
+        """Return the request that starts the engine's recording if a trigger selects the open batch, or else None."""
         overrides = self._chooser.asked(run.settings, self.count)
         return None if overrides is None else self._request(overrides)
 
     def begin(self, run: runtime.Runtime) -> Request | None:
-        """Begin a batch. Return the request to the engine if `AUTOPROF_STEPS` or a trigger selects it."""
+        """Begin a batch.
+
+        Return the request that starts the engine's recording if `AUTOPROF_STEPS`, a condition or a trigger selects the
+        batch. Otherwise, return None.
+        """
         self.count += 1
         # Numbers of batches must not be confused with steps of the trainer.
         kind = "step" if self.are_steps else "batch"
@@ -95,7 +99,7 @@ class Batches:
         return self._request(overrides)
 
     def end(self) -> None:
-        """End the batch. The caller has stopped its recording."""
+        """End the batch. The caller must have stopped the recording of the batch."""
         span, self._span = self._span, None
         if span is not None and self.are_steps:
             span.end()
@@ -109,21 +113,25 @@ class Batches:
             end.window_passed(run)
 
     async def capture(self, request: Request) -> None:
-        """Start the recording of the batch."""
+        """Start the recording of the open batch."""
         self.captured = not await self.start(request)
 
     async def finish(self, cut: str = "") -> None:
-        """Stop the recording of the batch, if any. `cut` is the reason why it ends early, if it does."""
+        """Stop the recording of the batch, if any.
+
+        Args:
+            cut: Reason why the recording ends early. Empty if the recording ends normally.
+        """
         captured, self.captured = self.captured, False
         if captured:
             await self.stop(cut)
 
     async def start(self, request: Request) -> str:
-        """Start a recording of the engine. Return the problem, or an empty string."""
+        """Send a start request to the engine. Return the engine's problem, or an empty string."""
         return await _problem_of(self._start(self._engine, request))
 
     async def stop(self, cut: str = "") -> str:
-        """Stop the recording of the engine. Return the problem, or an empty string."""
+        """Send a stop to the engine, with `cut` as in `finish`. Return the engine's problem, or an empty string."""
         return await _problem_of(self._stop(self._engine, cut))
 
     def _request(self, overrides: dict[str, Any]) -> Request:
@@ -131,24 +139,30 @@ class Batches:
 
 
 class ServedEngine:
-    """One engine behind a server, and its recording: of a batch, or of a requested window."""
+    """The engine behind a server, and the engine's recording. It records a batch or a requested window."""
 
     def __init__(self, engine: Any, start: Start, stop: Stop) -> None:
         self._batches = Batches(engine, start, stop)
-        # True if the last request of the batch is done and a task will end the batch.
+        # True if the last request of the batch is finished, and a task is about to end the batch.
         self._over = False
-        # True if a trainer announces the steps. Then batches are counted, but not selected by their numbers.
+        # True if a trainer opens the windows of the engine. Then batches are counted, but not captured.
         self._led = False
+        # Number of requests that wait for the lock, or until their batch is recorded.
         self._waiting = 0
-        # Open requested window, a new object for each, so that a late timer can't close a later window.
+        # Requested window that is open, if any. Each window is a new object, so that a late timer can't close a later
+        # window.
         self._window: object | None = None
         self._timer: asyncio.TimerHandle | None = None
-        # Requests that arrive while a recording starts or stops wait for this lock, so that the recording has them.
+        # Requests that arrive while a recording starts or stops wait for this lock, so that the recording contains the
+        # requests.
         self._lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[str]] = set()
 
     async def request(self, run: runtime.Runtime) -> None:
-        """Handle a request to the engine: if the engine is idle, begin a batch. A selected batch records on return."""
+        """Handle a request to the engine. If the engine is idle, begin a batch.
+
+        If the batch is selected, the engine already records when this coroutine returns.
+        """
         look = not self._busy or self._batches.overdue
         if not look and not self._lock.locked():
             return
@@ -159,17 +173,18 @@ class ServedEngine:
             self._waiting -= 1
 
     def idle(self) -> None:
-        """End the batch, since the engine has no request left. Called in the engine's event loop."""
-        # A late output of the previous batch must not end a batch whose first request waits for its recording.
+        """End the batch, because the engine has no request left. The caller runs in the engine's event loop."""
+        # While the first request of a new batch waits for the recording, a late output of the previous batch must not
+        # end the new batch.
         if self._busy and not self._waiting:
             self._over = True
             self._spawn(self._end_over())
 
     def follow(self, same_run: bool = False) -> None:
-        """Let a trainer open all windows. From now on, batches are recorded only in these windows.
+        """Let a trainer open all windows. From now on, the engine records only in the trainer's windows.
 
         Args:
-            same_run: True if the trainer belongs to the same run. The run's steps are then the trainer's.
+            same_run: True if the trainer and the server belong to the same run. Then the trainer counts the steps.
         """
         self._led = True
         self._batches.are_steps = not same_run
@@ -180,12 +195,13 @@ class ServedEngine:
         """Start a recording now, even if the engine is idle.
 
         Args:
-            step: Step for the folder's name. Default: the open batch, or else the next one.
-            duration_s: Seconds after which the window closes automatically. Default: until `close_window`.
-            request: Request of a trainer, which has the step.
+            step: Step for the folder's name. Default: the number of the open batch, or else of the next batch.
+            duration_s: Seconds after which the window closes automatically. Default: the window stays open until
+                `close_window` is called.
+            request: Request of a trainer. Then the step in the request replaces `step`.
 
         Returns:
-            The reason why nothing is recorded, or an empty string.
+            The reason why the engine does not record, or an empty string.
         """
         return await self._uninterrupted(self._open(step, duration_s, request))
 
@@ -194,7 +210,7 @@ class ServedEngine:
         return await self._uninterrupted(self._close(self._window))
 
     async def give_way(self) -> None:
-        """End autoprof's recording early, since another caller is about to profile the engine."""
+        """End autoprof's recording early, because another caller is about to profile the engine."""
         await self._uninterrupted(self._give_way())
 
     @property
@@ -262,7 +278,7 @@ class ServedEngine:
             self._timer = None
 
     async def _uninterrupted(self, work: Coroutine[Any, Any, str]) -> str:
-        # If the caller is cancelled, the work continues: an engine must not stay half started.
+        # If the caller is cancelled, the work continues. Otherwise, the start of an engine could remain incomplete.
         return await asyncio.shield(self._spawn(work))
 
     def _spawn(self, work: Coroutine[Any, Any, str]) -> asyncio.Task[str]:
@@ -273,7 +289,7 @@ class ServedEngine:
 
 
 async def _problem_of(answer: Awaitable[dict[str, Any]]) -> str:
-    """Return the problem in an engine's answer, or an empty string. Log the problem."""
+    """Await an engine's answer. Log and return the problem in the answer, or return an empty string."""
 
     async def read() -> str:
         return str((await answer)["problem"])

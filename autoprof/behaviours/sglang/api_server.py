@@ -1,10 +1,11 @@
 """Behaviours of SGLang's server without a trainer (`python -m sglang.launch_server`, `sglang serve`).
 
-Hooks see requests begin and end. The routes `/start_profile` and `/stop_profile` open and close windows.
+Hooks show when requests begin and end. The routes `/start_profile` and `/stop_profile` open and close windows.
 
-A request begins when its text has become tokens, before the scheduler gets it. It ends when it releases the lock that
-keeps the weights from changing during it: answered, refused or aborted, with all its samples (tokenizer_manager.py,
-0.4.6 to 0.5.23). `TokenizerManager.generate_request` itself can't be wrapped, since it is an async generator.
+A request begins after its text is tokenized, before the scheduler gets the request. While a request is running, it
+holds a lock, so that the weights do not change. The request ends when it releases this lock: it is answered, refused or
+aborted, with all its samples (tokenizer_manager.py, 0.4.6 to 0.5.23). `TokenizerManager.generate_request` itself can't
+be wrapped, because it is an async generator.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from autoprof.hooks.dispatch import Coroutine
 from autoprof.hooks.wrapper import wrapped_by
 from autoprof.run import runtime
 
-# Attribute of a TokenizerManager and of its lock: the `ServedEngine`.
+# Attribute of a `TokenizerManager` and of its lock that holds the `ServedEngine`.
 _SERVER = "_autoprof_server"
 _START, _STOP = "/start_profile", "/stop_profile"
 _HEALTH = "HEALTH_CHECK"
@@ -32,14 +33,14 @@ class SetUp(Behaviour):
 
     def around(self, call: Call) -> Around:
         outcome = yield CALL
-        # A trainer's server actor sets the same state, but the trainer opens its windows.
+        # A trainer's server actor calls `set_global_state`, too, but the trainer opens the actor's windows.
         if outcome.error is None and not command.THIS.ray_worker:
             _set_up(call.argument("global_state").tokenizer_manager, call.function.__globals__["app"])
         return None
 
 
 class Tokenized(Behaviour):
-    """A request is about to reach the scheduler. If the engine was idle, a generation batch begins.
+    """After the call, a request goes to the scheduler. If the engine was idle, a generation batch begins.
 
     SGLang's own requests, for warm-up and health checks, begin no batch.
     """
@@ -56,7 +57,7 @@ class Tokenized(Behaviour):
 
 
 class Released(Behaviour):
-    """A request releases its lock. If no other request holds it, the batch has ended."""
+    """By the call, a request releases its lock. If no other request holds the lock, the batch ends."""
 
     def around(self, call: Call) -> Around:
         yield CALL
@@ -67,7 +68,8 @@ class Released(Behaviour):
 
 
 def _set_up(manager: Any, app: Any) -> None:
-    # The further nodes of a server have no manager. With several tokenizers, it is another class without this lock.
+    # Only the first node of a server has a manager. If there are several tokenizers, the manager has another class,
+    # which has no such lock.
     lock = getattr(manager, "model_update_lock", None)
     if lock is None or getattr(manager.server_args, "tokenizer_worker_num", 1) != 1:
         log.info("the server has several tokenizers or nodes; autoprof does not record from this process")
@@ -80,10 +82,11 @@ def _set_up(manager: Any, app: Any) -> None:
 
 
 def _add_routes(app: Any, server: serving.ServedEngine) -> None:
-    """Put autoprof's routes in front of SGLang's own, which still answer the requests for SGLang's profiler.
+    """Put autoprof's routes in front of SGLang's routes of the same names.
 
-    A request for a window of autoprof has no body, or only autoprof's fields in it. Any other request is for SGLang's
-    profiler.
+    A start request without a body, or with only autoprof's fields in the body, opens a window of autoprof. Any other
+    start request is for SGLang's profiler. autoprof forwards this request, and the stop request that follows it, to
+    SGLang's routes.
     """
     from starlette.responses import JSONResponse
     from starlette.routing import Route
@@ -102,7 +105,7 @@ def _add_routes(app: Any, server: serving.ServedEngine) -> None:
             await server.give_way()
             return _ForwardedRequest(own[_START], body)
         status, content = await http.answer_start(server, body)
-        if status == 200:  # SGLang's profiling has ended: with num_steps it needs no stop request
+        if status == 200:  # SGLang's profiling has ended: a profiling with num_steps needs no stop request
             sglang_profiling = False
         return JSONResponse(content, status)
 
@@ -115,13 +118,14 @@ def _add_routes(app: Any, server: serving.ServedEngine) -> None:
         return JSONResponse(content, status)
 
     for path, endpoint in ((_START, start_profile), (_STOP, stop_profile)):
-        # Require the same key as SGLang's route, which keeps it on the function (srt/utils/auth.py).
+        # Require the same key as SGLang's route. SGLang stores the requirement in attributes of the function
+        # (srt/utils/auth.py).
         vars(endpoint).update(vars(own[path].endpoint))
         app.router.routes.insert(0, Route(path, endpoint, methods=["GET", "POST"]))
 
 
 class _ForwardedRequest:
-    """Response of SGLang's own route to a request whose body has already been read."""
+    """Response that passes a request to SGLang's own route, although autoprof has already read the request's body."""
 
     def __init__(self, route: Any, body: bytes) -> None:
         self._route = route

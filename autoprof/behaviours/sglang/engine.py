@@ -1,9 +1,10 @@
-"""Captures of an SGLang engine: requests to autoprof's recorder in each scheduler, sent by the `TokenizerManager`.
+"""Captures of an SGLang engine. The `TokenizerManager` sends requests to autoprof's recorder in each scheduler.
 
-autoprof does not use SGLang's profiler. Its arguments and its count of forward passes differ between releases, it
-writes gzip in the thread that generates, and it ends the server if the disk is full or an argument is invalid. In all
-releases, `start_profile` reaches every scheduler, also on other nodes. So autoprof sends its requests as text in the
-`output_dir` of this call. A hook in the scheduler (`scheduler.py`) handles them before SGLang sees them.
+autoprof does not use SGLang's profiler. The profiler's arguments and its count of forward passes differ between
+releases. It writes gzip in the thread that generates, and it ends the server if the disk is full or an argument is
+invalid. In all releases, `start_profile` reaches every scheduler, also on other nodes. So autoprof sends its requests
+as text in the argument `output_dir` of `start_profile`. A hook in the scheduler (`scheduler.py`) handles autoprof's
+requests before SGLang reads them.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from autoprof.hooks.wrapper import wrapped_by
 from autoprof.run import runtime
 from autoprof.run.timeline import Span
 
-# Attribute of a TokenizerManager while autoprof records its engine: the `_EngineCapture`.
+# Attribute that a `TokenizerManager` has while autoprof records its engine. Its value is the `_EngineCapture`.
 OPEN = "_autoprof_open"
 
 
 class SglangActor(rollout_engine.EngineActor):
-    """A method of SGLang's server actor. A call with `autoprof=` is the trainer's request to its `TokenizerManager`."""
+    """A method of SGLang's server actor. A call with `autoprof=` is a request to the actor's `TokenizerManager`."""
 
     default_engine = "self.tokenizer_manager"
 
@@ -39,14 +40,14 @@ class SglangActor(rollout_engine.EngineActor):
 
 
 class _EngineCapture:
-    """One capture of an engine, from start to stop."""
+    """A capture in all schedulers of an engine, from the start request to the stop request."""
 
     def __init__(self, engine: Any, timeout_s: float, span: Span) -> None:
         self.ending = False
         self._span = span
         self._engine = engine
         self._timeout_s = timeout_s
-        # Keeps the task alive: an event loop holds its tasks only weakly.
+        # This reference keeps the task alive, because an event loop holds only weak references to its tasks.
         self._work: asyncio.Task[str] | None = None
         self._late = False
 
@@ -73,9 +74,10 @@ class _EngineCapture:
             self._close()
 
     async def _within(self, work: Any) -> dict[str, Any]:
-        """Await `work` for at most the stop timeout. After that, it continues in the background.
+        """Await `work` for at most the stop timeout. After the timeout, `work` continues in the background.
 
-        It must not be cancelled: a cancelled call leaves SGLang's communicator waiting for ever (0.5.8, _Communicator).
+        `work` must not be cancelled: after a cancelled call, SGLang's communicator waits for ever (0.5.8,
+        _Communicator).
         """
         self._work = asyncio.ensure_future(work)
         await asyncio.wait({self._work}, timeout=self._timeout_s)
@@ -92,7 +94,7 @@ class _EngineCapture:
 
 
 async def start(engine: Any, request: Request) -> dict[str, Any]:
-    """Start recording in the schedulers of a `TokenizerManager`. The answer's `problem` is empty on success."""
+    """Start a recording in the schedulers of a `TokenizerManager`. In the answer, `problem` is empty on success."""
     run = runtime.current()
     if run is None:
         return {"problem": "autoprof is off in the server's process"}
@@ -107,11 +109,11 @@ async def start(engine: Any, request: Request) -> dict[str, Any]:
 
 
 async def stop(engine: Any, cut: str = "") -> dict[str, Any]:
-    """Stop recording in the schedulers of a `TokenizerManager`. The answer's `problem` is empty on success.
+    """Stop the recording in the schedulers of a `TokenizerManager`. In the answer, `problem` is empty on success.
 
     Args:
         engine: The `TokenizerManager`.
-        cut: Reason why the recording ends early, if it does.
+        cut: Reason why the recording ends early. Empty if the recording ends normally.
     """
     session = getattr(engine, OPEN, None)
     if session is None:
@@ -125,8 +127,8 @@ async def stop(engine: Any, cut: str = "") -> dict[str, Any]:
 async def _send(engine: Any, request: Request) -> str:
     """Send a request to the schedulers. Return the problem of the scheduler that answers, or an empty string.
 
-    `activities` is empty: if a scheduler lacks autoprof's hook, SGLang's profiler then records nothing (0.4.6 to
-    0.5.23).
+    The argument `activities` is an empty list. So if a scheduler runs without autoprof's hook, SGLang's profiler
+    records nothing (0.4.6 to 0.5.23).
     """
 
     async def send() -> str:
@@ -142,7 +144,7 @@ async def _send(engine: Any, request: Request) -> str:
 
 
 def _request_type() -> type:
-    """Return SGLang's `ProfileReq`, the only argument of `start_profile` since 0.5.15."""
+    """Return SGLang's class `ProfileReq`. Since 0.5.15, an object of this class is `start_profile`'s only argument."""
     from sglang.srt.managers.io_struct import ProfileReq
 
     kind: type = ProfileReq
@@ -150,7 +152,7 @@ def _request_type() -> type:
 
 
 def _reaches_the_scheduler() -> bool:
-    """Return whether the scheduler's hooks are applied. This process imports the scheduler's modules, too."""
+    """Return True if the hooks are applied to the scheduler's modules, which this process imports, too."""
     methods = (
         ("sglang.srt.managers.scheduler", "Scheduler.profile"),
         ("sglang.srt.managers.scheduler_components.profiler_manager", "SchedulerProfilerManager._profile"),

@@ -1,7 +1,7 @@
 """Captures in SGLang's scheduler, which receives autoprof's requests and records forward passes.
 
-All schedulers of a replica receive a request between the same two passes, so they record the same passes. Recording
-begins with the first requested pass. Before it, an idle scheduler only polls.
+All schedulers of a replica receive a request between the same two passes. So they record the same passes. A recording
+begins at the first selected pass, not at the request, because an idle scheduler only polls until then.
 """
 
 from __future__ import annotations
@@ -27,18 +27,19 @@ from autoprof.run.process_state import EngineState, read_part
 from autoprof.run.runtime import Runtime
 
 EXTEND, DECODE = "EXTEND", "DECODE"
-# Word in `AUTOPROF_CONTENTS` that requests one trace per stage.
+# Word in `AUTOPROF_CONTENTS` that requests a separate trace for each stage (EXTEND, DECODE).
 BY_STAGE = "profile-by-stage"
-# Method that a scheduler without work polls, in all releases (managers/scheduler.py, event loops).
-_POLLED = "get_next_batch_to_run"
-# Turns of the loop without a pass after which a scheduler is idle. A pipeline makes one turn for each of its parts.
+# Method that a scheduler without work calls again and again, in all releases (managers/scheduler.py, event loops).
+_POLL_METHOD = "get_next_batch_to_run"
+# A scheduler is idle after this number of turns of its event loop without a pass. A pipeline makes one turn for each of
+# its parts.
 IDLE_AFTER_TURNS = 16
-# Longest pause between two turns, in seconds.
+# Longest pause between two turns of the event loop, in seconds.
 MAX_PAUSE_S = 0.02
 
 
 class SchedulerCapture:
-    """A capture from start to stop: one trace, or one for each stage."""
+    """A capture in one scheduler, from start to stop. It has one trace, or one trace for each stage."""
 
     def __init__(self, run: Runtime, settings: Settings, subject: Subject) -> None:
         """Create the step's folder.
@@ -51,40 +52,43 @@ class SchedulerCapture:
         self._pauses: _Pauses | None = None
 
     def passing(self, scheduler: Any, stage: str) -> AbstractContextManager[Any] | None:
-        """Count a pass of this stage that begins. If it is recorded, return the context manager to use around it."""
+        """Count a pass of the stage that begins now.
+
+        If the pass is recorded, return the context manager of its range in the trace. Otherwise, return None.
+        """
         for trace in self._traces:
             if trace.stage in ("", stage):
                 trace.before_pass(wanted=not self._recording)
             elif (trace.stage, stage) == (EXTEND, DECODE):
                 trace.stop()
         if not self._recording:
-            self._let_run()
+            self._end_pauses()
             return None
         if self._pauses is None:
             self._pauses = _Pauses(scheduler)
         self._pauses.turns = 0
         import torch.profiler
 
-        around: AbstractContextManager[Any] = torch.profiler.record_function(f"run_batch {stage}".rstrip())
-        return around
+        pass_range: AbstractContextManager[Any] = torch.profiler.record_function(f"run_batch {stage}".rstrip())
+        return pass_range
 
     def stop(self, cut: str = "") -> str:
-        """End the recording. Return why there is no trace, or an empty string.
+        """End the recording. Return the reason why there is no trace, or an empty string.
 
         Args:
-            cut: Reason why the recording ends early, if it does.
+            cut: Reason why the recording ends early. Empty if the recording ends normally.
         """
-        self._let_run()
+        self._end_pauses()
         for trace in self._traces:
             if cut:
                 trace.abort(cut)
             else:
                 trace.stop()
-        # The engine may be ended after the stop, so the traces must be written before it returns.
-        begun = [trace for trace in self._traces if trace.tried] or self._traces[:1]
-        problems = [trace.close(cut and f"{cut}{TOO_EARLY}") for trace in begun]
+        # The engine may be ended after the stop, so the traces must be written before this function returns.
+        begun_traces = [trace for trace in self._traces if trace.tried] or self._traces[:1]
+        problems = [trace.close(cut and f"{cut}{TOO_EARLY}") for trace in begun_traces]
         for trace in self._traces:
-            if trace not in begun:  # its stage never began, so its file name is free again
+            if trace not in begun_traces:  # the stage of the trace never began, so the trace gives back its file name
                 trace.give_back()
         return next(filter(None, problems), "")
 
@@ -92,14 +96,14 @@ class SchedulerCapture:
     def _recording(self) -> bool:
         return any(trace.recording for trace in self._traces)
 
-    def _let_run(self) -> None:
+    def _end_pauses(self) -> None:
         if self._pauses is not None:
             self._pauses.close()
             self._pauses = None
 
 
 class StageTrace(PassCapture):
-    """Capture of the passes of one stage in one file, or of all stages if `stage` is empty."""
+    """Capture of the passes of one stage, or of all stages if `stage` is empty. The trace is one file."""
 
     def __init__(self, run: Runtime, settings: Settings, subject: Subject, stage: str) -> None:
         """Create the step's folder.
@@ -114,50 +118,57 @@ class StageTrace(PassCapture):
         self.open()
 
     def begin(self) -> bool:
-        begun = super().begin()
-        if begun:
+        has_begun = super().begin()
+        if has_begun:
             self.open().contents += [BY_STAGE] * bool(self.stage)
         elif self.state == "waiting":
             self.fail("another profiler is recording in the scheduler's process")
-        return begun
+        return has_begun
 
 
 class _Pauses:
-    """Pauses between the turns of an idle scheduler's loop during a recording.
+    """Pauses between the turns of an idle scheduler's event loop during a recording.
 
-    Without them, it would poll thousands of times per second. With stacks, every call of every turn would be in the
-    trace. Since 0.4.9, a server that is started with `--sleep-on-idle` pauses in the same way.
+    Without pauses, the scheduler would poll thousands of times per second. If stacks are recorded, the trace would
+    contain every call of every turn. Since 0.4.9, a server that is started with `--sleep-on-idle` pauses in the same
+    way.
     """
 
     def __init__(self, scheduler: Any) -> None:
         self.turns = 0
         self._scheduler: Any = None
-        # If the instance itself has the attribute, another library has patched it. That patch could not be restored.
-        if not hasattr(scheduler, _POLLED) or _POLLED in vars(scheduler):
+        # If the instance itself has the attribute, another library has patched the method. `close` could not restore
+        # the patch.
+        if not hasattr(scheduler, _POLL_METHOD) or _POLL_METHOD in vars(scheduler):
             return
-        poll = getattr(scheduler, _POLLED)
+        poll = getattr(scheduler, _POLL_METHOD)
 
-        def paused(*args: Any, **kwargs: Any) -> Any:
+        def poll_with_pause(*args: Any, **kwargs: Any) -> Any:
             self.turns += 1
             if self.turns > IDLE_AFTER_TURNS:
                 time.sleep(min(MAX_PAUSE_S, (self.turns - IDLE_AFTER_TURNS) * 1e-3))
             return poll(*args, **kwargs)
 
-        setattr(scheduler, _POLLED, paused)
+        setattr(scheduler, _POLL_METHOD, poll_with_pause)
         self._scheduler = scheduler
 
     def close(self) -> None:
-        """Restore the method that is polled."""
+        """Restore the scheduler's own method, which does not pause."""
         if self._scheduler is not None:
-            vars(self._scheduler).pop(_POLLED, None)
+            vars(self._scheduler).pop(_POLL_METHOD, None)
 
 
-# Smallest time, in seconds, that counts as time since the epoch. Monotonic clocks are below it.
+# A time of at least this number of seconds is a time since the epoch. A smaller time is of a monotonic clock.
 _EPOCH_S = 1e9
 
 
 class _RecordingState(process.State):
-    """Capture in this process's scheduler, and True if the scheduler is registered for snapshots of its state."""
+    """Capture in the scheduler of this process.
+
+    Attributes:
+        session: Capture, if any, from its start to its stop.
+        registered: True if the scheduler is registered, so that snapshots contain the scheduler's state.
+    """
 
     def begin(self) -> None:
         self.session: SchedulerCapture | None = None
@@ -171,7 +182,7 @@ _state = _RecordingState()
 
 
 class Scheduler(Behaviour):
-    """The method that receives profiling requests, in SGLang's scheduler or in its profiler manager."""
+    """The method of SGLang's scheduler, or of the scheduler's profiler manager, that receives profiling requests."""
 
     def around(self, call: Call) -> Around:
         text = str(getattr(call.argument("recv_req"), "output_dir", ""))
@@ -200,7 +211,10 @@ class SchedulerPass(Behaviour):
 
 
 def _obey(holder: Any, request: Request) -> str:
-    """Carry out a request. Return the problem, or an empty string."""
+    """Carry out a request of autoprof. Return the problem, or an empty string.
+
+    `holder` is the scheduler or its profiler manager.
+    """
     session, _state.session = _state.session, None
     if request.action == "stop":
         return session.stop(request.reason) if session is not None else ""
@@ -220,9 +234,12 @@ def _obey(holder: Any, request: Request) -> str:
 
 
 def _place(holder: Any, request: Request) -> tuple[int, str]:
-    """Return the scheduler's global rank, and its parallel ranks in the form of SGLang's own trace names."""
-    # The ranks are attributes of the scheduler up to 0.5.12, then of its profiler manager's `ps`; in 0.5.23 a function
-    # returns them.
+    """Return the scheduler's global rank, and a text with its parallel ranks, such as `TP-0-PP-1`.
+
+    The text has the form of SGLang's own trace names.
+    """
+    # Up to 0.5.12, the ranks are attributes of the scheduler. Later, they are attributes of the profiler manager's
+    # `ps`. In 0.5.23, a function returns them.
     ranks = holder if hasattr(holder, "tp_rank") else getattr(holder, "ps", None) or _parallel()
 
     def number(*names: str, default: int) -> int:
@@ -248,7 +265,7 @@ def _parallel() -> Any:
 
 
 def _stage(batch: Any) -> str:
-    """Return the stage of a pass, or an empty string for an empty pass of an idle rank."""
+    """Return the stage of the pass that runs the batch, or an empty string for an empty pass of an idle rank."""
     mode = batch.forward_mode
     if mode.is_decode():
         return DECODE
@@ -262,11 +279,14 @@ def _answer(message: str) -> Any:
 
 
 def read(scheduler: Any, left_out: list[str]) -> EngineState:
-    """Return the state of a `Scheduler`. Blocks are pages of its token pool; free ones include evictable cache."""
+    """Return the state of a `Scheduler`. Add errors of single fields to `left_out`.
+
+    Blocks are pages of the scheduler's token pool. Pages of the cache that can be evicted count as free blocks.
+    """
     state: EngineState = {}
     waiting = list(scheduler.waiting_queue)
     batches = (scheduler.running_batch, getattr(scheduler, "cur_batch", None))
-    # A request in its prefill is in the current batch only.
+    # A request that is in its prefill is only in the current batch, not in the running batch.
     running_requests = {request.rid: request for batch in batches if batch is not None for request in batch.reqs}
     running = list(running_requests.values())
     state["running"], state["waiting"] = len(running), len(waiting)
@@ -280,13 +300,13 @@ def read(scheduler: Any, left_out: list[str]) -> EngineState:
 
 
 def _longest(state: EngineState, requests: list[Any]) -> float:
-    """Return the age of the oldest request, in seconds, and store its id in the state."""
+    """Return the age of the oldest request in seconds, and store the id of this request in the state."""
     since, oldest = min(((_since(request), request) for request in requests), key=lambda pair: pair[0])
     state["longest"] = str(oldest.rid)
     return round((time.time() if since > _EPOCH_S else time.perf_counter()) - since, 3)
 
 
 def _since(request: Any) -> float:
-    """Return the time at which a request came to the queue, on one of two clocks, in seconds."""
+    """Return the time in seconds at which a request entered the queue: since the epoch, or on a monotonic clock."""
     stats = getattr(request, "time_stats", request)
     return float(getattr(stats, "wait_queue_entry_time", 0.0) or stats.queue_time_start)

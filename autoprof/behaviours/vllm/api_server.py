@@ -1,4 +1,4 @@
-"""Behaviours of `vllm serve` without a trainer: begin and end of requests, and autoprof's routes."""
+"""Behaviours of `vllm serve` without a trainer: begin and end of generation batches, and autoprof's routes."""
 
 from __future__ import annotations
 
@@ -13,12 +13,16 @@ from autoprof.hooks.behaviour import CALL, Around, Behaviour, Call, Parameter
 from autoprof.hooks.dispatch import Coroutine
 from autoprof.run import runtime
 
-# Attribute of an AsyncLLM and of its OutputProcessor: the `ServedEngine`.
+# Attribute of an `AsyncLLM` and of its `OutputProcessor` that holds the `ServedEngine`.
 _SERVER = "_autoprof_server"
 
 
 class _ApiServerState(process.State):
-    """API server of this process. `serving` is True once it is built, unless it is a trainer's server actor."""
+    """API server of this process.
+
+    Attributes:
+        serving: True after the API server was built, except in a trainer's server actor.
+    """
 
     def begin(self) -> None:
         self.serving = False
@@ -28,13 +32,13 @@ _state = _ApiServerState()
 
 
 class Routes(Behaviour):
-    """The call builds the API server. autoprof adds `/autoprof`, for trainers, and the routes of windows.
+    """The call builds the API server. autoprof adds `/autoprof`, for trainers, and the routes that control windows.
 
-    The routes of windows are `/start_profile` and `/stop_profile`. If a profiler is configured, vLLM has attached its
-    own routes with these names; they stay the user's, and autoprof adds none.
+    The routes `/start_profile` and `/stop_profile` open and close windows. If a profiler is configured, vLLM has added
+    its own routes with these names. Then autoprof does not add the two routes, and the user controls vLLM's profiler.
 
     Attributes:
-        app: Parameter whose argument is the application. Without it, the function returns the application.
+        app: Parameter whose argument is the application. If `app` is empty, the call returns the application.
     """
 
     app: Parameter = ""
@@ -48,7 +52,7 @@ class Routes(Behaviour):
 
 
 class AddRequest(Behaviour):
-    """A request reaches the engine: if it was idle, a generation batch begins."""
+    """The call brings a request to the engine. If the engine was idle, a generation batch begins."""
 
     def around(self, call: Call) -> Around:
         run = runtime.current()
@@ -63,7 +67,7 @@ class AddRequest(Behaviour):
 
 
 class Outputs(Behaviour):
-    """The call processes the engine's outputs or aborts requests. If no request is left, the batch has ended."""
+    """The call processes the engine's outputs or aborts requests. If no request is left, the batch ends."""
 
     def around(self, call: Call) -> Around:
         yield CALL

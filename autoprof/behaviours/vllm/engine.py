@@ -1,8 +1,9 @@
-"""Captures of a vLLM engine: autoprof drives its profiler, and each worker records into the step's folder.
+"""Captures of a vLLM engine. autoprof starts and stops the engine's profiler, and each worker records.
 
-vLLM's own profiler must be configured at the engine's start, with a fixed directory. autoprof needs no configuration:
-for each capture, it puts its own profiler into every worker (`worker.py`), which `start_profile` and `stop_profile` of
-the engine then start and stop. After the capture, it removes the profiler again.
+vLLM's own profiler must be configured at the engine's start, with a fixed directory. autoprof needs no configuration.
+Before a capture, autoprof replaces the profiler of every worker by its own profiler (`worker.py`). The engine's
+`start_profile` and `stop_profile` then start and stop autoprof's profilers, which write into the step's folder. After
+the capture, autoprof restores the workers' profilers.
 """
 
 from __future__ import annotations
@@ -22,17 +23,18 @@ from autoprof.hooks.dispatch import Coroutine
 from autoprof.run import runtime
 from autoprof.run.timeline import Span
 
-# Share of the stop timeout for the engine's own stop. autoprof's work after it has the remaining time.
+# Share of the stop timeout that the engine's own start or stop may take. The remaining time is for autoprof's work.
 ENGINE_STOP_SHARE = 0.75
-# Attribute of an engine while autoprof records it: the span of the recording.
+# Attribute that an engine has while autoprof records the engine. Its value is the span of the recording.
 _OPEN = "_autoprof_open"
-# Attribute of an engine while another caller profiles it.
+# Attribute that an engine has while another caller profiles the engine.
 USER_PROFILING = "_autoprof_user_profiling"
+# True while autoprof itself calls `start_profile` or `stop_profile` of an engine.
 own_call: ContextVar[bool] = ContextVar("autoprof_own_call", default=False)
 
 
 class VllmActor(rollout_engine.EngineActor):
-    """A method of vLLM's server actor. A call with `autoprof=` is the trainer's request to its `AsyncLLM`."""
+    """A method of vLLM's server actor. A call with `autoprof=` is the trainer's request to the actor's `AsyncLLM`."""
 
     default_engine = "self.engine"
 
@@ -46,12 +48,12 @@ class VllmActor(rollout_engine.EngineActor):
 class Engine(Behaviour):
     """`AsyncLLM.start_profile` and `stop_profile` when the user calls them. The user's profiling has priority.
 
-    autoprof's recording ends before the user's profiling begins, and none begins before it ends. vLLM up to 0.29 has
-    one profiler in its front end: a second start empties it, and a second stop kills the process. Since 0.32, a second
-    start raises `ProfilerAlreadyActiveError`.
+    Before the user's profiling begins, autoprof ends its own recording. Until the user's profiling ends, autoprof
+    begins no recording. The reason: vLLM up to 0.29 has one profiler in its front end. A second start empties this
+    profiler, and a second stop kills the process. Since 0.32, a second start raises `ProfilerAlreadyActiveError`.
 
     Attributes:
-        action: Method that the hook is on.
+        action: Method that the hook wraps: `start_profile` or `stop_profile`.
     """
 
     action: Literal["start", "stop"]
@@ -73,7 +75,10 @@ class Engine(Behaviour):
 
 
 async def start(engine: Any, request: Request) -> dict[str, Any]:
-    """Prepare every worker of an `AsyncLLM`, then start its profiler."""
+    """Prepare every worker of an `AsyncLLM`, then start the profiler of the `AsyncLLM`. Return `{"problem": text}`.
+
+    The text is empty if the start succeeded.
+    """
     run = runtime.current()
     if run is None:
         return {"problem": "autoprof is off in the server's process"}
@@ -82,7 +87,8 @@ async def start(engine: Any, request: Request) -> dict[str, Any]:
     if hasattr(engine, USER_PROFILING):
         return {"problem": "another caller is profiling the engine"}
     async with contextlib.AsyncExitStack() as undo:
-        # Prepared workers must not keep autoprof's profiler: it would record a later profiling of the user.
+        # If the start fails, the workers must not keep autoprof's profilers. These would record a later profiling of
+        # the user.
         undo.push_async_callback(_rpc, engine, run, "autoprof_release")
         workers = await _rpc(engine, run, "autoprof_prepare", request.fields())
         undo.pop_all()
@@ -92,9 +98,9 @@ async def start(engine: Any, request: Request) -> dict[str, Any]:
     setattr(engine, _OPEN, request.span(run))
     async with contextlib.AsyncExitStack() as undo:
         undo.push_async_callback(stop, engine)
-        # Since 0.32, after a failed start, for example without a configured profiler, vLLM refuses further starts until
-        # a stop (async_llm.py). The failed caller is not profiling, or `USER_PROFILING` would be set. In the workers,
-        # this stop does nothing.
+        # Since 0.32, if a start has failed, for example because no profiler is configured, vLLM refuses every start
+        # until a stop (async_llm.py). `USER_PROFILING` is not set, so no other caller is profiling. In the workers, the
+        # stop does nothing.
         if getattr(engine, "_profile_session_active", False):
             await _own(engine.stop_profile, run)
         await _own(engine.start_profile, run)
@@ -104,40 +110,41 @@ async def start(engine: Any, request: Request) -> dict[str, Any]:
 
 
 async def stop(engine: Any, cut: str = "") -> dict[str, Any]:
-    """Stop the profiler of an `AsyncLLM` and remove autoprof's profilers from its workers.
+    """Stop the profiler of an `AsyncLLM` and restore the workers' profilers. Return `{"problem": text}`, as `start`.
 
-    Without a preceding start, do nothing: a second stop kills the front end of vLLM up to 0.29.
+    If autoprof does not record the engine, call no `stop_profile`: a second stop kills the front end of vLLM up to
+    0.29.
 
     Args:
         engine: The `AsyncLLM`.
-        cut: Reason why the recording ends early, if it does.
+        cut: Reason why the recording ends early. Empty if the recording ends normally.
     """
     run = runtime.current()
     if run is None or not hasattr(engine, _OPEN):
         return {"problem": "it was not recording"}
     frontend.end(engine, cut)
-    hung: list[dict[str, str]] = []
+    timeouts: list[dict[str, str]] = []
     try:
         if cut:
             await _rpc(engine, run, "autoprof_cut", cut)
         await _own(engine.stop_profile, run)
     except asyncio.TimeoutError as error:
         seam.pass_on(error)
-        hung = [{"problem": "the engine's own stop did not end in time"}]
+        timeouts = [{"problem": "the engine's own stop did not end in time"}]
     finally:
         span: Span = getattr(engine, _OPEN)
         delattr(engine, _OPEN)
         span.end()
         workers = await _rpc(engine, run, "autoprof_release")
-    return _answer([*hung, *workers])
+    return _answer([*timeouts, *workers])
 
 
 async def _own(method: Any, run: runtime.Runtime) -> None:
-    """Call the engine's own `start_profile` or `stop_profile`, for at most a share of the stop timeout.
+    """Call the engine's own `start_profile` or `stop_profile`, and wait for at most ENGINE_STOP_SHARE of the timeout.
 
-    During the call, the front end's own profiler is hidden, which a configured vLLM has since 0.10. vLLM starts and
-    stops it in any free thread of a pool (`asyncio.to_thread` in async_llm.py, 0.10 to 0.32), and torch crashes if the
-    two threads differ (seen with vLLM 0.27.1 and torch 2.13).
+    During the call, the profiler of the front end is removed. A vLLM with a configured profiler has it since 0.10. vLLM
+    starts and stops this profiler in any free thread of a pool (`asyncio.to_thread` in async_llm.py, 0.10 to 0.32). If
+    the two threads differ, torch crashes (seen with vLLM 0.27.1 and torch 2.13).
     """
     engine = method.__self__
     front_end = getattr(engine, "profiler", None)
@@ -153,7 +160,7 @@ async def _own(method: Any, run: runtime.Runtime) -> None:
 
 
 async def _rpc(engine: Any, run: runtime.Runtime, method: str, *arguments: Any) -> list[dict[str, str]]:
-    """Call a method of every worker and return the answers. `problem` is empty for each worker that succeeded."""
+    """Call a method of every worker and return the workers' answers: `{"problem": text}`, with no text on success."""
     timeout_s = run.settings.for_role(ROLE).stop_timeout_s
     answers: list[dict[str, str]] = await asyncio.wait_for(engine.collective_rpc(method, args=arguments), timeout_s)
     return answers

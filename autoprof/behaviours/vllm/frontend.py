@@ -1,8 +1,8 @@
 """Captures of a vLLM engine's front end: the server process's work on requests and on the engine's outputs.
 
 vLLM's own profiler of the front end starts and stops in any free thread of a pool (async_llm.py, 0.10 to 0.32), which
-crashes torch (2.13), and records from start to stop. This capture begins and ends in the event loop's thread. It ends
-after as many outputs as the workers record passes.
+crashes torch (2.13). It also records everything from start to stop. autoprof's capture begins and ends in the thread of
+the event loop. It records as many outputs as the workers record passes.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from autoprof.config.settings import Settings
 from autoprof.hooks.behaviour import follow
 from autoprof.run import runtime
 
-# Attribute of an engine while its front end is recorded: the `FrontEnd`.
+# Attribute that an engine has while its front end is recorded. Its value is the `FrontEnd`.
 _FRONT_END = "_autoprof_front_end"
-# Estimated bytes of a recording at which it ends. The event loop is blocked while a recording is stopped and written:
-# about one second for this size (vLLM 0.27.1, torch 2.13). It holds 200,000 outputs, or with stacks the tokens of 16
-# requests in 100 passes.
+# A recording ends when its estimated size reaches this number of bytes. The event loop is blocked while a recording is
+# stopped and written: about one second for this size (vLLM 0.27.1, torch 2.13). This size is enough for 200,000
+# outputs, or, if stacks are recorded, for the tokens of 16 requests in 100 passes.
 MAX_BYTES = 60_000_000
-# Bytes of one annotation in a trace.
+# Size of one annotation in a trace, in bytes.
 ANNOTATION_BYTES = 300
-# Bytes of the Python calls in a trace for one token of a request (vLLM 0.27.1).
+# Size in a trace of the Python calls for one token of a request, in bytes (vLLM 0.27.1).
 STACK_BYTES_PER_TOKEN = 35_000
-# Bytes of the Python calls in a trace for the arrival of one request (vLLM 0.27.1).
+# Size in a trace of the Python calls for the arrival of one request, in bytes (vLLM 0.27.1).
 STACK_BYTES_PER_REQUEST = 200_000
 
 
 class FrontEnd:
     """A recording of the front end, from `open` to `close`.
 
-    An event loop's thread runs hardly any operator. So without `stack` in the contents, the trace holds only the
-    annotations `add_request` and `process_outputs`, which this class adds.
+    The event loop's thread runs hardly any operator. So if the contents do not include `stack`, the trace contains only
+    the annotations `add_request` and `process_outputs`, which this class adds.
     """
 
     def __init__(self, engine: Any, run: runtime.Runtime, subject: Subject, settings: Settings) -> None:
@@ -53,7 +53,7 @@ class FrontEnd:
             engine: The `AsyncLLM`.
             run: Run of this process.
             subject: Subject of the capture.
-            settings: Settings of rollouts in this window.
+            settings: Settings of the window for the role rollout.
         """
         contents = ("cpu", *(word for word in settings.contents if word in FLAGS))
         self._stacks = "stack" in contents
@@ -61,46 +61,51 @@ class FrontEnd:
         first, stop_before = parse_iterations(settings.rollout_iterations)
         # Each data-parallel engine behind the front end produces one output per pass.
         engines = int(follow(engine, "vllm_config.parallel_config.data_parallel_size", 1))
-        part = first * engines, stop_before and stop_before * engines
-        own = msgspec.structs.replace(settings, contents=contents)
-        self._capture = PassCapture(run, subject, own, TorchTool(), part)
+        outputs = first * engines, stop_before and stop_before * engines
+        capture_settings = msgspec.structs.replace(settings, contents=contents)
+        self._capture = PassCapture(run, subject, capture_settings, TorchTool(), outputs)
         self._capture.left_out = [word for word in settings.contents if word not in contents]
         self._processor = engine.output_processor
-        self._watched: list[str] = []
-        self._last: float | None = None
+        self._wrapped_methods: list[str] = []
+        self._last_timestamp: float | None = None
         self._bytes = 0
 
     def open(self) -> None:
-        """Wrap the methods for requests and outputs. Begin at once if the first pass is to be recorded."""
-        self._watch("process_outputs", self._before_outputs)
-        self._watch("add_request", self._before_request)
+        """Wrap the methods that handle requests and outputs. If the first pass is selected, begin to record at once."""
+        self._wrap_method("process_outputs", self._before_outputs)
+        self._wrap_method("add_request", self._before_request)
         self._capture.reach()
 
     def close(self, cut: str = "") -> None:
-        """End the recording, if it has not ended yet. `cut` is the reason why it ends early, if it does."""
-        for name in self._watched:
+        """Restore the methods, and end the recording, if the recording has not ended yet.
+
+        Args:
+            cut: Reason why the recording ends early. Empty if the recording ends normally.
+        """
+        for name in self._wrapped_methods:
             vars(self._processor).pop(name, None)
         if cut:
             self._capture.abort(cut)
         else:
             self._capture.stop("" if self._capture.passed else "the engine produced no output")
 
-    def _watch(self, name: str, around: Callable[..., contextlib.AbstractContextManager[Any]]) -> None:
-        # If the instance itself has the attribute, another library has patched it. That patch could not be restored.
+    def _wrap_method(self, name: str, around: Callable[..., contextlib.AbstractContextManager[Any]]) -> None:
+        # If the instance itself has the attribute, another library has patched the method. `close` could not restore
+        # the patch.
         if name in vars(self._processor):
             return
         method = getattr(self._processor, name)
 
         @functools.wraps(method)
-        def watched(*args: Any, **kwargs: Any) -> Any:
-            annotated: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            annotation_block: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
             with _guard():
-                annotated = around(*args, **kwargs)
-            with annotated:
+                annotation_block = around(*args, **kwargs)
+            with annotation_block:
                 return method(*args, **kwargs)
 
-        setattr(self._processor, name, watched)
-        self._watched.append(name)
+        setattr(self._processor, name, wrapper)
+        self._wrapped_methods.append(name)
 
     def _before_request(self, *_: Any, **__: Any) -> contextlib.AbstractContextManager[Any]:
         self._grow(STACK_BYTES_PER_REQUEST)
@@ -111,14 +116,18 @@ class FrontEnd:
     ) -> contextlib.AbstractContextManager[Any]:
         tokens = len(engine_core_outputs)
         # Outputs for more than 128 requests come in several pieces with the same timestamp (async_llm.py, 0.9 to 0.33).
-        if tokens and (engine_core_timestamp is None or engine_core_timestamp != self._last):
-            self._last = engine_core_timestamp
+        if tokens and (engine_core_timestamp is None or engine_core_timestamp != self._last_timestamp):
+            self._last_timestamp = engine_core_timestamp
             self._capture.before_pass()
         self._grow(STACK_BYTES_PER_TOKEN * tokens)
         return self._annotated("process_outputs")
 
     def _grow(self, stacks_bytes: int) -> None:
-        """Add the estimated bytes of the next call, or end the recording if it is already too large."""
+        """Add the size of the next call to the estimated size of the recording, or end a recording that is too large.
+
+        Args:
+            stacks_bytes: Estimated size of the call's stacks, in bytes. It counts only if stacks are recorded.
+        """
         if self._bytes > self._max_bytes:
             self._capture.abort(f"a recording of the front end is limited to {self._max_bytes / 1e6:g} MB")
         elif self._capture.recording:
@@ -131,7 +140,10 @@ class FrontEnd:
 
 
 def begin(engine: Any, run: runtime.Runtime, subject: Subject, settings: Settings) -> None:
-    """Record the front end of an `AsyncLLM`, unless `AUTOPROF_DISABLE` names `vllm/front-end`. Never raises."""
+    """Start to record the front end of an `AsyncLLM`. Never raise an exception.
+
+    Do nothing if `AUTOPROF_DISABLE` contains `vllm/front-end`.
+    """
     if run.settings.disabled("vllm", "front-end"):
         return
     with _guard():
@@ -141,7 +153,7 @@ def begin(engine: Any, run: runtime.Runtime, subject: Subject, settings: Setting
 
 
 def end(engine: Any, cut: str) -> None:
-    """End the recording that `begin` started, if any. Never raises."""
+    """End the recording that `begin` started, if any. Never raise an exception."""
     with _guard():
         front_end = vars(engine).pop(_FRONT_END, None)
         if front_end is not None:

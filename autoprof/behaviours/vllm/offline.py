@@ -1,11 +1,11 @@
 """Behaviours of vLLM's synchronous `LLM` in a user's script. A step is a generation batch, as in `serving/server.py`.
 
-A batch lasts from the first request to an idle engine until the engine's step that finishes the last request. That is
-one call of `generate`, `chat` or another generating method. A beam search makes such a call for each token, but is one
-batch, too. autoprof drives the engine below `LLM` like an `AsyncLLM`.
+A batch lasts from the first request to an idle engine until the engine's step that finishes the last request. So one
+call of `generate`, `chat` or another generating method is one batch. A beam search makes such a call for each token,
+but the whole search is one batch. autoprof starts and stops the `LLMEngine` of an `LLM` like an `AsyncLLM`.
 
-In a trainer's process (TRL's colocated mode, where each rank has an `LLM`) batches are not counted: a batch is recorded
-if the trainer's step is captured.
+In a trainer's process (TRL's colocated mode, where each rank has an `LLM`), batches are not counted. A batch is
+recorded if the trainer's step is captured.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from autoprof.config.kinds import GENERATE
 from autoprof.hooks.behaviour import CALL, Around, Behaviour, Call, CallPath, follow
 from autoprof.run import runtime, step_announcement
 
-# Attribute of an LLMEngine: its `_OfflineEngine`.
+# Attribute of an `LLMEngine` that holds its `_OfflineEngine`.
 _OFFLINE = "_autoprof_offline"
 
 
 class OfflineRequest(Behaviour):
-    """A request reaches the engine: if it was idle, a generation batch begins."""
+    """The call brings a request to the engine. If the engine was idle, a generation batch begins."""
 
     def around(self, call: Call) -> Around:
         offline = _offline(call.instance)
@@ -42,7 +42,7 @@ class OfflineRequest(Behaviour):
 
 
 class OfflineStep(Behaviour):
-    """The call is one step of the engine. If no request is left after it, the batch has ended."""
+    """The call is one step of the engine. If the engine has no request left after the call, the batch ends."""
 
     def around(self, call: Call) -> Around:
         yield CALL
@@ -51,7 +51,7 @@ class OfflineStep(Behaviour):
 
 
 class Whole(Behaviour):
-    """A method of `LLM` in which the engine becomes idle several times. The call is one batch.
+    """The call is one batch, although the engine becomes idle several times during the call.
 
     Attributes:
         engine: Path from a parameter of the call to the `LLMEngine`.
@@ -72,7 +72,7 @@ class Profile(Behaviour):
     """`LLMEngine.start_profile` and `stop_profile` when the user calls them. The user's profiling has priority.
 
     Attributes:
-        action: Method that the hook is on.
+        action: Method that the hook wraps: `start_profile` or `stop_profile`.
     """
 
     action: Literal["start", "stop"]
@@ -92,7 +92,10 @@ class Profile(Behaviour):
 
 
 class _AsyncEngine:
-    """An `LLMEngine` with the coroutines of an `AsyncLLM`, for `engine.start` and `engine.stop`. They never suspend."""
+    """An `LLMEngine` with those coroutines of an `AsyncLLM` that `engine.start` and `engine.stop` call.
+
+    The coroutines never suspend.
+    """
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
@@ -111,7 +114,7 @@ class _AsyncEngine:
 
 
 class _OfflineEngine:
-    """One `LLMEngine`, its batches, and their recording."""
+    """An `LLMEngine`, its generation batches, and the recording of the batches."""
 
     def __init__(self, llm_engine: Any) -> None:
         self.inside = 0
@@ -120,7 +123,7 @@ class _OfflineEngine:
         self._batches = Batches(self.async_engine, engine.start, engine.stop)
 
     def request(self) -> None:
-        """Handle a request to the engine: it may begin a batch."""
+        """Handle a request to the engine. If the engine was idle, begin a batch, or record for the trainer's step."""
         if self._batch_open and (self.inside or self._unfinished()):
             return
         run = runtime.current()
@@ -131,19 +134,23 @@ class _OfflineEngine:
             self.stop()
             if announcement is not None and announcement.captured:
                 self._start(self._asked(run, announcement))
-        # A trainer in another process announces steps, and its recipe captures the engines.
+        # If a trainer in another process announces steps, its recipe captures the engines.
         elif not command.THIS.ray_worker and step_announcement.read(run.info.id) is None:
             self._end()
             self._batches.look(run)
             self._start(self._batches.begin(run))
 
     def look(self) -> None:
-        """End the batch if no request is left."""
+        """End the batch if the engine has no request left."""
         if self._batch_open and not self.inside and not self._unfinished():
             self._end()
 
     def stop(self, cut: str = "") -> None:
-        """End the current recording, if any. `cut` is the reason why it ends early, if it does."""
+        """End the current recording, if any.
+
+        Args:
+            cut: Reason why the recording ends early. Empty if the recording ends normally.
+        """
         if self._batches.captured:
             _run_now(self._batches.finish(cut))
 
@@ -152,13 +159,13 @@ class _OfflineEngine:
         return self._batches.captured or self._batches.is_open
 
     def _asked(self, run: runtime.Runtime, announcement: step_announcement.StepAnnouncement) -> Request | None:
-        """Return the request to the engine in a step of this process's trainer, if the window selects this rank.
+        """Return the request that starts the engine's recording in a step of this process's trainer.
 
-        Every rank of the trainer has an engine (vLLM's `external_launcher`); `world_size` ranks are one replica.
+        Return None if the window does not select this rank. Every rank of the trainer has an engine (vLLM's
+        `external_launcher`), and `world_size` ranks form one replica.
         """
-        if (
-            recorder.current() is not None or in_whole()
-        ):  # the running stage contains the rollout, or it is no stage of the step
+        # The capture of the running stage contains the rollout, or the rollout belongs to no stage of the step.
+        if recorder.current() is not None or in_whole():
             return None
         size = int(follow(self._engine, "vllm_config.parallel_config.world_size", 1))
         replica = own_rank() // size
@@ -183,7 +190,7 @@ class _OfflineEngine:
             self._batches.end()
 
     def _unfinished(self) -> bool:
-        # The engine's own method would ask the other data-parallel ranks and wait for their answers.
+        # Don't call the method of the engine itself: it asks the other data-parallel ranks and waits for their answers.
         return bool(self._engine.output_processor.has_unfinished_requests())
 
 
@@ -196,7 +203,7 @@ def _offline(engine: Any) -> _OfflineEngine:
 
 
 def _run_now(work: Coroutine[Any, Any, None]) -> None:
-    """Run a coroutine to its end in this thread, since an engine must be recorded in the thread in which it works.
+    """Run a coroutine to its end in this thread, because an engine must be recorded in the thread that runs it.
 
     Raises:
         RuntimeError: An event loop is running in this thread.

@@ -1,8 +1,8 @@
 """Captures in vLLM's workers, and the state of vLLM's scheduler.
 
-autoprof puts an object in the place of a worker's profiler. The engine starts and stops this object, which records
-with the tool in the settings, counts forward passes, and writes into the step's folder. The workers of vllm-ascend are
-used in the same way.
+autoprof replaces a worker's profiler by an object of autoprof (`StandIn`). The engine starts and stops this object,
+which records with the tool in the settings, counts forward passes, and writes into the step's folder. The workers of
+vllm-ascend have the same interface.
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ from autoprof.run.process_state import EngineState, read_part
 
 
 class WorkerPasses:
-    """Wrapper that calls `before` ahead of each forward pass of a worker, until `close`.
+    """Wrappers of a worker's methods that call `before` ahead of each forward pass, until `close` restores the methods.
 
-    autoprof counts passes itself, so that a count means the same in all releases. vLLM counts since 0.12 only, and its
-    counts differ: delays of 0 and 1 both mean no delay, a profiler with `max_iterations` could not be started again
-    until 0.29, and 0.31 and 0.32 apply them elsewhere (vllm/profiler/wrapper.py).
+    autoprof counts passes itself, so that a count means the same in all releases. vLLM counts passes only since 0.12,
+    and its counts differ between releases (vllm/profiler/wrapper.py). Delays of 0 and 1 both mean no delay. Until 0.29,
+    a profiler with `max_iterations` could not be started again. 0.31 and 0.32 apply delays and `max_iterations`
+    elsewhere.
 
     A pass is a call of `execute_model`, as in vLLM's own count and annotations. With asynchronous scheduling, some
     passes compute no token. A pass is counted at the begin of the worker's method, before vLLM's annotation, so that a
-    trace holds whole passes. Ray's executor calls the model runner without the worker (vllm/v1/executor/ray_utils.py in
-    0.12 to 0.32, vllm/executor/ray_utils.py before), so the model runner's method is wrapped, too.
+    trace holds whole passes. Ray's executor calls the model runner, not the worker (vllm/v1/executor/ray_utils.py in
+    0.12 to 0.32, vllm/executor/ray_utils.py in earlier releases). So the model runner's method is wrapped, too.
     """
 
     def __init__(self, worker: Any, before: Callable[[], bool]) -> None:
@@ -42,23 +43,24 @@ class WorkerPasses:
 
         Args:
             worker: The worker.
-            before: Function that is called ahead of each pass and returns whether the pass is recorded.
+            before: Function that is called ahead of each pass. It returns True if the pass is recorded.
         """
         self._before = before
         self._inside = False
-        self._watched: list[Any] = []
+        self._wrapped_owners: list[Any] = []
         # Since 0.11.1, the worker annotates its passes itself (gpu_worker.py, annotate_profile).
         self._watch(worker, annotate=not hasattr(worker, "annotate_profile"))
         self._watch(getattr(worker, "model_runner", None), annotate=True)
 
     def close(self) -> None:
         """Restore the methods."""
-        for owner in self._watched:
+        for owner in self._wrapped_owners:
             vars(owner).pop("execute_model", None)
-        self._watched.clear()
+        self._wrapped_owners.clear()
 
     def _watch(self, owner: Any, annotate: bool) -> None:
-        # If the instance itself has the attribute, another library has patched it. That patch could not be restored.
+        # If the instance itself has the attribute, another library has patched the method. `close` could not restore
+        # the patch.
         if not hasattr(owner, "execute_model") or "execute_model" in vars(owner):
             return
         execute = owner.execute_model
@@ -76,7 +78,7 @@ class WorkerPasses:
                 self._inside = False
 
         owner.execute_model = execute_model
-        self._watched.append(owner)
+        self._wrapped_owners.append(owner)
 
     def _counted(self) -> bool:
         recorded = False
@@ -86,15 +88,15 @@ class WorkerPasses:
 
 
 class Recorder:
-    """Recorder behind a stand-in. This base class records nothing.
+    """Recorder that a `StandIn` starts and stops. This base class records nothing.
 
-    Workers that are not captured need it, too: the engine starts the profilers of all workers, and must not start one
-    that the user configured.
+    Workers that are not captured get an object of this base class. The engine starts the profilers of all workers, and
+    must not start a profiler that the user configured.
     """
 
     @property
     def recording(self) -> bool:
-        """True while it records."""
+        """True while the recorder records."""
         return False
 
     def switch_on(self) -> None:
@@ -104,20 +106,22 @@ class Recorder:
         """End the recording. Called when the engine stops its profiler or shuts down, possibly repeatedly.
 
         Args:
-            cut: Reason why the recording ends early, if it does.
+            cut: Reason why the recording ends early. Empty if the recording ends normally.
         """
 
 
 class StandIn:
-    """Object of autoprof in `worker.profiler`, with the interface that all vLLM releases expect there.
+    """Object that replaces `worker.profiler`, with the interface that all vLLM releases expect of a profiler.
 
-    Until 0.11, they expect a `torch.profiler.profile` (`start`, `stop`, `key_averages().table()`: gpu_worker.py; in
+    Releases up to 0.11 expect a `torch.profiler.profile` (`start`, `stop`, `key_averages().table()`: gpu_worker.py; in
     0.12 still cpu_worker.py). Later releases expect a `WorkerProfiler` (vllm/profiler/gpu_profiler.py in 0.12,
-    wrapper.py since). They call `step` and `annotate_context_manager` in each forward pass, before that `is_running`
-    (0.28 to 0.30) or `should_annotate` (since 0.31), and since 0.32 `set_output_name` and `start` with arguments.
+    wrapper.py in later releases). They call `step` and `annotate_context_manager` in each forward pass. Before these
+    calls, they read `is_running` (0.28 to 0.30) or `should_annotate` (since 0.31). Since 0.32, they call
+    `set_output_name`, and `start` with arguments.
 
-    A class of vLLM itself would need another module, configuration and count in each release, and would write tables to
-    disk. Other attributes, which later releases may use, are a `_NullObject`, so that no forward pass fails.
+    A subclass of vLLM's own class would need another module, configuration and count in each release, and would write
+    tables to disk. Later releases may use other attributes. The value of such an attribute is a `_NullObject`, so that
+    no forward pass fails.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -133,7 +137,7 @@ class StandIn:
         _safely(lambda: self._recorder.switch_off(cut="the engine was shut down"))
 
     def step(self) -> None:
-        """Do nothing: autoprof counts forward passes itself (`Passes`)."""
+        """Do nothing: autoprof counts forward passes itself (`WorkerPasses`)."""
 
     @property
     def is_running(self) -> bool:
@@ -151,7 +155,7 @@ class StandIn:
 
 
 class _NullObject:
-    """An object that can be called and entered, has every attribute, and is false."""
+    """An object that can be called and used in a `with` statement, has every attribute, and is false."""
 
     def __call__(self, *_: Any, **__: Any) -> Any:
         return self
@@ -175,7 +179,7 @@ class _NullObject:
 
 
 class Configured:
-    """A worker's profiler configuration, but with a profiler configured.
+    """A worker's own profiler configuration, except that its `profiler` is always set.
 
     Since 0.17, `Worker.profile` requires a configured profiler at start and at stop (gpu_worker.py).
     """
@@ -190,22 +194,23 @@ class Configured:
 
 
 class ProfilerSwap:
-    """Replacement of `worker.profiler` and `worker.profiler_config` by stand-ins, until `give_back`."""
+    """Replacement of `worker.profiler` and `worker.profiler_config` until `give_back` restores the original values."""
 
     def __init__(self, worker: Any, recorder: Recorder) -> None:
         self._worker = worker
-        self._before = {name: vars(worker)[name] for name in ("profiler", "profiler_config") if name in vars(worker)}
+        names = ("profiler", "profiler_config")
+        self._originals = {name: vars(worker)[name] for name in names if name in vars(worker)}
         worker.profiler = StandIn(recorder)
-        worker.profiler_config = Configured(self._before.get("profiler_config"))
+        worker.profiler_config = Configured(self._originals.get("profiler_config"))
 
     def give_back(self) -> None:
         for name in ("profiler", "profiler_config"):
             vars(self._worker).pop(name, None)
-        vars(self._worker).update(self._before)
+        vars(self._worker).update(self._originals)
 
 
 def annotation(name: str) -> Any:
-    """Return a context manager that appears in the trace under this name."""
+    """Return a context manager whose `with` block is a range called `name` in the trace."""
     import torch.profiler
 
     return torch.profiler.record_function(name)
@@ -216,13 +221,13 @@ def _safely(action: Callable[[], None]) -> None:
         action()
 
 
-# Attributes of a worker: its capture, and the replacement of its profiler.
+# Attributes of a worker: its `_WorkerCapture`, and the `ProfilerSwap` that replaces its profiler.
 _SESSION = "_autoprof_session"
 _SWAP = "_autoprof_swap"
 
 
 class Worker(Behaviour):
-    """vLLM's worker class, which gets the methods that `collective_rpc` calls."""
+    """vLLM's worker class. autoprof adds the methods to the class that autoprof calls by `collective_rpc`."""
 
     def install(self, owner: Any) -> bool:
         owner.autoprof_prepare = _prepare
@@ -232,18 +237,18 @@ class Worker(Behaviour):
 
 
 class _WorkerCapture(PassCapture, Recorder):
-    """A capture in one worker, from prepare to release. Passes are counted while the engine's profiler is on."""
+    """A capture in one worker, from `_prepare` to `_release`. Passes are counted from the profiler's start."""
 
     def __init__(self, worker: Any, run: runtime.Runtime, request: Request) -> None:
         subject = request.subject(_rank_part(worker), request.rank + _rank_in_replica(worker))
         settings = request.settings(run)
-        part = parse_iterations(settings.rollout_iterations)
-        super().__init__(run, subject, settings, profilers.choose(settings), part)
+        passes = parse_iterations(settings.rollout_iterations)
+        super().__init__(run, subject, settings, profilers.choose(settings), passes)
         self._worker = worker
         self._armed = False
 
     def install(self) -> None:
-        """Create the step's folder and wrap the worker's passes.
+        """Create the step's folder, and wrap the worker's method that runs a forward pass.
 
         Raises:
             OSError: The folder can't be created.
@@ -265,29 +270,29 @@ class _WorkerCapture(PassCapture, Recorder):
             self.stop("" if self.passed else "the engine ran no forward pass")
 
     def uninstall(self) -> str:
-        """Remove the capture from the worker. Return the problem, or an empty string."""
+        """End the capture and restore the worker's methods. Return the problem, or an empty string."""
         self._passes.close()
         self._armed = False
         self.switch_off(cut="the engine's own stop did not reach the worker")
-        reported = self.state != "waiting"
-        # The engine may be ended after the stop, so the trace must be written before this returns.
+        was_waiting = self.state == "waiting"
+        # The engine may be ended after the stop, so the trace must be written before this function returns.
         problem = self.close("" if self._first else "the engine recorded nothing")
-        return self.open().problem if reported else problem
+        return problem if was_waiting else self.open().problem
 
     def _before_pass(self) -> bool:
         return self._armed and self.before_pass()
 
 
 def _prepare(worker: Any, content: dict[str, Any]) -> dict[str, str]:
-    """Replace a vLLM worker's profiler by an object of autoprof (`autoprof_prepare`)."""
-    _release(worker)  # a capture may remain whose trainer has died
+    """Replace a vLLM worker's profiler by a `StandIn` (the worker's method `autoprof_prepare`)."""
+    _release(worker)  # a capture may be left over from a trainer that has died
     problem = problem_of("vllm/worker", lambda: _capture(worker, Request.read(content)))
     setattr(worker, _SWAP, ProfilerSwap(worker, vars(worker).get(_SESSION) or Recorder()))
     return {"problem": problem}
 
 
 def _capture(worker: Any, request: Request) -> str:
-    """Give the worker its capture, if the window selects it. Return the problem, or an empty string."""
+    """Install a capture in the worker if the window selects the worker. Return the problem, or an empty string."""
     run = runtime.start()
     if run is None:
         return "autoprof is off in the worker's process"
@@ -306,7 +311,7 @@ def _capture(worker: Any, request: Request) -> str:
 
 
 def _cut(worker: Any, reason: str) -> dict[str, str]:
-    """Mark the recording of a vLLM worker as ended early (`autoprof_cut`)."""
+    """Store the reason why the recording of a vLLM worker ends early (the worker's method `autoprof_cut`)."""
     session = vars(worker).get(_SESSION)
     if session is not None:
         session.cut = reason
@@ -314,7 +319,7 @@ def _cut(worker: Any, reason: str) -> dict[str, str]:
 
 
 def _release(worker: Any) -> dict[str, str]:
-    """Restore a vLLM worker's own profiler (`autoprof_release`)."""
+    """Restore a vLLM worker's own profiler and end its capture (the worker's method `autoprof_release`)."""
     return {"problem": problem_of("vllm/worker", _give_back, worker)}
 
 
@@ -327,9 +332,10 @@ def _give_back(worker: Any) -> str:
 
 
 def _rank_in_replica(worker: Any) -> int:
-    """Return the worker's rank in its replica. `worker.rank` restarts in each data-parallel engine (0.27.1, core.py).
+    """Return the worker's rank in its replica.
 
-    With an external launcher, `worker.rank` is the global rank over all replicas (0.27.1, uniproc_executor.py).
+    In each data-parallel engine of a replica, `worker.rank` begins at 0 (0.27.1, core.py). If an external launcher has
+    started the workers, `worker.rank` is the global rank over all replicas (0.27.1, uniproc_executor.py).
     """
     if follow(worker, "parallel_config.distributed_executor_backend", None) == "external_launcher":
         return int(worker.rank) % int(follow(worker, "parallel_config.world_size", 1))
@@ -337,7 +343,10 @@ def _rank_in_replica(worker: Any) -> int:
 
 
 def _rank_part(worker: Any) -> str:
-    """Return the part of a file name that distinguishes the workers of a replica, as in vLLM's own names since 0.17."""
+    """Return the part of a file name that identifies a worker of a replica, such as `dp1_rank0`.
+
+    vLLM's own file names contain the same part since 0.17.
+    """
     part = f"rank{worker.rank}"
     with seam.suppress(ImportError):
         from vllm.distributed.utils import get_worker_rank_suffix
@@ -351,15 +360,15 @@ def _data_parallel_rank(worker: Any) -> int:
     return int(follow(worker, "parallel_config.data_parallel_rank", 0))
 
 
-# Attributes of the scheduler that hold waiting requests. Some releases have several queues.
+# Attributes of the scheduler that hold waiting requests. Some releases have several of these queues.
 _QUEUES = ("waiting", "skipped_waiting", "kv_holding_waiting")
 
 
 class ProcessStart(Behaviour):
-    """`EngineCore.__init__` and `WorkerBase.__init__`. From then on, snapshots show the process's stacks.
+    """`EngineCore.__init__` and `WorkerBase.__init__`. After the call, snapshots show the stacks of the process.
 
-    For an engine core, they also show the state of its scheduler. No other hook is called in these processes if workers
-    have separate processes.
+    Snapshots of an engine core also show the state of its scheduler. If the workers have separate processes, no other
+    hook is called in the processes of the engine core and the workers.
     """
 
     def around(self, call: Call) -> Around:
@@ -371,7 +380,7 @@ class ProcessStart(Behaviour):
 
 
 def read(scheduler: Any, left_out: list[str]) -> EngineState:
-    """Return the state of a `Scheduler` of vLLM 0.9 to 0.33."""
+    """Return the state of a `Scheduler` of vLLM 0.9 to 0.33. Add errors of single fields to `left_out`."""
     state: EngineState = {}
     running = list(scheduler.running)
     waiting = [request for name in _QUEUES for request in tuple(getattr(scheduler, name, ()))]
