@@ -1,1 +1,1 @@
-"""Behaviours of hooks, a package for each kind of target."""
+"""Behaviours of hooks. Each package contains the behaviours for one kind of target."""

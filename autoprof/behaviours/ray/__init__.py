@@ -1,1 +1,1 @@
-"""Ray: sessions, actors, and the collection at a run's end."""
+"""Behaviours for Ray: sessions, actors, and the collection of files at the end of a run."""

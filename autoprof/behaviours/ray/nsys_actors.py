@@ -1,4 +1,4 @@
-"""Start of Ray actors with GPUs under `nsys`, by Ray's own `runtime_env={"nsight": ...}`."""
+"""Start of Ray actors under `nsys` if they request GPUs. autoprof sets Ray's own `runtime_env={"nsight": ...}`."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from autoprof.config.settings import Settings
 from autoprof.hooks.behaviour import CALL, Around, Behaviour, Call
 from autoprof.run import cluster, runtime
 
-# Keys of `nsight` in a RuntimeEnv and in a user's dict (Ray 2.60, ray/runtime_env/runtime_env.py).
+# Keys of the nsight options in a RuntimeEnv (`_nsight`) and in a user's dict (`nsight`) (Ray 2.60,
+# ray/runtime_env/runtime_env.py).
 _NSIGHT = ("_nsight", "nsight")
-# Keys of runtime_env that choose an interpreter. Ray's plug-in would override them (runtime_env/nsight.py,
-# modify_context).
+# Keys of runtime_env that choose the command of the interpreter. Ray's nsight plug-in would override the command
+# (runtime_env/nsight.py, modify_context).
 _INTERPRETERS = ("conda", "container", "image_uri", "pip", "py_executable", "uv", "_rocprof_sys", "rocprof_sys")
 
 
 class Actor(Behaviour):
-    """The call creates an actor. With `nsys` in `AUTOPROF_TOOL`, an actor that requests GPUs is started under nsys."""
+    """The call creates an actor. If `AUTOPROF_TOOL` contains `nsys`, an actor that requests GPUs starts under nsys."""
 
     def around(self, call: Call) -> Around:
         run = runtime.current()
@@ -39,11 +40,12 @@ class Actor(Behaviour):
 def wanted(runtime_env: Mapping[str, Any], inherited: Mapping[str, Any], settings: Settings) -> bool:
     """Return whether an actor should run under nsys.
 
-    verl sets the rank of a worker in its environment. A rank that no setting selects does not run under nsys.
+    verl sets the variable RANK in the environment of a worker. If the settings never select this rank, the worker does
+    not run under nsys.
 
     Args:
-        runtime_env: Actor's own `runtime_env`.
-        inherited: `runtime_env` of its job or parent.
+        runtime_env: `runtime_env` of the actor itself.
+        inherited: `runtime_env` of the job or of the parent actor.
         settings: Settings of the run.
     """
     if any(env.get(name) for name in _NSIGHT for env in (runtime_env, inherited)):
@@ -62,11 +64,11 @@ def wanted(runtime_env: Mapping[str, Any], inherited: Mapping[str, Any], setting
 
 
 def under_nsys(runtime_env: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
-    """Return `runtime_env` with entries by which Ray starts the process under nsys, with this process's interpreter.
+    """Return a copy of `runtime_env` for an actor under nsys that runs the interpreter of this process.
 
-    All actors get the same options, since Ray's plug-in keeps one command for all actors that it sets up (Ray 2.60,
-    runtime_env/nsight.py, `self.nsight_cmd`). The command always ends in the word `python` (ray#66093), so the folder
-    of this process's interpreter goes first on the path. Ray replaces ${PATH} by the worker's PATH.
+    All actors get the same nsys options, because Ray's plug-in stores one command for all actors (Ray 2.60,
+    runtime_env/nsight.py, `self.nsight_cmd`). The command always ends in the word `python` (ray#66093). So the folder
+    of this process's interpreter must be the first folder in PATH. Ray replaces ${PATH} by the worker's PATH.
     """
     variables = runtime_env.get("env_vars") or {}
     folders = [os.path.dirname(sys.executable), *nsys.nsys_folder(settings.nsys)]
@@ -79,7 +81,10 @@ def under_nsys(runtime_env: Mapping[str, Any], settings: Settings) -> dict[str, 
 
 
 def _obstacle(runtime_env: Mapping[str, Any], inherited: Mapping[str, Any], settings: Settings) -> str:
-    """Return why actors can't run under nsys, or an empty string. With an unusable nsys, Ray would start no actor."""
+    """Return the reason why actors can't run under nsys, or an empty string.
+
+    autoprof checks this because Ray starts no actor if nsys can't be used.
+    """
     if not nsys.find_nsys(settings.nsys):
         return f"there is no {settings.nsys.executable} on the path"
     if not os.access(os.path.join(os.path.dirname(sys.executable), "python"), os.X_OK):
@@ -91,7 +96,7 @@ def _obstacle(runtime_env: Mapping[str, Any], inherited: Mapping[str, Any], sett
 
 
 def _inherited() -> Mapping[str, Any]:
-    """Return the `runtime_env` of this job or actor. A new actor inherits the entries that it does not set."""
+    """Return the `runtime_env` of this job or actor. A new actor inherits each key that its own `runtime_env` lacks."""
     if not cluster.is_up():
         return {}
     import ray

@@ -1,6 +1,6 @@
-"""Ray sessions: settings and the run id reach the workers, and classes get hooks before Ray copies them.
+"""Ray sessions: the workers get the settings and the run id, and classes get hooks before Ray copies the classes.
 
-At the end of a run, the process that started it collects the files of all nodes while Ray is still up.
+At the end of a run, the process that started the run collects the files of all nodes while Ray is still up.
 """
 
 from __future__ import annotations
@@ -24,23 +24,26 @@ from autoprof.run.runtime import Runtime
 
 
 def collect_problem(run: Runtime) -> str:
-    """Return the reason why the run can't be copied, checked at its start, or an empty string."""
-    to = run.settings.collect
-    if not redact.is_url(to):
+    """Return the reason why the run can't be copied to `AUTOPROF_COLLECT` at its end, or an empty string.
+
+    The check is made at the start of the run.
+    """
+    url = run.settings.collect
+    if not redact.is_url(url):
         return ""
     from autoprof.run.collect.upload import lacks
 
-    problem = lacks(to)
-    return f"AUTOPROF_COLLECT: the run can't be copied to {redact.url(to)}: {problem}" if problem else ""
+    problem = lacks(url)
+    return f"AUTOPROF_COLLECT: the run can't be copied to {redact.url(url)}: {problem}" if problem else ""
 
 
 def through_ray(run: Runtime) -> None:
-    """Collect the run's files from its nodes if `AUTOPROF_COLLECT` is set.
+    """Store the nodes of the run for `run.json`. If `AUTOPROF_COLLECT` is set, collect the run's files from the nodes.
 
-    Does nothing without Ray, or in a process that did not start the run.
+    Do nothing if Ray is not up, or if another process has started the run.
 
     Raises:
-        OSError: The files can't be written here.
+        OSError: The files can't be written on this node.
     """
     if not run.started_here or not cluster.is_up():
         return
@@ -75,14 +78,15 @@ def _quietly(total: int) -> Iterator[Callable[[int], object]]:
     yield lambda done: None
 
 
-# Variable with the configuration of a submitted job. ray.init refuses an environment variable that is both in it and in
-# runtime_env (Ray 2.60, ray/runtime_env/runtime_env.py, _merge_runtime_env).
+# Environment variable that contains the configuration of a submitted job. ray.init raises an exception if this
+# configuration and runtime_env set the same environment variable (Ray 2.60, ray/runtime_env/runtime_env.py,
+# _merge_runtime_env).
 _JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 _COLLECT = "AUTOPROF_COLLECT"
 
 
 class _RayState(process.State):
-    """Exit handler that lets workers write and collects the run before Ray shuts down."""
+    """Exit handler that runs before Ray shuts down: the workers finish their files, and the run is collected."""
 
     ends = process.WORKERS
 
@@ -94,7 +98,10 @@ _state = _RayState()
 
 
 class Init(Behaviour):
-    """`ray.init`. Workers inherit the raylet's environment, not the driver's, so variables go into `runtime_env`."""
+    """`ray.init`. autoprof adds its variables to `runtime_env`, because workers don't inherit the driver's environment.
+
+    Workers inherit the environment of the raylet.
+    """
 
     def around(self, call: Call) -> Around:
         patching.patch_main()
@@ -112,14 +119,15 @@ class Init(Behaviour):
                 os.environ[_JOB_CONFIG] = job
         # The driver counts the steps of all Ray workers, even if `srun` has started Ray on each node.
         os.environ.pop(launch.LAUNCH_RANK, None)
-        # Ray's exit handler, which kills the workers, was registered at Ray's import. This one must run before it.
+        # Ray's exit handler, which kills the workers, was registered at Ray's import. autoprof's exit handler must run
+        # before Ray's.
         _state.end_first()
-        # The module is loaded only if a setting compares steps.
+        # `autoprof.windows.stats` is loaded only if a setting compares steps.
         if (stats := sys.modules.get("autoprof.windows.stats")) is not None:
             stats.resume()
         if run is not None:
             run.register()
-            run.hooks.write()  # `autoprof collect` reads the cluster's address there
+            run.hooks.write()  # `autoprof collect` reads the cluster's address in the hook log
             if run.started_here and (problem := collect_problem(run)):
                 log.warning_once(problem)
         return None
@@ -138,7 +146,7 @@ class Init(Behaviour):
 
 
 class Shutdown(Behaviour):
-    """`ray.shutdown`, which kills the workers. Before it, autoprof waits until they have written their traces."""
+    """`ray.shutdown`, which kills the workers. Before the call, autoprof waits until the traces are written."""
 
     def around(self, call: Call) -> Around:
         _let_workers_write()
@@ -147,7 +155,7 @@ class Shutdown(Behaviour):
 
 
 class ActorClass(Behaviour):
-    """The call makes an actor class of a class. Before it, the hooks for the methods of the class are applied.
+    """The call makes an actor class of a class. Before the call, autoprof applies the hooks to the class's methods.
 
     Attributes:
         argument: Parameter whose argument is the class.
@@ -164,10 +172,14 @@ class ActorClass(Behaviour):
 
 
 def chosen_runtime_env(kwargs: Mapping[str, Any], environ: Mapping[str, str]) -> Any:
-    """Return the runtime environment that `ray.init` would use with these arguments.
+    """Return the `runtime_env` that `ray.init` would use for these keyword arguments, or None.
 
-    Without a `runtime_env` argument and without a submitted job, Ray uses the environment in the `JobConfig` (Ray 2.60,
-    ray/_private/worker.py).
+    If the argument `runtime_env` is missing and the program is not a submitted job, Ray uses the `runtime_env` of the
+    `JobConfig` (Ray 2.60, ray/_private/worker.py).
+
+    Args:
+        kwargs: Keyword arguments of `ray.init`.
+        environ: Environment of the driver.
     """
     runtime_env = kwargs.get("runtime_env")
     if runtime_env or _JOB_CONFIG in environ:
@@ -176,9 +188,10 @@ def chosen_runtime_env(kwargs: Mapping[str, Any], environ: Mapping[str, str]) ->
 
 
 def job_with_site(job: str, environ: Mapping[str, str]) -> str:
-    """Return a job configuration with autoprof's folders on the PYTHONPATH that the job sets.
+    """Return the job configuration after adding autoprof's folders to the job's PYTHONPATH, in JSON.
 
-    If a submitted job sets PYTHONPATH, `ray.init` must not set it again.
+    If a submitted job sets PYTHONPATH, `ray.init` must not set PYTHONPATH again. So the job's own value must contain
+    the folders. If the job does not set PYTHONPATH, return the configuration unchanged.
 
     Args:
         job: Configuration of the job, in JSON.
@@ -194,22 +207,23 @@ def job_with_site(job: str, environ: Mapping[str, str]) -> str:
 
 
 def merged(runtime_env: Any, environ: Mapping[str, str]) -> Any:
-    """Return `runtime_env` with autoprof's variables. Variables of the user have priority.
+    """Return a copy of `runtime_env` to which autoprof's variables are added. Variables of the user have priority.
 
     Args:
-        runtime_env: Argument of `ray.init`: None, a dict or a `RuntimeEnv`, which is a dict, too.
+        runtime_env: Argument of `ray.init`: None, a dict, or a `RuntimeEnv`, which is a subclass of dict.
         environ: Environment of the driver.
     """
     user_variables = runtime_env.get("env_vars") or {} if runtime_env else {}
-    job = (json.loads(environ.get(_JOB_CONFIG) or "{}").get("runtime_env") or {}).get("env_vars") or {}
+    job_config = json.loads(environ.get(_JOB_CONFIG) or "{}")
+    job = (job_config.get("runtime_env") or {}).get("env_vars") or {}
     variables = {name: value for name, value in environ.items() if name.startswith(_boot.ENABLE) and name not in job}
-    # Ray logs the variables of workers, and this one may be a URL with a password.
+    # Ray logs the variables of workers, and the value of AUTOPROF_COLLECT may be a URL with a password.
     variables.pop(_COLLECT, None)
     # A worker is not a rank of the driver's launcher.
     variables.pop(launch.LAUNCH_RANK, None)
     variables.pop(launch.LAUNCH, None)
     if cupti.INJECTION in user_variables or cupti.INJECTION in job:
-        # Keep the user's value; the workers check it themselves (`cupti.guard`).
+        # Keep the user's value: the workers check the value themselves (`cupti.guard`).
         variables |= {cupti.KEEP: "1"} if cupti.KEEP not in job else {}
     elif environ.get(cupti.INJECTION) == cupti.NOTHING:
         variables[cupti.INJECTION] = cupti.NOTHING
@@ -239,17 +253,19 @@ def _let_workers_write() -> None:
 
 
 def _python_path(user_path: str, site: list[str]) -> str:
-    """Return a PYTHONPATH with the user's folders and autoprof's.
+    """Return a PYTHONPATH that contains the user's folders and autoprof's folders (`site`).
 
-    The user's folders come first, unless they contain a sitecustomize, which would hide autoprof's. autoprof's
-    sitecustomize then runs the user's.
+    The user's folders come first. But if they contain a sitecustomize, it would hide autoprof's sitecustomize. Then
+    autoprof's folders come first, and autoprof's sitecustomize runs the user's sitecustomize.
     """
-    hides = any(
+    user_has_sitecustomize = any(
         files.is_file(os.path.join(folder, name))
         for folder in filter(None, user_path.split(os.pathsep))
         for name in ("sitecustomize.py", "sitecustomize/__init__.py")
     )
-    return _in_front(user_path, site) if hides else os.pathsep.join(filter(None, [user_path, *site]))
+    if user_has_sitecustomize:
+        return _in_front(user_path, site)
+    return os.pathsep.join(filter(None, [user_path, *site]))
 
 
 def _in_front(user_path: str, site: list[str]) -> str:
@@ -257,5 +273,5 @@ def _in_front(user_path: str, site: list[str]) -> str:
 
 
 def _site_folders(environ: Mapping[str, str]) -> list[str]:
-    """Return the folders that `autoprof run` put in front of PYTHONPATH. Workers need them to import autoprof."""
+    """Return the folders that `autoprof run` put in front of PYTHONPATH. Workers import autoprof from these folders."""
     return [folder for folder in environ.get("AUTOPROF_SITE", "").split(os.pathsep) if folder]

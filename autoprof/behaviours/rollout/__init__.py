@@ -1,1 +1,1 @@
-"""Engines and replicas of trainers."""
+"""Rollout engines and replicas that a trainer drives."""

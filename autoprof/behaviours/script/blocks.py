@@ -1,7 +1,7 @@
 """Steps and stages as `with` blocks: `with autoprof.step(7): with autoprof.stage("learn", role="actor"): ...`.
 
-Blocks may be used in any loop. Without a run, each call returns the same object, which does nothing. So this module
-imports very little.
+Scripts may use the blocks in any loop. If no run is active, each call returns the same object, which does nothing. This
+module imports few modules, because scripts also import it when autoprof is off.
 """
 
 from __future__ import annotations
@@ -36,15 +36,17 @@ class Block:
 
 
 class _ScriptState(process.State):
-    """Run and open step of this script or notebook.
+    """The run, the open step and the page server of this script or notebook.
 
     Attributes:
-        on: True if the environment names a run. `start` sets its variables, also for child processes.
-        step: Weak reference to the block of the open step. A signal may prevent the call of its `__exit__`; the
-            reference is then dead and the step is no longer open.
-        before: Variables as they were before the run that `start` has started; None without such a run.
+        on: True if the environment variables name a run. `start` sets these variables, also for child processes.
+        step: Weak reference to the block of the open step. A signal may prevent Python from calling the block's
+            `__exit__`. The reference is then dead, which means that no step is open.
+        before: Values of the environment variables before `start` has started a run. None if `start` has started no
+            run, or if its run has ended.
         started: Number of runs that this process has started.
-        server: Server of `autoprof open` that shows the run of a notebook's last cell. It outlives that run.
+        server: Process of `autoprof open` that shows the run of a notebook's last cell. It continues after the end of
+            this run.
     """
 
     started = 0
@@ -64,9 +66,9 @@ _NOTHING = Block()
 
 
 def step(number: int | None = None) -> Block:
-    """Return a `with` block that is one step of the run. Without a run, the block does nothing.
+    """Return an object for a `with` statement whose block is one step. If no run is active, it records nothing.
 
-    Steps do not nest: a step inside another step is part of it.
+    Steps do not nest: a step inside another step is part of the outer step.
 
     Args:
         number: Number of the step. Default: steps are counted from 1.
@@ -77,15 +79,15 @@ def step(number: int | None = None) -> Block:
 
 
 def stage(name: str, *, role: str = "trainer", rank: int | None = None) -> Block:
-    """Return a `with` block that is one stage of the step, in the process that does the work.
+    """Return an object for a `with` statement whose block is one stage. If no run is active, it records nothing.
 
-    Without a run, the block does nothing. A stage is captured if its step is captured and the settings select its role
-    and rank. A stage inside another stage of the same role is part of that stage.
+    Use it in the process that does the work of the stage. The stage is captured if its step is captured and the
+    settings select the role and the rank. A stage inside another stage of the same role is part of the outer stage.
 
     Args:
         name: Name of the stage.
         role: Role of this process, such as `actor` or `rollout`.
-        rank: Global rank. Default: the variable `RANK`, or else 0.
+        rank: Global rank of this process. Default: the environment variable `RANK`, or else 0.
     """
     if not state.on:
         return _NOTHING
@@ -93,7 +95,7 @@ def stage(name: str, *, role: str = "trainer", rank: int | None = None) -> Block
 
 
 class _RecordedBlock(Block):
-    """A block with a hook behind it. It raises no exception of autoprof."""
+    """A `with` block that runs the behaviour of a hook. Errors of autoprof do not leave the block."""
 
     __slots__ = ("_opened",)
 
@@ -144,7 +146,7 @@ class _RecordedBlock(Block):
 
 
 class _StageBlock(_RecordedBlock):
-    """Block of a stage."""
+    """A `with` block that is one stage."""
 
     __slots__ = ("_name", "_rank", "_role")
 
@@ -159,7 +161,7 @@ class _StageBlock(_RecordedBlock):
 
 
 class _StepBlock(_RecordedBlock):
-    """Block of a step, or of a part of the open step."""
+    """A `with` block that is one step. Inside another step, the block records nothing."""
 
     __slots__ = ("_number",)
 

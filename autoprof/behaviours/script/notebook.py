@@ -19,7 +19,7 @@ from autoprof.rundir.layout import RunDir
 
 _ROLE, _STAGE = "notebook", "cell"
 USAGE = "%%autoprof [--contents cpu,shapes] [--SETTING VALUE ...] [--open]"
-# Beginning of the last line that `autoprof open` prints before it serves.
+# Beginning of the output line that `autoprof open` prints last, before it begins to serve.
 SERVING_MARK = "Ctrl-C"
 
 
@@ -29,8 +29,8 @@ def load_ipython_extension(shell: Any) -> None:
     def autoprof(line: str, cell: str) -> None:
         """Run the cell as one step and record it: %%autoprof [--contents cpu,shapes] [--SETTING VALUE ...] [--open]."""
         try:
-            show, settings = _options(line)
-            print(*_recorded(shell, cell, settings, show), sep="\n")
+            open_page, settings = _options(line)
+            print(*_recorded(shell, cell, settings, open_page), sep="\n")
         except (SettingsError, OSError) as error:
             seam.pass_on(error)
             from IPython.core.error import UsageError
@@ -42,39 +42,49 @@ def load_ipython_extension(shell: Any) -> None:
 
 
 def _options(line: str) -> tuple[bool, dict[str, str]]:
-    """Return whether the line has `--open`, and the settings in the line.
+    """Parse the arguments of `%%autoprof`.
+
+    Returns:
+        True if the arguments contain `--open`, and a dict from the name of each setting to its value.
 
     Raises:
-        SettingsError: The line does not have the form of `USAGE`, or it sets `steps`.
+        SettingsError: The arguments do not have the form of `USAGE`, or they set `steps`.
     """
     import shlex
 
     words = shlex.split(line, comments=True)
     settings: dict[str, str] = {}
-    show = False
+    open_page = False
     while words:
         word = words.pop(0)
         name, equals, value = word.removeprefix("--").partition("=")
         if word == "--open":
-            show = True
+            open_page = True
         elif word.startswith("--") and name and (equals or words):
             settings[name.replace("-", "_")] = value if equals else words.pop(0)
         else:
             raise SettingsError(f"got {word!r}; use {USAGE}")
     if "steps" in settings:
         raise SettingsError("--steps: the cell is one step and is always captured; leave --steps out")
-    return show, settings
+    return open_page, settings
 
 
-def _recorded(shell: Any, cell: str, settings: dict[str, str], show: bool) -> Iterator[str]:
-    """Run a cell as one step, in a new run if none is active. Yield lines that say where its trace is."""
+def _recorded(shell: Any, cell: str, settings: dict[str, str], open_page: bool) -> Iterator[str]:
+    """Run a cell as one step of the active run, or of a new run. Yield output lines that say where the trace is.
+
+    Args:
+        shell: IPython's shell.
+        cell: Code of the cell.
+        settings: Settings of the new run.
+        open_page: True to serve the run's page after the cell.
+    """
     run_active = blocks.state.on
     if run_active and settings:
         raise SettingsError(
             f"a run is already active and keeps its settings; leave out {', '.join(settings)}, or call autoprof.stop()"
         )
-    started = opened.joined() is not None if run_active else session.start(steps="+1", **settings) is not None
-    if not started:  # off in the environment, or failed with a message
+    has_run = opened.joined() is not None if run_active else session.start(steps="+1", **settings) is not None
+    if not has_run:  # the environment switches autoprof off, or an error was reported
         shell.run_cell(cell)
         return
     run = runtime.current()
@@ -84,7 +94,8 @@ def _recorded(shell: Any, cell: str, settings: dict[str, str], show: bool) -> It
     try:
         with blocks.step(number), blocks.stage(_STAGE, role=_ROLE):
             result = shell.run_cell(cell)
-            # IPython has already printed the exception. Raise it for the timeline, which records that the cell failed.
+            # IPython has already printed the cell's exception. Raise the exception again, so that the timeline records
+            # that the cell failed.
             result.raise_error()
     except BaseException as error:
         seam.pass_on(error)
@@ -93,13 +104,14 @@ def _recorded(shell: Any, cell: str, settings: dict[str, str], show: bool) -> It
     finally:
         session.settle(run) if run_active else session.stop()
     yield from _lines(run.rundir, number)
-    if show:
+    if open_page:
         yield from _serve(run.rundir.path)
 
 
 def _lines(run: RunDir, number: int) -> Iterator[str]:
     folder = run.step(number)
-    captures = [capture for step in runs.read(run.path).steps if step.number == number for capture in step.captures]
+    steps = [step for step in runs.read(run.path).steps if step.number == number]
+    captures = [capture for step in steps for capture in step.captures]
     if not captures:
         yield f"autoprof: step {number} of {run.path} is on the timeline; it was not captured"
     for capture in captures:
@@ -112,7 +124,10 @@ def _lines(run: RunDir, number: int) -> Iterator[str]:
 
 
 def _serve(folder: Path) -> Iterator[str]:
-    """Serve the run as `autoprof open` does, until the next cell with `--open` or the end of the shell."""
+    """Start `autoprof open` for the run, and yield the output lines that it prints before it serves.
+
+    The server runs until the next cell with `--open`, or until the shell ends.
+    """
     _close()
     command = [sys.executable, "-m", "autoprof", "open", str(folder)]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("AUTOPROF")}

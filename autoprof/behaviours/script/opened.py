@@ -1,4 +1,7 @@
-"""Open blocks of a script, with the hooks behind them. These are hooks as in recipes, but wrap no function."""
+"""Open `with` blocks of a script, and the hooks whose behaviours the blocks run.
+
+The hooks are like hooks of recipes, but they wrap no function.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ _NAME = "autoprof"
 
 
 class OpenBlock:
-    """One `with` block, from before its begin to its end."""
+    """The recording of one `with` block: a hook call that begins and ends when Python enters and leaves the block."""
 
     __slots__ = ("_hook_call", "_run")
 
@@ -30,14 +33,18 @@ class OpenBlock:
         self._hook_call.proceed()
 
     def leave(self, error: BaseException | None) -> None:
-        """Leave the block, with the exception that it raised, if any. If its run was stopped meanwhile, drop it."""
+        """Leave the block. If the run of the block was stopped inside the block, drop the block's recording.
+
+        Args:
+            error: Exception that the block raised, if any.
+        """
         if runtime.current() is self._run:
             self._hook_call.proceed(Outcome(None, error))
         else:
             self.undo()
 
     def undo(self) -> None:
-        """End the span and the capture of the block, if they are still open: `enter` or `leave` was interrupted."""
+        """End the span and the capture of the block, if an interruption of `enter` or `leave` has left them open."""
         self._hook_call.abort(GeneratorExit())
 
     def __del__(self) -> None:
@@ -45,14 +52,17 @@ class OpenBlock:
 
 
 def joined() -> Runtime | None:
-    """Join the run that the environment names, if any, and register the hooks of blocks. Never raises."""
+    """Join the run that the environment names, and register the hooks of blocks. Never raise an exception.
+
+    Return the run, or None if the environment names no run or an error has occurred.
+    """
     run: Runtime | None = None
     with seam.guard(_NAME, runtime.report) as root:
         run = _boot.agent().join()
         if run is not None and _STEP.key not in registry.bound:
             for hook in (_STEP, _STAGE, _STOP):
                 registry.bound[hook.key] = hook
-                hook.behaviour  # noqa: B018  the first call of a hook must not import its behaviour
+                hook.behaviour  # noqa: B018  import the behaviour now, not in the first call of the hook
                 if run.settings.disabled(_NAME, hook.hook.name):
                     run.hooks.skipped(hook, DISABLED)
                 else:
@@ -61,12 +71,12 @@ def joined() -> Runtime | None:
 
 
 def step(number: int | None) -> OpenBlock | None:
-    """Return the block of a step, not yet entered, or None if it has nothing to do."""
+    """Return a block for a step, which the caller enters, or None if autoprof must not record the step."""
     return _open_block(_STEP, {"number": open_step.executed() + 1 if number is None else number})
 
 
 def stage(name: str, role: str, rank: int | None) -> OpenBlock | None:
-    """Return the block of a stage, not yet entered, or None if it has nothing to do."""
+    """Return a block for a stage, which the caller enters, or None if autoprof must not record the stage."""
     return _open_block(_STAGE, {"name": name, "role": role, "rank": identity.own_rank() if rank is None else rank})
 
 
@@ -76,7 +86,7 @@ def warn_of_nested_step() -> None:
 
 
 def stop_blocks() -> None:
-    """End the open step, which is the last one."""
+    """End the open step, if any, as the last step of the run."""
     dispatch.drive(_STOP.key, _nothing, (), {})
 
 
@@ -88,7 +98,7 @@ def _open_block(hook: BoundHook, values: dict[str, Any]) -> OpenBlock | None:
 
 
 def _nothing() -> None:
-    """Do nothing. Placeholder for the code of a block, which autoprof does not call."""
+    """Do nothing. A hook call needs a function, but autoprof does not call the code of a `with` block."""
 
 
 def _hook(name: str, behaviour: str, **options: Any) -> BoundHook:

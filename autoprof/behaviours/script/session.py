@@ -1,7 +1,7 @@
 """Runs that a script or a notebook starts and stops itself: `autoprof.start(steps="+1")` and `autoprof.stop()`.
 
-From its start, such a run is like a run with `AUTOPROF=1` in front of the command. It sets the same variables for child
-processes and applies the same hooks.
+From its start, such a run is like a run whose command is started with `AUTOPROF=1`. `start` sets the same environment
+variables for child processes and applies the same hooks.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ _VARIABLES = (
     launch.LAUNCH_RANK,
     launch.LAUNCH,
 )
-# Seconds that a rank waits for the rank that creates the run.
+# Seconds that a rank waits until rank 0 of its host has created the run.
 RANK_0_TIMEOUT_S = 10.0
-# Seconds between two looks for that run.
+# Seconds between two checks whether rank 0 has created the run.
 POLL_INTERVAL_S = 0.02
 
 
@@ -55,13 +55,13 @@ def start(
     dir: str | os.PathLike[str] | None = None,
     **settings: Any,
 ) -> Path | None:
-    """Start a run in this process. `stop`, or the end of the process, ends it.
+    """Start a run in this process. `stop`, or the end of the process, ends the run.
 
-    Call it before `ray.init()`. If a run with `AUTOPROF=1` is active, this call joins that run, which keeps its
-    settings.
+    Call `start` before `ray.init()`. If the command was started with `AUTOPROF=1`, a run is already active. Then
+    `start` joins this run and does not change its settings.
 
     Args:
-        steps: Steps to capture, as in `AUTOPROF_STEPS`: `"+1"` for the first, `"2,5"`, `"10:13"`, `"::50"`.
+        steps: Steps to capture, as in `AUTOPROF_STEPS`: `"+1"` (the first step), `"2,5"`, `"10:13"`, `"::50"`.
         contents: Contents of traces, as in `AUTOPROF_CONTENTS`.
         roles: Roles to capture, as in `AUTOPROF_ROLES`.
         ranks: Ranks to capture, as in `AUTOPROF_RANKS`.
@@ -69,13 +69,13 @@ def start(
         mode: Mode of captures, as in `AUTOPROF_MODE`.
         when: Conditions that open windows, as in `AUTOPROF_WHEN`.
         dir: Folder of the runs, as in `AUTOPROF_DIR`.
-        **settings: Other settings, by their names in lower case.
+        **settings: Other settings. The keyword is the name of the setting in lower case, without `AUTOPROF_`.
 
     Returns:
         The run's folder, or None if `AUTOPROF=0` in the environment switches autoprof off.
 
     Raises:
-        SettingsError: A setting is invalid. It is a ValueError.
+        SettingsError: A setting is invalid. The class is a subclass of ValueError.
         RuntimeError: This process has already started a run that is still active.
         OSError: The run's folder can't be created.
     """
@@ -103,17 +103,17 @@ def start(
 
 
 def stop() -> Path | None:
-    """End the run that `start` started, and wait until its files are complete.
+    """End the run that `start` started, and wait until the run's files are complete.
 
-    A run with `AUTOPROF=1` continues after this call. Only its open step ends, and the call waits until the files of
-    captures are complete.
+    If `AUTOPROF=1` started the run, the run continues after this call. `stop` then ends only the open step, and waits
+    until the files of the captures are complete.
 
     Returns:
-        The run's folder, or None without a run.
+        The run's folder, or None if no run is active.
     """
     run = opened.joined() if blocks.state.on else None
     if run is None:
-        if blocks.state.before is not None:  # autoprof was disabled meanwhile
+        if blocks.state.before is not None:  # autoprof was disabled after `start`
             _restore(blocks.state.before)
         return None
     with seam.guard("autoprof/stop", runtime.report):
@@ -124,14 +124,14 @@ def stop() -> Path | None:
         settle(run)
         return run.rundir.path
     run.stopped = True
-    # If this is interrupted, the next call, or the end of the process, ends the run.
+    # If `process.end` is interrupted, the next call of `stop`, or the end of the process, ends the run.
     process.end()
     _restore(blocks.state.before)
     return run.rundir.path
 
 
 def settle(run: Runtime) -> None:
-    """Wait until the files of the captures so far are complete."""
+    """Wait until the files of all captures that have ended are complete."""
     writer.wait(run.settings.stop_timeout_s)
     end.wait_for_files(run)
 
@@ -142,10 +142,11 @@ def _begin(run_settings: dict[str, object]) -> Runtime:
     try:
         os.environ[_boot.ENABLE] = "1"
         os.environ.pop(_boot.RUN_INFO, None)
-        if "WORLD_SIZE" not in os.environ:  # ranks of srun and mpirun; those of torchrun have a launcher on this host
+        # Ranks of srun and mpirun have no WORLD_SIZE. Ranks of torchrun have one launcher process on this host.
+        if "WORLD_SIZE" not in os.environ:
             launch.note_launch(os.environ, command.THIS, starts=True)
         os.environ.setdefault(_boot.RUN_ID, _new_id())
-        # No process of the run warns at its end that no hook was applied.
+        # This value prevents the processes of the run from warning at their ends that no hook was applied.
         os.environ[_boot.STARTER] = f":{os.getcwd()}"
         run = runtime.start(run_settings)
         assert run is not None
@@ -169,7 +170,11 @@ def _begin(run_settings: dict[str, object]) -> Runtime:
 
 
 def _restore(before: dict[str, str | None]) -> None:
-    """Restore the variables and the state of this process from before the run."""
+    """Restore the environment variables and the state that this process had before the run.
+
+    Args:
+        before: Dict from the name of each variable to its value before the run. None if it was not set.
+    """
     _boot.uninstall()
     for name, value in before.items():
         if value is None:
@@ -180,26 +185,33 @@ def _restore(before: dict[str, str | None]) -> None:
 
 
 def _new_id() -> str:
-    """Return a new run id, the same in all ranks that one launcher, such as torchrun, started on this host."""
+    """Return a new run id.
+
+    All ranks that one launcher, such as torchrun, has started on this host get the same run id. So the id is derived
+    from the launcher's process and start time.
+    """
     if identity.ranks() == 1:
         return _boot.new_run_id()
     launcher = os.getppid()
     ticks = identity.start_ticks(launcher) or 0
     with io.open("/proc/stat", opener=files.descriptor) as file:
-        booted = next(int(line.split()[1]) for line in file if line.startswith("btime "))
-    began = time.localtime(booted + ticks // os.sysconf("SC_CLK_TCK"))
+        boot_time_s = next(int(line.split()[1]) for line in file if line.startswith("btime "))
+    launch_time = time.localtime(boot_time_s + ticks // os.sysconf("SC_CLK_TCK"))
     digest = hashlib.sha256(f"{identity.machine()} {launcher} {ticks} {blocks.state.started}".encode()).hexdigest()
-    return f"{time.strftime('%Y%m%d-%H%M%S', began)}-{digest[:6]}"
+    return f"{time.strftime('%Y%m%d-%H%M%S', launch_time)}-{digest[:6]}"
 
 
 def _joins_rank_0() -> bool:
-    """Return whether another rank of this host creates the run."""
-    local = os.environ.get("LOCAL_RANK") or os.environ.get("RANK") or "0"
-    return identity.ranks() > 1 and local != "0"
+    """Return True if rank 0 of this host creates the run, and this rank must join the run."""
+    local_rank = os.environ.get("LOCAL_RANK") or os.environ.get("RANK") or "0"
+    return identity.ranks() > 1 and local_rank != "0"
 
 
 def _join_rank_0(run: Runtime) -> None:
-    """Wait until the first rank of this host has created the run, which that rank will also end."""
+    """Wait until rank 0 of this host has created the run, and take over the run's owner: rank 0 also ends the run.
+
+    If rank 0 does not create the run within RANK_0_TIMEOUT_S, log a warning.
+    """
     deadline = time.monotonic() + RANK_0_TIMEOUT_S
     while not files.exists(run.rundir.run_json):
         if time.monotonic() > deadline:
@@ -208,6 +220,6 @@ def _join_rank_0(run: Runtime) -> None:
             )
             return
         time.sleep(POLL_INTERVAL_S)
-    first = decoder.read(run.rundir.run_json, RunFile)
-    owner = {"host": first.host, "pid": first.pid, "ticks": first.ticks, "started": first.started}
+    run_file = decoder.read(run.rundir.run_json, RunFile)
+    owner = {"host": run_file.host, "pid": run_file.pid, "ticks": run_file.ticks, "started": run_file.started}
     run.info = msgspec.structs.replace(run.info, **owner)

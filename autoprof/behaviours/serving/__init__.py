@@ -1,1 +1,1 @@
-"""Engines' HTTP servers and their clients."""
+"""Engines behind HTTP servers, and the trainers that call these servers."""
