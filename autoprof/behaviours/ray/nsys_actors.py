@@ -83,7 +83,7 @@ def under_nsys(runtime_env: Mapping[str, Any], settings: Settings) -> dict[str, 
 def _obstacle(runtime_env: Mapping[str, Any], inherited: Mapping[str, Any], settings: Settings) -> str:
     """Return the reason why actors can't run under nsys, or an empty string.
 
-    autoprof checks this because Ray starts no actor if nsys can't be used.
+    Without this check, Ray would start no actor if nsys can't be used.
     """
     if not nsys.find_nsys(settings.nsys):
         return f"there is no {settings.nsys.executable} on the path"

@@ -215,19 +215,20 @@ def merged(runtime_env: Any, environ: Mapping[str, str]) -> Any:
     """
     user_variables = runtime_env.get("env_vars") or {} if runtime_env else {}
     job_config = json.loads(environ.get(_JOB_CONFIG) or "{}")
-    job = (job_config.get("runtime_env") or {}).get("env_vars") or {}
-    variables = {name: value for name, value in environ.items() if name.startswith(_boot.ENABLE) and name not in job}
+    job_variables = (job_config.get("runtime_env") or {}).get("env_vars") or {}
+    own_variables = {name: value for name, value in environ.items() if name.startswith(_boot.ENABLE)}
+    variables = {name: value for name, value in own_variables.items() if name not in job_variables}
     # Ray logs the variables of workers, and the value of AUTOPROF_COLLECT may be a URL with a password.
     variables.pop(_COLLECT, None)
     # A worker is not a rank of the driver's launcher.
     variables.pop(launch.LAUNCH_RANK, None)
     variables.pop(launch.LAUNCH, None)
-    if cupti.INJECTION in user_variables or cupti.INJECTION in job:
+    if cupti.INJECTION in user_variables or cupti.INJECTION in job_variables:
         # Keep the user's value: the workers check the value themselves (`cupti.guard`).
-        variables |= {cupti.KEEP: "1"} if cupti.KEEP not in job else {}
+        variables |= {cupti.KEEP: "1"} if cupti.KEEP not in job_variables else {}
     elif environ.get(cupti.INJECTION) == cupti.NOTHING:
         variables[cupti.INJECTION] = cupti.NOTHING
-    if "PYTHONPATH" not in job and (site := _site_folders(environ)):
+    if "PYTHONPATH" not in job_variables and (site := _site_folders(environ)):
         # Ray replaces ${PYTHONPATH} by the worker's PYTHONPATH (Ray 2.60, ray/_private/runtime_env/context.py).
         path = (
             _python_path(user_variables["PYTHONPATH"], site)
@@ -258,14 +259,12 @@ def _python_path(user_path: str, site: list[str]) -> str:
     The user's folders come first. But if they contain a sitecustomize, it would hide autoprof's sitecustomize. Then
     autoprof's folders come first, and autoprof's sitecustomize runs the user's sitecustomize.
     """
-    user_has_sitecustomize = any(
+    has_sitecustomize = any(
         files.is_file(os.path.join(folder, name))
         for folder in filter(None, user_path.split(os.pathsep))
         for name in ("sitecustomize.py", "sitecustomize/__init__.py")
     )
-    if user_has_sitecustomize:
-        return _in_front(user_path, site)
-    return os.pathsep.join(filter(None, [user_path, *site]))
+    return _in_front(user_path, site) if has_sitecustomize else os.pathsep.join(filter(None, [user_path, *site]))
 
 
 def _in_front(user_path: str, site: list[str]) -> str:

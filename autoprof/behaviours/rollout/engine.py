@@ -63,7 +63,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return msgspec.json.decode(sent.removeprefix(MARK) if isinstance(sent, str) else sent, type=cls)
 
     def fields(self) -> dict[str, Any]:
-        """Return the request as a dict of plain types for Ray or RPC. A process without autoprof can unpickle it."""
+        """Return the request as a dict of plain types for Ray or RPC, which processes without autoprof can unpickle."""
         fields: dict[str, Any] = msgspec.to_builtins(self)
         return fields
 

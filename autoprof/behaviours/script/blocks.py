@@ -66,7 +66,7 @@ _NOTHING = Block()
 
 
 def step(number: int | None = None) -> Block:
-    """Return an object for a `with` statement whose block is one step. If no run is active, it records nothing.
+    """Return an object for a `with` statement whose block is one step. If no run is active, the block does nothing.
 
     Steps do not nest: a step inside another step is part of the outer step.
 
@@ -79,7 +79,7 @@ def step(number: int | None = None) -> Block:
 
 
 def stage(name: str, *, role: str = "trainer", rank: int | None = None) -> Block:
-    """Return an object for a `with` statement whose block is one stage. If no run is active, it records nothing.
+    """Return an object for a `with` statement whose block is one stage. If no run is active, the block does nothing.
 
     Use it in the process that does the work of the stage. The stage is captured if its step is captured and the
     settings select the role and the rank. A stage inside another stage of the same role is part of the outer stage.

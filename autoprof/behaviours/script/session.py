@@ -79,9 +79,9 @@ def start(
         RuntimeError: This process has already started a run that is still active.
         OSError: The run's folder can't be created.
     """
-    named = {"contents": contents, "roles": roles, "ranks": ranks, "tool": tool, "mode": mode, "when": when}
+    named_settings = {"contents": contents, "roles": roles, "ranks": ranks, "tool": tool, "mode": mode, "when": when}
     folder = None if dir is None else os.fspath(dir)
-    arguments = {"steps": steps, **named, "dir": folder, **settings}
+    arguments = {"steps": steps, **named_settings, "dir": folder, **settings}
     run_settings = {name: value for name, value in arguments.items() if value is not None}
     if blocks.state.before is not None:
         run = runtime.current()
@@ -137,7 +137,7 @@ def settle(run: Runtime) -> None:
 
 
 def _begin(run_settings: dict[str, object]) -> Runtime:
-    before = {name: os.environ.get(name) for name in _VARIABLES}
+    earlier_variables = {name: os.environ.get(name) for name in _VARIABLES}
     process.reset()
     try:
         os.environ[_boot.ENABLE] = "1"
@@ -161,22 +161,23 @@ def _begin(run_settings: dict[str, object]) -> Runtime:
         _boot.run_script(getattr(sys.modules["__main__"], "__file__", None) or "")
         blocks.state.begin()
         opened.joined()
-        blocks.state.before = before
+        blocks.state.before = earlier_variables
     finally:
-        if blocks.state.before is not before:
-            _restore(before)
+        if blocks.state.before is not earlier_variables:
+            _restore(earlier_variables)
     blocks.state.started += 1
     return run
 
 
-def _restore(before: dict[str, str | None]) -> None:
+def _restore(earlier_variables: dict[str, str | None]) -> None:
     """Restore the environment variables and the state that this process had before the run.
 
     Args:
-        before: Dict from the name of each variable to its value before the run. None if it was not set.
+        earlier_variables: Dict from the name of each variable to its value before the run, or to None if the variable
+            was not set.
     """
     _boot.uninstall()
-    for name, value in before.items():
+    for name, value in earlier_variables.items():
         if value is None:
             os.environ.pop(name, None)
         else:

@@ -139,7 +139,7 @@ class Batches:
 
 
 class ServedEngine:
-    """The engine behind a server, and the engine's recording. It records a batch or a requested window."""
+    """The engine behind a server, and the recording of the engine: of a batch, or of a requested window."""
 
     def __init__(self, engine: Any, start: Start, stop: Stop) -> None:
         self._batches = Batches(engine, start, stop)
@@ -147,7 +147,6 @@ class ServedEngine:
         self._over = False
         # True if a trainer opens the windows of the engine. Then batches are counted, but not captured.
         self._led = False
-        # Number of requests that wait for the lock, or until their batch is recorded.
         self._waiting = 0
         # Requested window that is open, if any. Each window is a new object, so that a late timer can't close a later
         # window.
@@ -163,12 +162,12 @@ class ServedEngine:
 
         If the batch is selected, the engine already records when this coroutine returns.
         """
-        look = not self._busy or self._batches.overdue
-        if not look and not self._lock.locked():
+        must_look = not self._busy or self._batches.overdue
+        if not must_look and not self._lock.locked():
             return
         self._waiting += 1
         try:
-            await self._uninterrupted(self._handle_request(run, look))
+            await self._uninterrupted(self._handle_request(run, must_look))
         finally:
             self._waiting -= 1
 
@@ -217,9 +216,9 @@ class ServedEngine:
     def _busy(self) -> bool:
         return self._batches.is_open and not self._over
 
-    async def _handle_request(self, run: runtime.Runtime, look: bool) -> str:
+    async def _handle_request(self, run: runtime.Runtime, must_look: bool) -> str:
         async with self._lock:
-            if self._busy and not look:
+            if self._busy and not must_look:
                 return ""
             if not self._busy:
                 await self._end_batch()

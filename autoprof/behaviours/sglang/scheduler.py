@@ -158,7 +158,7 @@ class _Pauses:
             vars(self._scheduler).pop(_POLL_METHOD, None)
 
 
-# A time of at least this number of seconds is a time since the epoch. A smaller time is of a monotonic clock.
+# A time above this number of seconds is a time since the epoch. A smaller time is a time of a monotonic clock.
 _EPOCH_S = 1e9
 
 
@@ -223,7 +223,7 @@ def _obey(holder: Any, request: Request) -> str:
     run = runtime.start()
     if run is None:
         return "autoprof is off in the scheduler's process"
-    rank, part = _place(holder, request)
+    rank, part = _rank_and_part(holder, request)
     settings = request.settings(run)
     if not settings.takes(ROLE, range(rank, rank + 1), GENERATE):
         return ""
@@ -233,7 +233,7 @@ def _obey(holder: Any, request: Request) -> str:
     return ""
 
 
-def _place(holder: Any, request: Request) -> tuple[int, str]:
+def _rank_and_part(holder: Any, request: Request) -> tuple[int, str]:
     """Return the scheduler's global rank, and a text with its parallel ranks, such as `TP-0-PP-1`.
 
     The text has the form of SGLang's own trace names.
@@ -245,17 +245,17 @@ def _place(holder: Any, request: Request) -> tuple[int, str]:
     def number(*names: str, default: int) -> int:
         return next((int(getattr(ranks, name)) for name in names if getattr(ranks, name, None) is not None), default)
 
-    tensor, pipeline, data = (number(f"{kind}_rank", default=0) for kind in ("tp", "pp", "dp"))
-    tensors, pipelines = number("tp_size", default=1), number("pp_size", default=1)
-    part = [f"TP-{tensor}"]
+    tp_rank, pp_rank, dp_rank = (number(f"{kind}_rank", default=0) for kind in ("tp", "pp", "dp"))
+    tp_size, pp_size = number("tp_size", default=1), number("pp_size", default=1)
+    rank_texts = [f"TP-{tp_rank}"]
     if number("dp_size", "num_dp_ranks", default=1) > 1:
-        part.append(f"DP-{data}")
-    if pipelines > 1:
-        part.append(f"PP-{pipeline}")
+        rank_texts.append(f"DP-{dp_rank}")
+    if pp_size > 1:
+        rank_texts.append(f"PP-{pp_rank}")
     if number("moe_ep_size", default=1) > 1:
-        part.append(f"EP-{number('moe_ep_rank', default=0)}")
-    rank = request.rank + tensor + pipeline * tensors + (data * tensors * pipelines if request.replicas_in_one else 0)
-    return rank, "-".join(part)
+        rank_texts.append(f"EP-{number('moe_ep_rank', default=0)}")
+    rank = request.rank + tp_rank + pp_rank * tp_size + (dp_rank * tp_size * pp_size if request.replicas_in_one else 0)
+    return rank, "-".join(rank_texts)
 
 
 def _parallel() -> Any:
@@ -291,22 +291,22 @@ def read(scheduler: Any, left_out: list[str]) -> EngineState:
     running = list(running_requests.values())
     state["running"], state["waiting"] = len(running), len(waiting)
     pool, cache = getattr(scheduler, "token_to_kv_pool_allocator", None), getattr(scheduler, "tree_cache", None)
-    page = getattr(pool, "page_size", 1) or 1
-    read_part(state, left_out, "free_blocks", lambda: int(pool.available_size() + cache.evictable_size()) // page)  # type: ignore[union-attr]
-    read_part(state, left_out, "total_blocks", lambda: int(pool.size) // page)  # type: ignore[union-attr]
+    page_size = getattr(pool, "page_size", 1) or 1
+    read_part(state, left_out, "free_blocks", lambda: int(pool.available_size() + cache.evictable_size()) // page_size)  # type: ignore[union-attr]
+    read_part(state, left_out, "total_blocks", lambda: int(pool.size) // page_size)  # type: ignore[union-attr]
     if running or waiting:
-        read_part(state, left_out, "longest_s", lambda: _longest(state, [*running, *waiting]))
+        read_part(state, left_out, "longest_s", lambda: _oldest_age(state, [*running, *waiting]))
     return state
 
 
-def _longest(state: EngineState, requests: list[Any]) -> float:
+def _oldest_age(state: EngineState, requests: list[Any]) -> float:
     """Return the age of the oldest request in seconds, and store the id of this request in the state."""
-    since, oldest = min(((_since(request), request) for request in requests), key=lambda pair: pair[0])
+    entry_time_s, oldest = min(((_entry_time(request), request) for request in requests), key=lambda pair: pair[0])
     state["longest"] = str(oldest.rid)
-    return round((time.time() if since > _EPOCH_S else time.perf_counter()) - since, 3)
+    return round((time.time() if entry_time_s > _EPOCH_S else time.perf_counter()) - entry_time_s, 3)
 
 
-def _since(request: Any) -> float:
+def _entry_time(request: Any) -> float:
     """Return the time in seconds at which a request entered the queue: since the epoch, or on a monotonic clock."""
     stats = getattr(request, "time_stats", request)
     return float(getattr(stats, "wait_queue_entry_time", 0.0) or stats.queue_time_start)

@@ -139,7 +139,7 @@ class OpenStep:
         self._over = True
 
     def leave_updated(self) -> None:
-        """End the last step of an inner loop at the time of its last update, the last hooked call of such a loop."""
+        """End the last step of an inner loop at the time of its last update, because no hooked call comes later."""
         if self.updated_ns is not None and not self.off:
             self._end_span(None, self.updated_ns)
 

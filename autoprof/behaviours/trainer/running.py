@@ -23,7 +23,7 @@ Counted = Literal["", "passes", "mini_batches"]
 
 
 class RunningStage:
-    """A running stage of this process, its capture and its span of the timeline.
+    """A running stage of this process, its capture, and its span on the timeline.
 
     Args:
         run: Run of this process.
@@ -139,9 +139,9 @@ class RunningStage:
         if settings.mode == "continuous" and self.counts != "passes":
             self._leave = whole_step.enter(run, subject, settings)
             return
-        texts = {"": "all", "passes": settings.rollout_iterations, "mini_batches": settings.mini_batches}
+        selections = {"": "all", "passes": settings.rollout_iterations, "mini_batches": settings.mini_batches}
         counted = "there were {} mini-batches" if self.counts == "mini_batches" else "there were {} forward passes"
-        tool, selection = profilers.choose(settings), parse_iterations(texts[self.counts])
+        tool, selection = profilers.choose(settings), parse_iterations(selections[self.counts])
         self._capture = PassCapture(run, subject, settings, tool, selection, counted)
         self._capture.reach()
 

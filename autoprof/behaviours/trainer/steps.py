@@ -95,7 +95,10 @@ class StepBehaviour(Behaviour):
         call.on_interrupt = earlier_handler
 
     def _opens_steps(self, call: Call) -> bool:
-        """Return True if the hook opens steps in this process. An inner hook does not if another target opens steps."""
+        """Return True if the hook opens steps in this process.
+
+        An inner hook opens steps only if no other target opens steps.
+        """
         target = call.key.partition("/")[0]
         if not self.inner:
             state.owner = target
@@ -106,7 +109,7 @@ class StepBehaviour(Behaviour):
 
 
 class StepBegin(StepBehaviour):
-    """The call opens a step. A `step.end` hook, or the begin of the next step, closes the step.
+    """The call opens a step. A `step.end` hook, or the start of the next step, closes the step.
 
     If the step with the same number is already open, the call opens no step. So a recipe may have several `step.begin`
     hooks, and the first call opens the step.
@@ -178,7 +181,7 @@ class StepEnd(Behaviour):
 
 
 class Update(Behaviour):
-    """The call does the last work of an `inner` step. Work between the call and the next step belongs to this step."""
+    """The call does the last work of an `inner` step. Later work, before the next step, belongs to the same step."""
 
     layer: ClassVar[int] = STEP
 
@@ -231,7 +234,7 @@ class Loop(Behaviour):
 
 
 class Counter(StepBehaviour):
-    """An attribute of the trainer that grows by 1 at the begin of each step. The next increase ends the step.
+    """An attribute of the trainer that grows by 1 at the start of each step. The next increase ends the step.
 
     Other assignments, such as 0 at the start or the number of a checkpoint, begin no step. The hooked function assigns
     the attribute. Its parameters are `self`, the trainer, and `value`, the new value.

@@ -1,7 +1,7 @@
 """Captures of a vLLM engine. autoprof starts and stops the engine's profiler, and each worker records.
 
 vLLM's own profiler must be configured at the engine's start, with a fixed directory. autoprof needs no configuration.
-Before a capture, autoprof replaces the profiler of every worker by its own profiler (`worker.py`). The engine's
+Before a capture, autoprof replaces the profiler of every worker by a profiler of autoprof (`worker.py`). The engine's
 `start_profile` and `stop_profile` then start and stop autoprof's profilers, which write into the step's folder. After
 the capture, autoprof restores the workers' profilers.
 """
@@ -29,7 +29,6 @@ ENGINE_STOP_SHARE = 0.75
 _OPEN = "_autoprof_open"
 # Attribute that an engine has while another caller profiles the engine.
 USER_PROFILING = "_autoprof_user_profiling"
-# True while autoprof itself calls `start_profile` or `stop_profile` of an engine.
 own_call: ContextVar[bool] = ContextVar("autoprof_own_call", default=False)
 
 
@@ -142,9 +141,9 @@ async def stop(engine: Any, cut: str = "") -> dict[str, Any]:
 async def _own(method: Any, run: runtime.Runtime) -> None:
     """Call the engine's own `start_profile` or `stop_profile`, and wait for at most ENGINE_STOP_SHARE of the timeout.
 
-    During the call, the profiler of the front end is removed. A vLLM with a configured profiler has it since 0.10. vLLM
-    starts and stops this profiler in any free thread of a pool (`asyncio.to_thread` in async_llm.py, 0.10 to 0.32). If
-    the two threads differ, torch crashes (seen with vLLM 0.27.1 and torch 2.13).
+    During the call, autoprof removes the front end's own profiler, which exists since 0.10 if a profiler is configured.
+    vLLM starts and stops this profiler in any free thread of a pool (`asyncio.to_thread` in async_llm.py, 0.10 to
+    0.32). If the two threads differ, torch crashes (seen with vLLM 0.27.1 and torch 2.13).
     """
     engine = method.__self__
     front_end = getattr(engine, "profiler", None)

@@ -1,8 +1,8 @@
 """Captures of a vLLM engine's front end: the server process's work on requests and on the engine's outputs.
 
 vLLM's own profiler of the front end starts and stops in any free thread of a pool (async_llm.py, 0.10 to 0.32), which
-crashes torch (2.13). It also records everything from start to stop. autoprof's capture begins and ends in the thread of
-the event loop. It records as many outputs as the workers record passes.
+crashes torch (2.13). vLLM's profiler also records everything from start to stop. autoprof's capture begins and ends in
+the thread of the event loop, and ends after as many outputs as the workers record passes.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ class FrontEnd:
         contents = ("cpu", *(word for word in settings.contents if word in FLAGS))
         self._stacks = "stack" in contents
         self._max_bytes = min(MAX_BYTES, settings.max_trace_mb * 1e6)
-        first, stop_before = parse_iterations(settings.rollout_iterations)
+        first_pass, stop_before = parse_iterations(settings.rollout_iterations)
         # Each data-parallel engine behind the front end produces one output per pass.
-        engines = int(follow(engine, "vllm_config.parallel_config.data_parallel_size", 1))
-        outputs = first * engines, stop_before and stop_before * engines
+        engine_count = int(follow(engine, "vllm_config.parallel_config.data_parallel_size", 1))
+        outputs = first_pass * engine_count, stop_before and stop_before * engine_count
         capture_settings = msgspec.structs.replace(settings, contents=contents)
         self._capture = PassCapture(run, subject, capture_settings, TorchTool(), outputs)
         self._capture.left_out = [word for word in settings.contents if word not in contents]
@@ -114,12 +114,12 @@ class FrontEnd:
     def _before_outputs(
         self, engine_core_outputs: Any, engine_core_timestamp: float | None = None, *_: Any, **__: Any
     ) -> contextlib.AbstractContextManager[Any]:
-        tokens = len(engine_core_outputs)
+        token_count = len(engine_core_outputs)
         # Outputs for more than 128 requests come in several pieces with the same timestamp (async_llm.py, 0.9 to 0.33).
-        if tokens and (engine_core_timestamp is None or engine_core_timestamp != self._last_timestamp):
+        if token_count and (engine_core_timestamp is None or engine_core_timestamp != self._last_timestamp):
             self._last_timestamp = engine_core_timestamp
             self._capture.before_pass()
-        self._grow(STACK_BYTES_PER_TOKEN * tokens)
+        self._grow(STACK_BYTES_PER_TOKEN * token_count)
         return self._annotated("process_outputs")
 
     def _grow(self, stacks_bytes: int) -> None:

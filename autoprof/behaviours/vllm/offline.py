@@ -167,13 +167,13 @@ class _OfflineEngine:
         # The capture of the running stage contains the rollout, or the rollout belongs to no stage of the step.
         if recorder.current() is not None or in_whole():
             return None
-        size = int(follow(self._engine, "vllm_config.parallel_config.world_size", 1))
-        replica = own_rank() // size
+        ranks_per_replica = int(follow(self._engine, "vllm_config.parallel_config.world_size", 1))
+        replica = own_rank() // ranks_per_replica
         request = Request(
             action="start",
             step=announcement.step,
             replica=replica,
-            rank=replica * size,
+            rank=replica * ranks_per_replica,
             overrides=announcement.overrides,
         )
         ranks = range(own_rank(), own_rank() + 1)

@@ -33,7 +33,7 @@ class WorkerPasses:
     elsewhere.
 
     A pass is a call of `execute_model`, as in vLLM's own count and annotations. With asynchronous scheduling, some
-    passes compute no token. A pass is counted at the begin of the worker's method, before vLLM's annotation, so that a
+    passes compute no token. A pass is counted at the start of the worker's method, before vLLM's annotation, so that a
     trace holds whole passes. Ray's executor calls the model runner, not the worker (vllm/v1/executor/ray_utils.py in
     0.12 to 0.32, vllm/executor/ray_utils.py in earlier releases). So the model runner's method is wrapped, too.
     """
@@ -227,7 +227,7 @@ _SWAP = "_autoprof_swap"
 
 
 class Worker(Behaviour):
-    """vLLM's worker class. autoprof adds the methods to the class that autoprof calls by `collective_rpc`."""
+    """vLLM's worker class, to which autoprof adds the methods that autoprof calls by `collective_rpc`."""
 
     def install(self, owner: Any) -> bool:
         owner.autoprof_prepare = _prepare
@@ -352,8 +352,8 @@ def _rank_part(worker: Any) -> str:
         from vllm.distributed.utils import get_worker_rank_suffix
 
         part = str(get_worker_rank_suffix(global_rank=worker.rank))
-    engine = _data_parallel_rank(worker)
-    return f"dp{engine}_{part}" if engine and "dp" not in part else part
+    engine_rank = _data_parallel_rank(worker)
+    return f"dp{engine_rank}_{part}" if engine_rank and "dp" not in part else part
 
 
 def _data_parallel_rank(worker: Any) -> int:
