@@ -256,8 +256,8 @@ def _let_workers_write() -> None:
 def _python_path(user_path: str, site: list[str]) -> str:
     """Return a PYTHONPATH that contains the user's folders and autoprof's folders (`site`).
 
-    The user's folders come first. But if they contain a sitecustomize, it would hide autoprof's sitecustomize. Then
-    autoprof's folders come first, and autoprof's sitecustomize runs the user's sitecustomize.
+    The user's folders come first, unless they contain a sitecustomize, which would hide autoprof's sitecustomize. In
+    that case, autoprof's folders come first, and autoprof's sitecustomize runs the user's sitecustomize.
     """
     has_sitecustomize = any(
         files.is_file(os.path.join(folder, name))

@@ -39,7 +39,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         replicas_in_one: True if each data-parallel rank is a separate engine, as in SGLang without attention data
             parallelism.
         reason: Reason why a `stop` ends the recording early. Empty if the recording ends normally.
-        run: Run directory of the trainer. Only a `lead` request has it.
+        run: Run directory of the trainer, in a `lead` request only.
     """
 
     action: Literal["lead", "start", "stop"]
@@ -104,9 +104,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def problem_of(where: str, work: Callable[..., str], *args: Any) -> str:
-    """Call `work(*args)`, which carries out a request, and return the problem that it returns, or an empty string.
+    """Call `work(*args)`, which carries out a request. Return the result of `work`: a problem, or an empty string.
 
-    If `work` raises an exception, report the exception and return its description as the problem.
+    If `work` raises an exception, report the exception and return a description of the exception.
 
     Args:
         where: Name of the hook in the report of the exception.

@@ -127,8 +127,8 @@ class _ReplicaState(process.State):
 
     Attributes:
         window: Window of the current step, or None if the step is not captured.
-        late: Dict from a server to the answer that the server did not give in time. The server gets no new request
-            until it answers.
+        late: Dict from a server to the answer that the server did not give in time. Until the answer comes, the server
+            gets no new request.
     """
 
     def begin(self) -> None:

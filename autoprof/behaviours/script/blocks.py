@@ -1,7 +1,7 @@
 """Steps and stages as `with` blocks: `with autoprof.step(7): with autoprof.stage("learn", role="actor"): ...`.
 
-Scripts may use the blocks in any loop. If no run is active, each call returns the same object, which does nothing. This
-module imports few modules, because scripts also import it when autoprof is off.
+Scripts may use the blocks in any loop. If no run is active, each call returns the same object, which does nothing.
+Scripts import this module even if autoprof is off. So this module imports few other modules.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def step(number: int | None = None) -> Block:
 def stage(name: str, *, role: str = "trainer", rank: int | None = None) -> Block:
     """Return an object for a `with` statement whose block is one stage. If no run is active, the block does nothing.
 
-    Use it in the process that does the work of the stage. The stage is captured if its step is captured and the
+    Use the block in the process that does the work of the stage. The stage is captured if its step is captured and the
     settings select the role and the rank. A stage inside another stage of the same role is part of the outer stage.
 
     Args:

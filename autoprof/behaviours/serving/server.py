@@ -17,7 +17,8 @@ from autoprof.run import end, runtime
 from autoprof.run.timeline import Span
 from autoprof.windows.chooser import Chooser
 
-# Seconds after which a busy server looks again for requests of `autoprof trigger`, when it gets a request.
+# A request to a busy server causes a new look for requests of `autoprof trigger`, if the last look is more than this
+# number of seconds ago.
 LOOK_INTERVAL_S = 1.0
 # Reason in meta files of recordings that end because the user profiles the engine.
 ANOTHER_CALLER = "another caller started the engine's profiler"

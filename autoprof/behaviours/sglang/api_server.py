@@ -2,10 +2,10 @@
 
 Hooks show when requests begin and end. The routes `/start_profile` and `/stop_profile` open and close windows.
 
-A request begins after its text is tokenized, before the scheduler gets the request. While a request is running, it
-holds a lock, so that the weights do not change. The request ends when it releases this lock: it is answered, refused or
-aborted, with all its samples (tokenizer_manager.py, 0.4.6 to 0.5.23). `TokenizerManager.generate_request` itself can't
-be wrapped, because it is an async generator.
+A request begins after its text is tokenized, before the scheduler gets the request. A running request holds a lock, so
+that the weights do not change. The request ends when all its samples are answered, refused or aborted, and the request
+releases the lock (tokenizer_manager.py, 0.4.6 to 0.5.23). autoprof can't wrap `TokenizerManager.generate_request`,
+because this method is an async generator.
 """
 
 from __future__ import annotations

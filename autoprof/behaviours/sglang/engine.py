@@ -1,10 +1,10 @@
 """Captures of an SGLang engine. The `TokenizerManager` sends requests to autoprof's recorder in each scheduler.
 
 autoprof does not use SGLang's profiler. The profiler's arguments and its count of forward passes differ between
-releases. It writes gzip in the thread that generates, and it ends the server if the disk is full or an argument is
-invalid. In all releases, `start_profile` reaches every scheduler, also on other nodes. So autoprof sends its requests
-as text in the argument `output_dir` of `start_profile`. A hook in the scheduler (`scheduler.py`) handles autoprof's
-requests before SGLang reads them.
+releases. The profiler writes gzip in the thread that generates, and ends the server if the disk is full or an argument
+is invalid. In all releases, `start_profile` reaches every scheduler, also on other nodes. So autoprof sends its
+requests as text in the argument `output_dir` of `start_profile`. A hook in the scheduler (`scheduler.py`) handles
+autoprof's requests before SGLang reads them.
 """
 
 from __future__ import annotations

@@ -239,7 +239,7 @@ def _rank_and_part(holder: Any, request: Request) -> tuple[int, str]:
     The text has the form of SGLang's own trace names.
     """
     # Up to 0.5.12, the ranks are attributes of the scheduler. Later, they are attributes of the profiler manager's
-    # `ps`. In 0.5.23, a function returns them.
+    # `ps`. In 0.5.23, a function returns an object with the ranks.
     ranks = holder if hasattr(holder, "tp_rank") else getattr(holder, "ps", None) or _parallel()
 
     def number(*names: str, default: int) -> int:

@@ -99,9 +99,9 @@ _SPAN = "_autoprof_span"
 class TimerStart(Behaviour):
     """The call starts a timer, which a `timer.stop` hook stops. Timers may nest and overlap.
 
-    A timer is a span of the step in which the timer starts. If no step is open at its start, the timer is a span of the
-    step in which the timer stops. If no step is open then either, as in processes without a trainer, the timer is
-    ignored.
+    A timer is a span of the step in which the timer starts. If no step is open at the start, the timer is a span of the
+    step in which the timer stops. If no step is open at the start and at the stop, as in processes without a trainer,
+    the timer is ignored.
 
     Attributes:
         of: Path from a parameter of the call to the timer.

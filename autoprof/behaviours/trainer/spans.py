@@ -185,7 +185,7 @@ def _amount(value: Any) -> int | None:
 
 
 def _call_or_none(function: Callable[..., Any], *args: Any) -> Any:
-    """Call a function that runs code of the user's classes. Return its result, or None if it raises an exception."""
+    """Call a function that runs code of the user's classes. Return the result, or None after any exception."""
     try:
         return function(*args)
     except Exception as error:

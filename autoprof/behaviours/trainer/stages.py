@@ -27,7 +27,7 @@ from autoprof.run.step_announcement import StepAnnouncement
 
 
 class NativeStart(Behaviour):
-    """The call may start the target's own profiler. In some processes and steps, it does not start the profiler.
+    """The call starts the target's own profiler, but only in some processes and in some steps.
 
     Attributes:
         whose: Name of the profiler in messages, such as `verl's own profiler`.

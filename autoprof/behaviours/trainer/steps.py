@@ -127,8 +127,8 @@ class Tick(StepBehaviour):
     Attributes:
         at: Position of the call in a step. If the position is `end`, the first stage or span in this process opens the
             first step. The number of the first step is read from the call of this stage or span, if that call has the
-            parameter with which `number` begins; otherwise it is 1. Ray workers don't open a first step, because they
-            may import the trainer without running steps.
+            parameter with which `number` begins. Otherwise, the number is 1. Ray workers don't open a first step,
+            because they may import the trainer without running steps.
     """
 
     at: Literal["begin", "end"] = "begin"

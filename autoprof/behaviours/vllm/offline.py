@@ -133,7 +133,7 @@ class _OfflineEngine:
         if trainer_here:
             self.stop()
             if announcement is not None and announcement.captured:
-                self._start(self._asked(run, announcement))
+                self._start(self._step_request(run, announcement))
         # If a trainer in another process announces steps, its recipe captures the engines.
         elif not command.THIS.ray_worker and step_announcement.read(run.info.id) is None:
             self._end()
@@ -158,7 +158,7 @@ class _OfflineEngine:
     def _batch_open(self) -> bool:
         return self._batches.captured or self._batches.is_open
 
-    def _asked(self, run: runtime.Runtime, announcement: step_announcement.StepAnnouncement) -> Request | None:
+    def _step_request(self, run: runtime.Runtime, announcement: step_announcement.StepAnnouncement) -> Request | None:
         """Return the request that starts the engine's recording in a step of this process's trainer.
 
         Return None if the window does not select this rank. Every rank of the trainer has an engine (vLLM's
@@ -190,7 +190,7 @@ class _OfflineEngine:
             self._batches.end()
 
     def _unfinished(self) -> bool:
-        # Don't call the method of the engine itself: it asks the other data-parallel ranks and waits for their answers.
+        # Don't call the engine's own method, which asks the other data-parallel ranks and waits for their answers.
         return bool(self._engine.output_processor.has_unfinished_requests())
 
 
