@@ -1,1 +1,1 @@
-"""Recording of one window in this process."""
+"""Recording in this process: captures, profilers, the files of a capture, and the finisher process."""

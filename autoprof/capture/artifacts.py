@@ -1,5 +1,6 @@
-"""Subject, names and files of one capture. Other threads and processes do most of the work on the files, so that the
-training thread does not wait.
+"""Subject, file names and files of one capture.
+
+Other threads and processes do most of the work on the files, so that the training thread does not wait.
 """
 
 from __future__ import annotations
@@ -28,13 +29,16 @@ from autoprof.run.timeline import Span
 from autoprof.rundir import file_names, layout
 from autoprof.rundir.records import EXPORT, CaptureMeta, Clock, Moment
 
-# Endings of the files of a capture.
+# Endings of the raw files of a capture, and endings of all files that show that a capture's name is in use.
 _PARTS = tuple(f"{ending}{file_names.PART}" for ending in file_names.RAW_ENDINGS)
 _FINAL = (file_names.META, file_names.TRACE, file_names.SNAPSHOT, file_names.NSYS_REPORT, *_PARTS)
 
 
 class Subject(msgspec.Struct, frozen=True, kw_only=True):
-    """Subject of a capture. `rank` is the global rank; only rollout engines have `replica` and `part`."""
+    """The work that a capture records: the step, role, stage and rank.
+
+    `rank` is the global rank. Only subjects of rollout engines have `replica` and `part`.
+    """
 
     step: int
     role: str
@@ -45,24 +49,27 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
     stage_kind: str = ""
 
     def file_name(self, repeat: int) -> str:
-        """Return the capture's file name without endings.
+        """Return the file name of the capture without an ending.
 
         Args:
-            repeat: Number of this run of the stage in the step, from 1.
+            repeat: Number of the capture among this process's captures of this subject, from 1.
         """
-        again = f".{repeat}" if repeat > 1 else ""
+        repeat_suffix = f".{repeat}" if repeat > 1 else ""
         worker = f"rank{self.rank}" if self.replica is None else f"replica{self.replica}"
         words = [file_names.tidy(self.role)]
         if self.replica is None:
-            words.append(f"{file_names.tidy(self.stage)}{again}")
+            words.append(f"{file_names.tidy(self.stage)}{repeat_suffix}")
             words.append(worker)
         else:
-            words.append(f"{worker}.{file_names.tidy(self.part)}{again}")
+            words.append(f"{worker}.{file_names.tidy(self.part)}{repeat_suffix}")
         return ".".join([*words, identity.HOST, f"pid{os.getpid()}"])
 
 
 class _NamesState(process.State):
-    """Number of this process's captures by name. The next capture of that name gets the next number."""
+    """Number of captures that this process has made, by subject and suffix of the file name.
+
+    The next capture of a subject gets the next number in its file name.
+    """
 
     def begin(self) -> None:
         self.repeats: Counter[tuple[Subject, str]] = Counter()
@@ -75,18 +82,18 @@ _state = _NamesState()
 
 
 class Artifacts:
-    """A tool that records, its files, and the facts for its trace and its meta file.
+    """One tool that records, the files of its recording, and the facts that go into the trace and the meta file.
 
     Attributes:
         subject: The step, role, stage and rank.
         contents: Contents that the tool records.
-        left_out: Contents of the settings that the tool was not asked to record.
-        lacking: Options that the installed tool does not support.
-        more: Fields of the meta file that are known only at the end.
+        left_out: Contents that the settings request, but that autoprof does not request from the tool.
+        lacking: Requested options that the installed tool does not support.
+        more: Fields of the meta file that are known only at the end of the recording.
         folder: Folder of the step.
         base: Path of the files without their endings.
-        has_failed: True if a meta file has the reason why there is no trace.
-        problem: Problem that is not in the meta file, or an empty text.
+        has_failed: True once `fail` has run: there is no trace, and the meta file gives the reason.
+        problem: If `fail` could not write the meta file: the error. Otherwise an empty text.
     """
 
     def __init__(
@@ -98,18 +105,20 @@ class Artifacts:
         suffix: str = "",
         taken: list[str] | None = None,
     ) -> None:
-        """Make the step's folder and take a name in it. If this is interrupted, the caller must remove `taken`.
+        """Make the step's folder and claim a file name in the folder.
+
+        If an interrupt ends this method, the caller must remove the files in `taken`.
 
         Args:
             run: The run.
             subject: The step, role, stage and rank.
             settings: The settings of this capture.
             tool: The tool that records.
-            suffix: Last word of the file names, if any.
-            taken: List to which the lock files of names are added before they are made.
+            suffix: Last word of the file names, or an empty text.
+            taken: List of lock files. This method adds the path of each lock file to the list before it makes the file.
 
         Raises:
-            OSError: The folder or the name can't be made.
+            OSError: The folder can't be made, or the file name can't be claimed.
         """
         self.subject = subject
         self.contents: list[str] = []
@@ -121,7 +130,7 @@ class Artifacts:
         self._settings = settings
         self._tool = tool
         self._started = now()
-        # A snapshot has the same name, taken beside a profiler or alone.
+        # A memory snapshot always has the suffix, also if no other profiler records at the same time.
         self._suffix = suffix or (tool.name if tool.name == MemoryTool.name else "")
         self._taken = [] if taken is None else taken
         self._repeat = _state.repeats[subject, self._suffix] + 1
@@ -139,24 +148,28 @@ class Artifacts:
         self._job: writer.Job | None = None
 
     def _take(self) -> Path:
-        """Take a name that no other capture has or had. A restarted container has the same pids as before.
+        """Claim a file name that no other capture uses or has used, and return the path without an ending.
 
-        A lock file takes the name until the meta file exists. So it also shows captures whose process was killed.
+        A restarted container may have the same pids as before, so an earlier capture may have the same name.
+
+        A lock file claims the name until the meta file exists. If the process is killed, its lock file remains and
+        shows that the capture had begun.
         """
         while True:
             base = f"{self.folder}/{self._name()}"
-            taken = f"{base}{file_names.TAKEN}"
-            self._taken.append(taken)
-            if files.claim(taken):
-                # Checked after the name is taken: another capture releases the name only when it has these files.
-                # `access` raises no exception, so a signal handler's can't be mistaken for it.
-                found = [
+            lock_file = f"{base}{file_names.TAKEN}"
+            self._taken.append(lock_file)
+            if files.claim(lock_file):
+                # The files are searched after the name is claimed. Another capture with this name removes its lock file
+                # only when one of these files exists.
+                # `access` raises no exception, so an exception here can only come from a signal handler.
+                file_exists = [
                     os.access(base + ending, os.F_OK, effective_ids=True, follow_symlinks=False) for ending in _FINAL
                 ]
-                if not any(found):
+                if not any(file_exists):
                     return Path(base)
-                files.remove(taken)
-            self._taken.remove(taken)
+                files.remove(lock_file)
+            self._taken.remove(lock_file)
             self._repeat += 1
 
     def _name(self) -> str:
@@ -164,14 +177,14 @@ class Artifacts:
         return f"{name}.{self._suffix}" if self._suffix else name
 
     def describe(self, role: str, more: dict[str, Any]) -> None:
-        """Set facts that are known only at the end. Call it before `stop`.
+        """Set the facts that are known only at the end of the recording. Call this before `stop`.
 
         Args:
-            role: The role of the capture.
-            more: Further fields of the meta file.
+            role: The role of the capture. If the role differs from the subject's role, the files get a new name.
+            more: Additional fields of the meta file, as a dict from field name to value.
 
         Raises:
-            OSError: The name of another role can't be taken.
+            OSError: The new file name can't be claimed.
         """
         self.subject = msgspec.structs.replace(self.subject, role=role)
         self.more = more
@@ -179,8 +192,8 @@ class Artifacts:
             self.base = self._take()
 
     def costs(self, name: str, work: Callable[[], object]) -> None:
-        """Run `work`, and write its time to the timeline as a cost of the capture."""
-        if not self._tool.ending:  # the cost is negligible
+        """Run `work`, and record its duration as a span on the timeline, because it is a cost of the capture."""
+        if not self._tool.ending:  # the tool writes no file, so its cost is negligible
             work()
             return
         subject = self.subject
@@ -196,17 +209,17 @@ class Artifacts:
         """Start the tool.
 
         Raises:
-            OverBudget: The disk has no room for the recording.
-            Exception: The tool does not record.
+            OverBudget: The disk does not have enough free space for the recording.
+            Exception: The tool could not start.
         """
         self._budget.begin()
-        # torch's previous result must be freed before the next recording (profilers/torch.py).
+        # The result of torch's previous recording must be freed before the next recording (profilers/torch.py).
         if not writer.wait(self._settings.stop_timeout_s):
             raise RuntimeError("the process is still writing its previous trace")
         tool = self._tool
         self._started = now()
         self._is_on = True
-        # torch writes lines to stderr, which may be a file.
+        # torch writes messages to stderr, which may be a file with a size limit.
         self.contents = files.no_size_signal(tool.start, self._settings, self._raw)
         self.lacking = [f"{tool.name}.{option}" for option in getattr(tool, "lacking", ())]
         if self.lacking:
@@ -215,7 +228,10 @@ class Artifacts:
         tool.stamp(self._stamp())
 
     def exceeded(self) -> str:
-        """Return the reason why the recording must end now, or an empty text. The check is cheap."""
+        """If the recording exceeds a limit, return the reason why it must end now. Otherwise return an empty text.
+
+        The check is cheap.
+        """
         return self._budget.exceeded(self._raw)
 
     def stop(self) -> None:
@@ -226,7 +242,9 @@ class Artifacts:
         files.no_size_signal(self._tool.stop)
 
     def abort(self, reason: str, here: bool = True) -> None:
-        """End without a trace, also after an interrupted start or stop. If a thread has the recording, it is kept.
+        """End the recording without a trace. May be called after an interrupted `start` or `stop`.
+
+        If the recording was already handed to a writing thread, that thread writes the trace nevertheless.
 
         Args:
             reason: Reason for the meta file.
@@ -241,13 +259,13 @@ class Artifacts:
         self.fail(reason)
 
     def write(self, state: str, reason: str = "") -> None:
-        """Let a thread write the recording, and another process finish it and write the meta file.
+        """Let a thread export the raw trace, and let the finisher process complete the trace and write the meta file.
 
-        For a tool that records nothing, this writes the meta file.
+        If the tool records nothing, this method itself writes the meta file.
 
         Args:
             state: State for the meta file: `complete` or `truncated`.
-            reason: Reason for the meta file, if any.
+            reason: Reason for the meta file, or an empty text.
         """
         if not self._tool.ending:
             self._write_meta(state, reason)
@@ -256,9 +274,10 @@ class Artifacts:
         raw = str(self._raw)
         meta = self._meta(state, reason)
         # Reason for the meta file if the finisher finds no GPU events in the trace.
-        watched = self._tool.name == "torch" and cupti.watched(self.contents)
-        suspicion = cupti.suspicion(os.environ) if watched else ""
-        # Processes that wait for the run's files see this one. Also, Kineto would follow links of these names.
+        expects_gpu_events = self._tool.name == "torch" and cupti.watched(self.contents)
+        suspicion = cupti.suspicion(os.environ) if expects_gpu_events else ""
+        # The raw file is created here, because processes that wait for the run's files wait while it exists. Also, if a
+        # link had this name or the name of the `.tmp` file, Kineto would write to the target of the link.
         if files.exists(f"{raw}.tmp", follow=False):
             files.remove(f"{raw}.tmp")
         if not files.claim(raw) and not files.is_folder(raw, follow=False):
@@ -272,33 +291,37 @@ class Artifacts:
         self._is_on = False
 
     def wait(self) -> None:
-        """Wait up to `AUTOPROF_STOP_TIMEOUT_S` until this process has written its files. The finisher may still run."""
+        """Wait, at most `AUTOPROF_STOP_TIMEOUT_S`, until this process has written the raw trace.
+
+        The finisher process may still be running afterwards.
+        """
         if (job := self._job) is not None:
             self.costs("writing", lambda: job.wait(self._settings.stop_timeout_s))
 
     def _export(self, raw: str, meta: dict[str, Any], suspicion: str) -> None:
         try:
-            # Kineto opens the file in C++. Threads of C may write to a closed standard output meanwhile.
+            # Kineto opens the file in C++. If the program has closed its standard output, the file would get the
+            # descriptor of standard output, and threads of C could write into the file.
             with files.low_numbers_taken():
                 self.costs(EXPORT, lambda: self._tool.export(raw))
             self._hand_over(raw, meta, suspicion)
-        except BaseException as error:  # the root of a thread
+        except BaseException as error:  # this function is the root of a thread
             if seam.of_user(error) is None:
                 self.fail(f"the trace could not be exported: {reason_of(error)}")
                 return
-            # No thread could start, so the main thread wrote and was interrupted.
+            # No thread could start, so the main thread exported the trace, and a signal interrupted the export.
             seam.undo(error, lambda: self.fail(seam.AT_WORK))
             raise
 
     def _hand_over(self, raw: str, meta: dict[str, Any], suspicion: str) -> None:
         """Let the finisher process compress the trace and write the meta file."""
         base, settings = str(self.base), self._settings
-        chrome = file_names.TRACE.startswith(self._tool.ending)
+        is_chrome_trace = file_names.TRACE.startswith(self._tool.ending)
         max_bytes = int(settings.max_trace_mb * 1e6)
         with seam.suppress(OSError):
             size = files.size(raw)
             self._budget.written(size)
-            if chrome and size > max_bytes:  # the finisher cuts it, but has no log
+            if is_chrome_trace and size > max_bytes:  # the finisher will cut the trace, but can't write to the log
                 log.warning(
                     f"{self.folder.name}/{self.base.name}: the trace is cut short, it has {units.size(size)} and "
                     f"AUTOPROF_MAX_TRACE_MB is {settings.max_trace_mb:g}; raise that, or record less by "
@@ -308,7 +331,7 @@ class Artifacts:
             {
                 "raw": raw,
                 "base": base,
-                "trace": base + (file_names.TRACE if chrome else self._tool.ending),
+                "trace": base + (file_names.TRACE if is_chrome_trace else self._tool.ending),
                 "meta_path": base + file_names.META,
                 "meta": meta,
                 "taken": self._taken,
@@ -320,14 +343,14 @@ class Artifacts:
         )
 
     def fail(self, reason: str) -> None:
-        """Remove the recording, and write a meta file that gives the reason. May be called again."""
+        """Remove the recording, and write a meta file that gives the reason. May be called more than once."""
         if self.has_failed:
             return
         place = f"{self.folder.name}/{self.base.name}"
         log.warning(f"{place}: {reason}")
-        raws = [f"{self._raw_base}{ending}" for ending in _PARTS]
-        files.remove(*(f"{raw}.tmp" for raw in raws))
-        for raw in raws:  # the disk may be full, and the meta file needs room
+        raw_paths = [f"{self._raw_base}{ending}" for ending in _PARTS]
+        files.remove(*(f"{raw}.tmp" for raw in raw_paths))
+        for raw in raw_paths:  # the disk may be full, and the meta file needs space
             files.empty(raw)
         try:
             self._write_meta("failed", reason)
@@ -335,8 +358,8 @@ class Artifacts:
             seam.pass_on(error)
             self.problem = f"{type(error).__name__}: {error}"
             log.warning(f"{place}: {self.problem}")
-        # Last, because processes wait for the capture while its .part file exists.
-        files.remove(*raws)
+        # The .part files are removed last, because other processes wait for the capture while a .part file exists.
+        files.remove(*raw_paths)
         self.has_failed = True
 
     def withdraw(self) -> None:
@@ -344,7 +367,7 @@ class Artifacts:
         files.remove(str(self.base) + file_names.META)
 
     def give_back(self) -> None:
-        """Release the name for other captures: this one has no files and nothing to report."""
+        """Release the file name: remove the lock file of the name."""
         files.remove(*self._taken)
 
     def _write_meta(self, state: str, reason: str) -> None:
@@ -352,7 +375,7 @@ class Artifacts:
         self.give_back()
 
     def _stamp(self) -> dict[str, Any]:
-        """Return the facts that are written into the trace itself."""
+        """Return the facts that are written into the trace itself, as a dict from name to value."""
         subject = self.subject
         fields = {"global_step": subject.step, "role": subject.role, "stage": subject.stage, "rank": subject.rank}
         if subject.replica is not None:
@@ -375,7 +398,7 @@ class Artifacts:
                 f"{tool.name} does not support these contents here, so they are left out: {', '.join(left_out)}"
             )
         reasons = "; ".join(filter(None, [reason, tool.remark]))
-        # The reason why these ranks are captured as the slowest, if they are.
+        # If these ranks are captured because they are the slowest: a text with the reason. Otherwise an empty text.
         slowest = settings.found.get(subject.role, "")
         if not slowest and "slowest" in settings.ranks:
             slowest = f"{settings.ranks}: rank 0, because the times of several ranks are not known"
@@ -406,5 +429,5 @@ class Artifacts:
 
 
 def now() -> Moment:
-    """Return the current time in ns on two clocks: since the epoch, which traces use, and the monotonic one."""
+    """Return the current time in ns on two clocks: since the epoch, as in traces, and on the monotonic clock."""
     return Moment(time.time_ns(), time.monotonic_ns())

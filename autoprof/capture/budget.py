@@ -1,7 +1,8 @@
-"""Limits of recordings: free disk space and size of a trace.
+"""Limits of recordings: the free disk space and the size of a trace.
 
-torch keeps its recording in memory and does not report the size. So the size of a trace is estimated from the previous
-trace of the same kind in the same process. The first trace is cut when it is written; later recordings end in time.
+torch keeps its recording in memory and does not report the size. So autoprof estimates the size of a trace from the
+previous trace of the same kind in the same process. For the first trace of a kind, there is no estimate: if the trace
+is too large, it is cut when it is written. Later recordings are ended before they become too large.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ from autoprof.base.originals import os, time
 from autoprof.config.settings import Settings
 
 _MB = 1e6
-# Minimum seconds between two checks of a recording.
+# Minimum time between two checks of a recording.
 _CHECK_S = 0.5
 
 
 class OverBudget(Exception):
-    """The recording does not begin, for the reason in the message."""
+    """The disk is too full, so the recording does not begin. The message gives the numbers."""
 
 
 class _Before(NamedTuple):
-    """Recording that has been written.
+    """Size and duration of a recording that has been written.
 
     Attributes:
         step: The global step.
@@ -38,7 +39,11 @@ class _Before(NamedTuple):
 
 
 class _BudgetState(process.State):
-    """Last recording of each kind in this process."""
+    """The last written recording of each kind in this process.
+
+    Attributes:
+        before: Dict from the kind (the argument of `Budget`) to the recording.
+    """
 
     def begin(self) -> None:
         self.before: dict[Hashable, _Before] = {}
@@ -52,9 +57,9 @@ class Budget:
 
     Args:
         settings: The settings of the capture.
-        kind: Key that is the same for similar recordings.
+        kind: Key that is the same for recordings that probably have the same size per second.
         step: The global step.
-        folder: The folder of its files.
+        folder: The folder of the recording's files.
     """
 
     def __init__(self, settings: Settings, kind: Hashable, step: int, folder: Path) -> None:
@@ -71,12 +76,14 @@ class Budget:
         Raises:
             OverBudget: The disk does not have enough free space.
         """
-        before = _state.before.get(self._kind)
-        expected = min(before.size, self._limit) if before is not None else 0
+        previous = _state.before.get(self._kind)
+        expected_bytes = min(previous.size, self._limit) if previous is not None else 0
         free = _free(self._folder)
-        if free < self._floor + expected:
+        if free < self._floor + expected_bytes:
             estimate = (
-                f" and {_mb(expected)} for the trace, the size in step {before.step}" if before is not None else ""
+                f" and {_mb(expected_bytes)} for the trace, the size in step {previous.step}"
+                if previous is not None
+                else ""
             )
             raise OverBudget(
                 f"not recorded: the disk has {_mb(free)} free and needs {_mb(self._floor)} to stay free{estimate} "
@@ -85,7 +92,9 @@ class Budget:
         self._begun = self._checked = time.monotonic()
 
     def exceeded(self, raw: Path) -> str:
-        """Return the reason why the recording must end now, or an empty text. Checks at most twice a second.
+        """If the recording exceeds a limit, return the reason why it must end now. Otherwise return an empty text.
+
+        The limits are checked at most twice a second. Calls in between return an empty text.
 
         Args:
             raw: Path to which the tool writes.
@@ -98,13 +107,13 @@ class Budget:
             return f"less than {_mb(self._floor)} is free on the disk (AUTOPROF_MIN_FREE_MB)"
         if files.is_folder(raw) and files.size(str(raw)) > self._limit:
             return f"the trace is over {_mb(self._limit)} (AUTOPROF_MAX_TRACE_MB)"
-        before = _state.before.get(self._kind)
-        if before is not None and before.seconds > 0:
-            rate = before.size / before.seconds
-            if (now - self._begun) * rate > self._limit:
+        previous = _state.before.get(self._kind)
+        if previous is not None and previous.seconds > 0:
+            bytes_per_second = previous.size / previous.seconds
+            if (now - self._begun) * bytes_per_second > self._limit:
                 return (
                     f"the trace would pass {_mb(self._limit)} (AUTOPROF_MAX_TRACE_MB) "
-                    f"at the {_mb(int(rate))} a second of step {before.step}"
+                    f"at the {_mb(int(bytes_per_second))} a second of step {previous.step}"
                 )
         return ""
 
@@ -113,12 +122,12 @@ class Budget:
         self._ended = time.monotonic()
 
     def written(self, size: int) -> None:
-        """Note the size of the recording in bytes, before it is cut or compressed."""
+        """Note the size of the written raw trace in bytes, before the trace is cut or compressed."""
         _state.before[self._kind] = _Before(self._step, size, self._ended - self._begun)
 
 
 def _free(folder: Path) -> int:
-    """Return the bytes that this user may still write to the disk of an existing folder."""
+    """Return how many bytes this user may still write to the disk that contains an existing folder."""
     disk = os.statvfs(folder)
     return disk.f_bavail * disk.f_frsize
 

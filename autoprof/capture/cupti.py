@@ -1,8 +1,8 @@
-"""Other users of CUPTI, by which torch.profiler records the GPU. A process has only one CUPTI subscription.
+"""Other users of CUPTI, the library with which torch.profiler records the GPU. A process has only one subscription.
 
-If Kineto gets none, it reports no error: the trace has the host's events and no kernels. Some CUDA images name libcupti
-in `NVTX_INJECTION64_PATH`. Then the first NVTX range of a process takes the subscription (verl 0.9.1,
-trainer/constants_ppo.py).
+If Kineto gets no CUPTI subscription, it reports no error: the trace contains the events of the host and no kernels.
+Some CUDA images set `NVTX_INJECTION64_PATH` to libcupti. In such an image, the first NVTX range of a process takes the
+subscription (verl 0.9.1, trainer/constants_ppo.py).
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from autoprof.base.originals import os
 
 INJECTION = "NVTX_INJECTION64_PATH"
-# Value that NVTX can't load, so it does nothing. It is not empty, since start-up hooks of images replace an empty one.
+# Value for `INJECTION` that NVTX can't load, so that NVTX takes no subscription. The value must not be empty, because
+# start-up hooks of images replace an empty value.
 NOTHING = "/nonexistent/autoprof-no-nvtx-injection.so"
 KEEP = "AUTOPROF_KEEP_NVTX_INJECTION"
-# The second variable is verl's, with the same meaning.
+# Variables by which the user keeps the library that NVTX loads. The second variable is verl's.
 _KEEPING = (KEEP, "VERL_KEEP_NVTX_INJECTION")
 _CUDA_INJECTION = "CUDA_INJECTION64_PATH"
 _DYNOLOG = "KINETO_USE_DAEMON"
@@ -28,15 +29,22 @@ def names_cupti(environ: Mapping[str, str]) -> bool:
 
 
 def kept(environ: Mapping[str, str]) -> bool:
-    """Return True if the user wants to keep the library that NVTX loads."""
+    """Return True if the user has set a variable to keep the library that NVTX loads."""
     return any(environ.get(name) == "1" for name in _KEEPING)
 
 
 def guard(tools: Sequence[str], environ: MutableMapping[str, str]) -> bool:
-    """Prevent NVTX from taking CUPTI in this process and its children. Return True if the environment was changed.
+    """Change the environment so that NVTX can't take CUPTI in this process and its children, if it would.
 
-    Every process checks this, since nodes may have different images. Other values, such as the library of Nsight
-    Systems, are kept.
+    Every process calls this, because nodes may have different images. If NVTX loads another library than libcupti, such
+    as the library of Nsight Systems, the environment is not changed.
+
+    Args:
+        tools: The value of `AUTOPROF_TOOL`.
+        environ: The environment to change.
+
+    Returns:
+        True if the environment was changed.
     """
     if "nsys" in tools or not names_cupti(environ) or kept(environ):
         return False
@@ -45,21 +53,22 @@ def guard(tools: Sequence[str], environ: MutableMapping[str, str]) -> bool:
 
 
 def watched(contents: Sequence[str]) -> bool:
-    """Return True if the contents include the GPU and this process uses one."""
+    """Return True if the contents of a recording include the GPU, and this process uses CUDA."""
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     return "cuda" in contents and cuda is not None and bool(cuda.is_initialized())
 
 
 def suspicion(environ: Mapping[str, str]) -> str:
-    """Return the probable reason why a recording of this process has no GPU events.
+    """Return the probable reason why a recording of torch in this process has no GPU events.
 
-    Nsight Systems is not one of the reasons: torch does not record in a process under it (`profilers.choose`).
+    Nsight Systems is never the reason: in a process under nsys, autoprof does not record with torch
+    (`profilers.choose`).
     """
     if names_cupti(environ):
         return f"{INJECTION} names libcupti, which takes the only CUPTI subscription of the process; unset it"
-    injected = os.path.basename(environ.get(_CUDA_INJECTION, ""))
-    if injected:
-        return f"{_CUDA_INJECTION} loads {injected}, which may have taken the only CUPTI subscription"
+    injected_library = os.path.basename(environ.get(_CUDA_INJECTION, ""))
+    if injected_library:
+        return f"{_CUDA_INJECTION} loads {injected_library}, which may have taken the only CUPTI subscription"
     if _DYNOLOG in environ:  # any value counts, even 0 (pytorch/pytorch #112389)
         return f"{_DYNOLOG} is set: a recording that dynolog asked for may have taken CUPTI"
     return "the GPU had nothing to do, or other code in the process had taken CUPTI before"

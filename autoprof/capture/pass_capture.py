@@ -11,15 +11,15 @@ from autoprof.capture.recorder import Capture
 from autoprof.config.settings import Settings
 from autoprof.run.runtime import Runtime
 
-# End of the reason if no pass was recorded.
+# End of the reason in the meta file, if the capture was aborted before any pass was recorded.
 TOO_EARLY = ", before the first forward pass that was to be recorded"
 
 
 class PassCapture(Capture):
-    """Capture that counts passes and records a range of them. It begins at most once.
+    """Capture that counts the passes of a stage and records only some consecutive passes. It begins at most once.
 
     Attributes:
-        passed: Number of passes so far.
+        passed: Number of counted passes so far.
     """
 
     def __init__(
@@ -38,8 +38,9 @@ class PassCapture(Capture):
             subject: The step, role, stage and rank.
             settings: The settings of the capture.
             tool: The tool that records.
-            part: The first pass to record and the one to stop before, as from `parse_iterations`.
-            counted: Template of the sentence in a meta file with the number of passes.
+            part: The index of the first pass to record, and the index of the pass before which recording stops (None
+                for no end). `parse_iterations` returns such a pair.
+            counted: Template of a sentence for the meta file. `{}` is replaced by the number of counted passes.
         """
         super().__init__(run, subject, settings, tool)
         self.passed = 0
@@ -49,11 +50,15 @@ class PassCapture(Capture):
 
     @property
     def recording(self) -> bool:
-        """True while it records."""
+        """True while the capture is recording."""
         return self.state == "recording"
 
     def before_pass(self, wanted: bool = True) -> bool:
-        """Count a pass that begins now. Return True if it is recorded. `wanted`: as in `reach`."""
+        """Count a pass that begins now. Return True if the pass is recorded.
+
+        Args:
+            wanted: False if the recording must not begin now.
+        """
         self.reach(wanted)
         self.passed += 1
         return self.recording
@@ -64,12 +69,13 @@ class PassCapture(Capture):
         self.reach()
 
     def reach(self, wanted: bool = True) -> None:
-        """Begin or stop the recording between two passes, if it is due.
+        """Begin the recording before the first pass to record, and stop the recording after the last one.
 
-        Only the thread that began the recording stops it, because torch can't export it in another thread.
+        Call this between two passes. Only the thread that began the recording stops it, because torch can't export a
+        recording that another thread has stopped.
 
         Args:
-            wanted: False to begin no recording.
+            wanted: False if the recording must not begin now.
         """
         if self.state == "recording" and self.thread == threading.get_ident():
             if self.passed == self._stop_before:
@@ -83,13 +89,14 @@ class PassCapture(Capture):
         super().abort(reason if self.tried else f"{reason}{TOO_EARLY}")
 
     def close(self, reason: str = "") -> str:
-        """Wait until the trace is written. If nothing was recorded, write a meta file with the reason.
+        """Wait until this process has written the raw trace. If nothing was recorded, write the reason to a meta file.
 
         Args:
-            reason: The reason why nothing was recorded, if it is not the number of passes.
+            reason: The reason why nothing was recorded. If it is empty, the reason is the number of passes.
 
         Returns:
-            Description of the error, or an empty text.
+            If there is no trace or its meta file could not be written: a description of the error. Otherwise an empty
+            text.
         """
         if self.state == "waiting":
             self.fail(reason or self.why_nothing())
@@ -97,6 +104,6 @@ class PassCapture(Capture):
         return self.problem or self.open().problem
 
     def why_nothing(self) -> str:
-        """Return a sentence with the number of passes, and with the first pass that was to be recorded."""
-        passes = self._counted.format(self.passed)
-        return f"{passes}; recording was to begin after {self._first}" if self._first else passes
+        """Return a sentence that gives the number of passes, and after how many passes recording was to begin."""
+        sentence = self._counted.format(self.passed)
+        return f"{sentence}; recording was to begin after {self._first}" if self._first else sentence

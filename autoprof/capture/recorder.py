@@ -1,10 +1,11 @@
-"""This process's profiler, and the states of a capture. One capture at a time holds the profiler.
+"""The lock on the profiler of this process, and the states of a capture. Only one capture at a time holds the profiler.
 
 A capture goes from `waiting` over `recording` and `stopped` to `written`. Three verbs end it:
 
 * `stop`: the normal end. The trace is complete.
-* `abort`: the work is interrupted. The trace has the work until then, and the meta file says `truncated`.
-* `fail`: there is no trace. The meta file says `failed` and gives the reason.
+* `abort`: the captured work is interrupted. The trace contains the work up to the interrupt. The state in the meta file
+  is `truncated`.
+* `fail`: there is no trace. The state in the meta file is `failed`, and the meta file gives the reason.
 
 | event                                  | waiting            | recording            | stopped         |
 |----------------------------------------|--------------------|----------------------|-----------------|
@@ -21,11 +22,16 @@ A capture goes from `waiting` over `recording` and `stopped` to `written`. Three
 | fork, in the child                     | nothing is written | nothing is written   | files continue  |
 | the process is killed                  | lock file remains  | lock file remains    | `.part` remains |
 
-* If the capture holds the profiler; otherwise it stays waiting. ** Nothing is written if it has no name yet.
+* Only if the capture holds the profiler. Otherwise the capture stays waiting.
+** If the capture has no file name yet, nothing is written.
 
-Files: while waiting, none or the lock file of the name (`.meta.json.part`); while recording, the lock file and
-torch_npu's folder (`.part`); when stopped, the lock file and the raw trace (`.part`); when written, the meta file and,
-unless it failed, the trace. The meta file is written last. Then the lock file and the raw trace are removed.
+Files of a capture in each state:
+
+* `waiting`: none, or the lock file of the capture's name (`.meta.json.part`).
+* `recording`: the lock file and torch_npu's folder (`.part`).
+* `stopped`: the lock file and the raw trace (`.part`).
+* `written`: the meta file and, unless the capture failed, the trace. The meta file is written last. Then the lock file
+  and the raw trace are removed.
 """
 
 from __future__ import annotations
@@ -47,10 +53,10 @@ from autoprof.config.settings import Settings
 from autoprof.run import runtime
 from autoprof.run.runtime import Runtime
 
-# Minimum stack of a thread for a profiler. torch's profiler crashes with 64 KiB and works with 96 KiB with all contents
-# (torch 2.13). The stage that runs in the thread needs some of the stack, too.
+# Minimum stack of a thread in which a profiler may start. If all contents are recorded, torch's profiler crashes on a
+# stack of 64 KiB and works on one of 96 KiB (torch 2.13). The stage that runs in the thread also needs stack.
 _MIN_STACK_KIB = 256
-# Maximum wait for a stage in another thread at the end of the interpreter.
+# At the end of the interpreter: maximum wait for a captured stage that runs in another thread.
 _LAST_WAIT_S = 5.0
 
 _NOT_ENDED = "the recording could not be ended"
@@ -59,11 +65,11 @@ State = Literal["waiting", "recording", "stopped", "written"]
 
 
 class _RecorderState(process.State):
-    """Recording of this process.
+    """The capture that records in this process, and the user's profiler that suspends captures.
 
     Attributes:
-        active: Capture that holds the profiler, if any.
-        suspended_by: Description of the user's profiler that suspends captures; empty if none does.
+        active: Capture that holds the profiler; None if no capture does.
+        suspended_by: Description of the user's profiler that suspends captures; empty if no profiler does.
     """
 
     ends = process.CAPTURE
@@ -74,14 +80,15 @@ class _RecorderState(process.State):
         self.suspended_by = ""
 
     def in_child(self) -> None:
-        # The parent ends its own recording; the child records nothing.
+        # The parent process ends its own recording. The forked child records nothing.
         super().in_child()
         self.active = None
 
     def at_exit(self) -> None:
-        """End the recording, since torch may crash if the interpreter ends during one (2.13).
+        """End the recording. If the interpreter ends during a recording, torch may crash (torch 2.13).
 
-        A recording of another thread can only end in that thread, so this waits a while for its stage.
+        Only the thread that began a recording can end it. If that is another thread, this method waits up to
+        `_LAST_WAIT_S` for the end of the stage in that thread.
         """
         with seam.guard("a capture could not be ended", _warn):
             if (capture := self.active) is not None:
@@ -95,25 +102,25 @@ _state = _RecorderState()
 
 
 class Capture:
-    """Capture of a stage in this process.
+    """Capture of one stage in this process.
 
-    A recording of torch belongs to the thread that began it. An export after a stop in another thread is a segmentation
-    fault, and so is a stop after another profiler has stopped (torch 2.13).
+    A recording of torch belongs to the thread that began it. If another thread stops the recording, the export causes a
+    segmentation fault. If another profiler has stopped before, the stop causes a segmentation fault (torch 2.13).
 
     Attributes:
         subject: The step, role, stage and rank.
         tool: Profiler that records.
         state: State of the capture.
-        thread: Thread that began it.
-        ended: Event that is set once it is stopped or written.
-        cut: Reason why it ends as truncated even if it is stopped normally, or an empty text.
-        left_out: Contents of the settings that the tool was not asked to record.
-        tried: True once it has begun, or could not begin.
-        over_budget: True if it has ended because it was over a limit.
-        problem: Reason why there is no trace, or an empty text.
+        thread: Id of the thread that began the capture.
+        ended: Event that is set once the capture is stopped or written.
+        cut: If the capture must end as truncated even after a normal stop: the reason. Otherwise an empty text.
+        left_out: Contents that the settings request, but that autoprof does not request from the tool.
+        tried: True once the capture has begun, or an attempt to begin has failed.
+        over_budget: True if the capture was ended because it exceeded a limit.
+        problem: If there is no trace: the reason. Otherwise an empty text.
     """
 
-    # True to mark the whole recording as a range with the stage's name.
+    # True if the trace gets a range with the stage's name that covers the whole recording.
     ranged = True
 
     def __init__(self, run: Runtime, subject: Subject, settings: Settings, tool: Tool) -> None:
@@ -129,27 +136,30 @@ class Capture:
         self.problem = ""
         self._run = run
         self._settings = settings
-        # The files of the profiler, then the files of tools beside it (`profilers.beside`).
+        # First the files of the profiler, then the files of the tools that record beside it (`profilers.beside`).
         self._artifacts: list[Artifacts] = []
         self._taken: list[str] = []
         self._end_range: Callable[[], None] = profilers.nothing
-        # Thread that ends it; 0 before that.
+        # Id of the thread that ends the capture; 0 until a thread does.
         self._ender = 0
 
     def open(self) -> Artifacts:
-        """Return the files of the profiler. The first call makes the step's folder and takes a name in it.
+        """Return the files of the profiler. The first call makes the step's folder and claims a file name in it.
 
         Raises:
-            OSError: The folder or the name can't be made.
+            OSError: The folder can't be made, or the file name can't be claimed.
         """
         if not self._artifacts:
-            made = Artifacts(self._run, self.subject, self._settings, self.tool, taken=self._taken)
-            made.left_out = self.left_out
-            self._artifacts.append(made)
+            artifacts = Artifacts(self._run, self.subject, self._settings, self.tool, taken=self._taken)
+            artifacts.left_out = self.left_out
+            self._artifacts.append(artifacts)
         return self._artifacts[0]
 
     def claim(self) -> bool:
-        """Claim this process's profiler. Return False if it is in use or can't run in this thread."""
+        """Claim the profiler of this process and return True.
+
+        Return False if another capture or the program uses the profiler, or if the stack of this thread is too small.
+        """
         if not has_room(self.subject):
             return False
         with _state.lock:
@@ -164,10 +174,12 @@ class Capture:
         return True
 
     def begin(self) -> bool:
-        """Start recording. Return False if the profiler is in use or the budget is spent.
+        """Start recording and return True.
+
+        Return False if the profiler is in use, if the user's profiler suspends captures, or if the disk is too full.
 
         Raises:
-            Exception: The tool does not record. A meta file has the reason.
+            Exception: The tool could not start. A meta file gives the reason.
         """
         self.tried = True
         if owner := _state.suspended_by:
@@ -192,26 +204,33 @@ class Capture:
         if self.ranged:
             self._end_range = self.tool.mark(f"{subject.role}.{subject.stage}")
         for tool in profilers.beside(self._settings, self.tool):
-            # The contents are for the profiler only.
+            # The requested contents apply to the profiler only.
             settings = msgspec.structs.replace(self._settings, contents=())
-            beside = Artifacts(self._run, subject, settings, tool, tool.name)
-            self._artifacts.append(beside)
+            artifacts = Artifacts(self._run, subject, settings, tool, tool.name)
+            self._artifacts.append(artifacts)
             try:
-                beside.start()
+                artifacts.start()
             except Exception as error:
                 seam.pass_on(error)
-                self._artifacts.remove(beside)
-                beside.abort(_why("the profiler did not start", error))
+                self._artifacts.remove(artifacts)
+                artifacts.abort(_why("the profiler did not start", error))
 
     def keep_within_budget(self) -> None:
-        """Abort the capture if it is over a limit. Called between two parts of the work, in any thread."""
-        here = self.state == "recording" and self.thread == threading.get_ident()
-        if here and (reason := self._artifacts[0].exceeded()):
+        """Abort the capture if it exceeds a limit. In another thread than the capture's, do nothing.
+
+        The callers call this between two parts of the captured work.
+        """
+        records_here = self.state == "recording" and self.thread == threading.get_ident()
+        if records_here and (reason := self._artifacts[0].exceeded()):
             self.over_budget = True
             self.abort(reason)
 
     def mark(self, name: str) -> Callable[[], None]:
-        """Begin a range, if this thread is recorded. Return the function that ends it, if the recording is still on."""
+        """Begin a range in the trace, if this thread is recorded.
+
+        Returns:
+            The function that ends the range. If the recording is off by then, the function does nothing.
+        """
         if self.thread != threading.get_ident() or self.ended.is_set():
             return profilers.nothing
         end_range = self.tool.mark(name)
@@ -223,10 +242,12 @@ class Capture:
         return end_if_recorded
 
     def stop(self, reason: str = "") -> None:
-        """End the recording and write it, if it is on. In another thread than it began in, the recording is lost.
+        """End the recording, if it is on, and write the trace.
+
+        If another thread than the capture's calls this, the recording is lost.
 
         Args:
-            reason: Remark for the meta file, if any.
+            reason: Remark for the meta file, or an empty text.
         """
         if self.cut:
             self.abort(self.cut)
@@ -234,7 +255,7 @@ class Capture:
             self._end("complete", reason, "the stage ended in another thread than it began in")
 
     def abort(self, reason: str) -> None:
-        """End the capture early, also one whose `begin` or `stop` was interrupted. May be called again.
+        """End the capture early. May be called after an interrupted `begin` or `stop`, and more than once.
 
         Args:
             reason: Reason for the meta file.
@@ -249,13 +270,14 @@ class Capture:
 
         Args:
             state: State for the meta file: `complete` or `truncated`.
-            reason: Reason for the meta file, if any.
-            elsewhere: Reason why there is no trace, in another thread than it began in.
+            reason: Reason for the meta file, or an empty text.
+            elsewhere: Reason for the meta file if this is not the thread that began the capture, so that there is no
+                trace.
         """
         if self.state != "recording":
             return
         if not self.release():
-            if self._ender == threading.get_ident() and not self.ended.is_set():  # its end was interrupted
+            if self._ender == threading.get_ident() and not self.ended.is_set():  # this thread's `_end` was interrupted
                 self._lose(seam.AT_WORK)
             return
         if not self.tool.ending:  # the tool records nothing, so nothing is lost
@@ -276,7 +298,7 @@ class Capture:
         self._set("stopped")
 
     def _describe(self) -> None:
-        """Set the facts that are known only at the end."""
+        """Set the facts for the meta file that are known only at the end. A subclass overrides this."""
 
     def _stop(self) -> None:
         end_range, self._end_range = self._end_range, profilers.nothing
@@ -290,18 +312,30 @@ class Capture:
         self._lose(reason)
 
     def _attempt(self, what: str, work: Callable[[], _T]) -> _T:
-        """Return the result of a part of `begin` or the end. If it raises, the capture ends without a trace."""
+        """Call `work`, a part of the capture's begin or end, and return its result.
+
+        If `work` raises an exception, end the capture without a trace and raise the exception again.
+
+        Args:
+            what: Text for the meta file that says which part failed.
+            work: The part.
+        """
         try:
             return work()
         except BaseException as error:
             if seam.of_user(error) is None:
                 self._lose(_why(what, error))
-            else:  # a second interrupt may interrupt this
+            else:  # a second interrupt may come while `_lose` runs
                 seam.undo(error, partial(self._lose, seam.AT_WORK))
             raise
 
     def _lose(self, reason: str, here: bool = True) -> None:
-        """End without a trace. Without a name, there is no meta file, either. `here`: as in `Artifacts.abort`."""
+        """End the capture without a trace. If the capture has no file name yet, it also gets no meta file.
+
+        Args:
+            reason: Reason for the meta file.
+            here: True in the thread in which the tool was started.
+        """
         self.release()
         self.problem = reason
         if not self._artifacts:
@@ -315,7 +349,7 @@ class Capture:
         self.ended.set()
 
     def release(self) -> bool:
-        """Release this process's profiler. Return False if the capture does not hold it."""
+        """Release the profiler of this process and return True. Return False if the capture does not hold it."""
         with _state.lock:
             if _state.active is not self:
                 return False
@@ -324,7 +358,7 @@ class Capture:
             return True
 
     def wait(self) -> None:
-        """Wait up to `AUTOPROF_STOP_TIMEOUT_S` until the trace is written."""
+        """Wait, at most `AUTOPROF_STOP_TIMEOUT_S`, until this process has written the raw trace."""
         for artifacts in self._artifacts:
             artifacts.wait()
         if self.state == "stopped":
@@ -335,17 +369,19 @@ class Capture:
         self.open().withdraw()
 
     def give_back(self) -> None:
-        """Release the name for other captures: this one has no files and nothing to report."""
+        """Release the file name for other captures, because this capture has no files and nothing to report."""
         self.open().give_back()
 
 
 def begin(run: Runtime, subject: Subject, settings: Settings | None = None) -> Capture | None:
-    """Start a capture. Return None if this process already records: the outer stage's capture includes the inner one.
+    """Start a capture and return it. Return None if it does not begin (`Capture.begin`).
+
+    For example, this process may already record an outer stage. The trace of the outer stage then includes this stage.
 
     Args:
         run: The run.
         subject: The step, role, stage and rank.
-        settings: Settings of the role in this window; by default those of the run.
+        settings: Settings of the role in this window. If None, the run's settings of the role are used.
     """
     settings = settings or run.settings.for_role(subject.role)
     capture = Capture(run, subject, settings, profilers.choose(settings))
@@ -353,7 +389,7 @@ def begin(run: Runtime, subject: Subject, settings: Settings | None = None) -> C
 
 
 def has_room(subject: Subject) -> bool:
-    """Return True if the stack of this thread is large enough for a profiler. If not, warn once."""
+    """Return True if the stack of this thread is large enough for a profiler. Otherwise warn once and return False."""
     stack = threads.stack_bytes()
     if stack is None or stack >= _MIN_STACK_KIB << 10:
         return True
@@ -365,39 +401,39 @@ def has_room(subject: Subject) -> bool:
 
 
 def current() -> Capture | None:
-    """Return the capture that holds this process's profiler, if any."""
+    """Return the capture that holds the profiler of this process; None if no capture does."""
     return _state.active
 
 
 def subject() -> Subject | None:
-    """Return the subject of this process's recording, if any."""
+    """Return the subject of the capture that holds the profiler of this process; None if no capture does."""
     capture = _state.active
     return capture.subject if capture is not None else None
 
 
 def abort(reason: str, but_for: object = None) -> None:
-    """Abort the recording of this thread, unless it is `but_for`."""
+    """Abort the capture that this thread began, if it holds the profiler, unless the capture is `but_for`."""
     capture = _state.active
     if capture is not None and capture is not but_for and capture.thread == threading.get_ident():
         capture.abort(reason)
 
 
 def make_way(reason: str, everywhere: bool = True) -> None:
-    """Abort this process's recording and wait until it is written, because the program needs the profiler.
+    """Abort the recording of this process and wait until it is written, because the program needs the profiler.
 
     Args:
-        reason: The reason for the meta file.
-        everywhere: True to abort the recording of another thread, too. This waits up to `AUTOPROF_STOP_TIMEOUT_S` until
-            that thread stops it.
+        reason: Reason for the meta file.
+        everywhere: True to abort also a recording that another thread began. The function first waits, at most
+            `AUTOPROF_STOP_TIMEOUT_S`, until the other thread stops the recording.
     """
     capture, run = _state.active, runtime.current()
-    own = capture is not None and capture.thread == threading.get_ident()
-    if not (own or everywhere):
+    is_of_this_thread = capture is not None and capture.thread == threading.get_ident()
+    if not (is_of_this_thread or everywhere):
         return
     timeout_s = (run.settings if run is not None else Settings()).stop_timeout_s
     try:
         if capture is not None:
-            if not own:
+            if not is_of_this_thread:
                 capture.ended.wait(timeout_s)
             capture.abort(reason)
     finally:
@@ -405,7 +441,7 @@ def make_way(reason: str, everywhere: bool = True) -> None:
 
 
 def suspend(owner: str) -> None:
-    """Abort the recording and capture no stage of this process until `resume`, because the user's profiler is on.
+    """Abort the recording, because the user's profiler is on. Until `resume`, this process captures no stage.
 
     Args:
         owner: Description of the user's profiler.
@@ -415,12 +451,12 @@ def suspend(owner: str) -> None:
 
 
 def resume() -> None:
-    """Capture again after `suspend`."""
+    """Allow captures in this process again, after `suspend`."""
     _state.suspended_by = ""
 
 
 def watch_others() -> None:
-    """Watch for profilers of the program, beginning with the import of torch or torch_npu."""
+    """From the import of torch or torch_npu on, watch for profilers that the program starts, and make way for them."""
     foreign.watch(make_way)
 
 

@@ -1,7 +1,8 @@
 """Captures of whole steps (`AUTOPROF_MODE=continuous`).
 
-Each process makes one capture, from its first stage in the window to the end of the step. Stages are ranges in it.
-With `AUTOPROF_CONSECUTIVE=together`, consecutive steps share one capture.
+Each process makes one capture of a step. The capture lasts from the first stage of the process in the step to the end
+of the step, and its trace shows each stage as a range. With `AUTOPROF_CONSECUTIVE=together`, consecutive steps of a
+window share one capture.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from autoprof.run.runtime import Runtime
 
 STAGE = "step"
 TOGETHER = "together"
-# Function that ends a stage. Its argument is the reason why the stage ends early, or an empty text.
+# Function that ends a stage. If the stage ends early, the argument is the reason. Otherwise it is an empty text.
 Leave = Callable[[str], None]
 
 
 class StepCapture(Capture):
-    """Capture of a step, or of consecutive steps, in this process."""
+    """Capture of one whole step, or of several consecutive whole steps, in this process."""
 
     ranged = False
 
@@ -43,15 +44,16 @@ class StepCapture(Capture):
         self._loop = _running_loop()
 
     def takes(self, step: int) -> bool:
-        """Return True if a stage of this step belongs to the capture."""
+        """Return True if the capture may also record a stage of this step."""
         last = self.steps[-1]
         return step == last or (not self.ends_with_step and step == last + 1)
 
     def loop_elsewhere(self) -> asyncio.AbstractEventLoop | None:
-        """Return the event loop that runs in the capture's thread, if that is another thread.
+        """If this is not the capture's thread, return the event loop of the capture's thread. Otherwise return None.
 
-        If an actor has a coroutine function, Ray runs its methods in an event loop, but `__ray_call__` in another
-        thread (Ray 2.60).
+        Return None also if no event loop ran in the capture's thread when the capture began. If an actor has a
+        coroutine function, Ray runs the actor's methods in an event loop, but `__ray_call__` in another thread (Ray
+        2.60).
         """
         return None if self.thread == threading.get_ident() else self._loop
 
@@ -76,7 +78,7 @@ class StepCapture(Capture):
         return leave
 
     def _leave_step(self) -> None:
-        """End the range of the last entered step."""
+        """End the range of the step that was entered last, if it is open."""
         end_step, self._end_step = self._end_step, None
         if end_step is not None:
             end_step()
@@ -89,13 +91,13 @@ class StepCapture(Capture):
 
 
 class _WholeStepState(process.State):
-    """Open capture of a step in this process."""
+    """The open capture of a whole step in this process, if any."""
 
     ends = process.STEP
 
     def begin(self) -> None:
         self.open: StepCapture | None = None
-        # Thread that began the current step and will end it; 0 if another process drives the steps.
+        # Id of the thread that began the current step and will end it; 0 if another process drives the steps.
         self.thread = 0
 
     def in_child(self) -> None:
@@ -105,7 +107,7 @@ class _WholeStepState(process.State):
         last = self.open
         with seam.guard("the capture of a step could not be ended", log.error_once):
             stop("the process ended before the step")
-            if last is not None:  # the interpreter does not wait for threads that start now
+            if last is not None:  # the interpreter does not wait for threads that are started at exit
                 last.wait()
 
 
@@ -113,10 +115,10 @@ _state = _WholeStepState()
 
 
 def enter(run: Runtime, subject: Subject, settings: Settings) -> Leave | None:
-    """Enter a stage of a step in the window. The step's capture begins with its first stage.
+    """Enter a stage of a step in the window. The first stage of a step begins the capture of the step.
 
     Returns:
-        The function that ends the stage, or None if the stage is not recorded.
+        The function that ends the stage. None if the stage is not recorded.
     """
     capture = _state.open
     if capture is not None:
@@ -127,7 +129,7 @@ def enter(run: Runtime, subject: Subject, settings: Settings) -> Leave | None:
         elif capture.over_budget:
             return None
     if capture is None or capture.ended.is_set():
-        # Another thread ends the step, and could not end a recording of this thread.
+        # Another thread will end the step. It could not end a recording that this thread began.
         if _state.thread not in (0, threading.get_ident()) and _running_loop() is None:
             log.warning_once(
                 f"{subject.role} {subject.stage} is not recorded: it runs in another thread than its step, "
@@ -149,12 +151,16 @@ def step_began() -> None:
 
 
 def current() -> Capture | None:
-    """Return the open capture of a step in this process, if any."""
+    """Return the open capture of a whole step in this process. Return None if no such capture is open."""
     return _state.open
 
 
 def stop(reason: str = "") -> None:
-    """Stop the open capture, if any."""
+    """Stop the open capture of a whole step in this process, if any.
+
+    Args:
+        reason: Remark for the meta file, or an empty text.
+    """
     capture = _state.open
     if capture is None:
         return
@@ -168,21 +174,23 @@ def stop(reason: str = "") -> None:
 
 
 def stop_in_worker(actor: object, together: bool) -> None:
-    """Stop the capture of a Ray actor. The trainer calls this in each actor when its step has ended.
+    """Stop the capture in the process of a Ray actor. When a step has ended, the trainer calls this in each actor.
 
     Args:
-        actor: The actor, which Ray passes.
+        actor: The actor. Ray passes it.
         together: True if the next step may belong to the same capture.
     """
     step_ended(together)
 
 
 def step_ended(together: bool, only: StepCapture | None = None) -> None:
-    """Note that the trainer's step has ended. Errors of autoprof are only reported.
+    """Stop the open capture because the trainer's step has ended. Errors of autoprof are only reported.
+
+    If the capture's thread is another thread with an event loop, the capture is stopped a little later in that loop.
 
     Args:
         together: True if the next step may belong to the same capture.
-        only: The capture to stop, if not any.
+        only: If set, only this capture is stopped.
     """
     with seam.guard("continuous", runtime.report):
         capture = _state.open

@@ -1,7 +1,7 @@
-"""Background threads that write recordings, and the start of the process that finishes them.
+"""Background threads that write recordings, and the start of the finisher process.
 
-torch's export holds the interpreter's lock all the time (torch 2.13, `kineto_results.save`): 1 s for 100 MB. Then the
-finisher process compresses the trace. It outlives this process.
+While torch exports a trace, it holds the interpreter's lock all the time (torch 2.13, `kineto_results.save`): 1 s for
+100 MB. After the export, the finisher process compresses the trace. The finisher may outlive this process.
 """
 
 from __future__ import annotations
@@ -19,24 +19,25 @@ from autoprof.base import files, interpreter, log, process, seam, threads
 from autoprof.base.originals import subprocess, threading, time
 from autoprof.capture.finisher import job as finisher_job
 
-# Folder that contains the package, for `-m`.
+# Folder that contains the package autoprof. The finisher runs there, so that `python -m` finds the package.
 _PACKAGES = Path(autoprof.__file__).parent.parent
-# Folder that contains autoprof's dependencies, and zlib-ng if it is installed.
+# Folder that contains autoprof's dependencies. If zlib-ng is installed, it is also in this folder.
 _DEPENDENCIES = str(Path(msgspec.__file__).parent.parent)
-# Maximum wait for the start of the finisher. It takes about 10 ms, and more on a busy machine.
+# Maximum wait for the start of the finisher. The start takes about 10 ms, and more on a busy machine.
 _START_TIMEOUT_S = 60.0
 
 
 class _WriterState(process.State):
-    """Writing threads of this process.
+    """Write jobs of this process, and the lock for the start of a finisher.
 
-    `Popen` waits until the other end of a pipe is closed. A child that is forked meanwhile would keep it open (CPython,
-    `subprocess._execute_child`). So the user's forks wait some milliseconds for the start of the finisher.
+    `Popen` waits until the other end of a pipe is closed. If the user forks a child in the meantime, the child keeps
+    the pipe open (CPython, `subprocess._execute_child`). So a fork first waits some milliseconds for the start of the
+    finisher.
 
     Attributes:
-        writing: Jobs that are being written, in their order.
-        finalizing: True if this child of multiprocessing waits for them at its end.
-        starting: Lock for the start of the finisher. Forks take it, too.
+        writing: Write jobs that have not ended, in the order in which they were added.
+        finalizing: True if this process is a child of multiprocessing that will wait for its write jobs at its end.
+        starting: Lock that is held while a finisher starts and while the user forks.
     """
 
     ends = process.FILES
@@ -53,7 +54,7 @@ class _WriterState(process.State):
         self.starting.release()
 
     def in_child(self) -> None:
-        # The threads do not exist in a forked child.
+        # A forked child does not have the writing threads of its parent.
         self.begin()
 
     def at_exit(self) -> None:
@@ -66,12 +67,18 @@ _state = _WriterState()
 
 
 def spawn(job: dict[str, Any]) -> None:
-    """Compress and name a trace in another process, which outlives this one and for which no thread waits."""
+    """Start a finisher process, which compresses and renames a trace. If the start fails, do the work in this process.
+
+    No thread waits for the finisher, and the finisher may outlive this process.
+
+    Args:
+        job: The description of the capture, as `Artifacts` makes it.
+    """
     try:
         python = interpreter.find()
-        described = job | {"python": job.get("python") and python, "packages": _DEPENDENCIES}
-        with interpreter.job_file(described) as file, _state.starting, files.low_numbers_taken():
-            started = subprocess.Popen(
+        finisher_input = job | {"python": job.get("python") and python, "packages": _DEPENDENCIES}
+        with interpreter.job_file(finisher_input) as file, _state.starting, files.low_numbers_taken():
+            child = subprocess.Popen(
                 [python, "-E", "-s", "-S", "-m", "autoprof.capture.finisher"],
                 cwd=_PACKAGES,
                 stdin=file,
@@ -79,14 +86,14 @@ def spawn(job: dict[str, Any]) -> None:
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,
             )
-        # The child forks and exits; its own child does the work.
+        # The child forks and exits. The grandchild does the work.
         try:
-            status = started.wait(_START_TIMEOUT_S)
+            status = child.wait(_START_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            started.kill()  # this process does the work instead
+            child.kill()  # this process does the work instead
             raise
         if status:
-            raise subprocess.CalledProcessError(status, started.args)
+            raise subprocess.CalledProcessError(status, child.args)
     except (OSError, subprocess.SubprocessError) as error:
         seam.pass_on(error)
         log.warning_once(f"no process could be started to compress traces ({error}); this process compresses them")
@@ -94,18 +101,20 @@ def spawn(job: dict[str, Any]) -> None:
         finisher_job.finish(job | {"python": ""})
 
 
-# Maximum number of threads that write. Each keeps a whole recording in memory.
+# Maximum number of writing threads. Each thread keeps a whole recording in memory.
 _MAX_THREADS = 2
-# Seconds between two looks at a job while waiting for it.
+# Seconds between two checks of a write job while a thread waits for the job.
 _POLL_S = 0.2
 
 
 class Job:
-    """Work of a writing thread. If its start is interrupted, a later caller of `start` or `wait` starts it.
+    """A write job: the work of one writing thread.
+
+    If the start of the thread is interrupted, a later call of `start` or `wait` starts the thread.
 
     Attributes:
         done: True once the work has ended.
-        patience_s: Maximum wait for the work, in seconds.
+        patience_s: Maximum time in seconds that other threads wait for the work.
     """
 
     def __init__(self, write: Callable[[], None], patience_s: float) -> None:
@@ -118,11 +127,11 @@ class Job:
 
     @property
     def kept(self) -> bool:
-        """True if it was passed to `later`, so that it will be written."""
+        """True if the job was passed to `later`, so that its work will be done."""
         return self.done or self in _state.writing
 
     def run(self) -> None:
-        """Do the work, unless another thread does."""
+        """Do the work in this thread, unless another thread already does it or has done it."""
         try:
             self._free.pop()
         except IndexError as error:
@@ -136,10 +145,10 @@ class Job:
             self._through.release()
 
     def start(self) -> None:
-        """Run it in a new thread, or in this one if no more threads are available. May be called again.
+        """Do the work in a new thread, or in this thread if no thread can start. May be called more than once.
 
-        `threading.Thread.start` waits for the thread. After an interrupt, it would be unknown whether the thread has
-        started. So it is not used.
+        `threading.Thread.start` waits for the new thread. If a signal interrupted that wait, it would be unknown
+        whether the thread has started. So this method does not use `threading.Thread`.
         """
         if not self._free:
             return
@@ -150,11 +159,11 @@ class Job:
             self.run()
 
     def wait(self, patience_s: float) -> bool:
-        """Wait up to `patience_s` until the work has ended. Return True if it has."""
+        """Wait at most `patience_s` seconds until the work has ended. Return True if it has ended, otherwise False."""
         deadline = time.monotonic() + patience_s
-        while not self.done and (left := deadline - time.monotonic()) > 0:
-            # A thread that is interrupted here may keep the lock, so all waiters poll `done`.
-            if self._through.acquire(timeout=min(left, _POLL_S)):
+        while not self.done and (remaining_s := deadline - time.monotonic()) > 0:
+            # If a thread is interrupted between `acquire` and `release`, it keeps the lock. So all waiters poll `done`.
+            if self._through.acquire(timeout=min(remaining_s, _POLL_S)):
                 self._through.release()
             else:
                 self.start()
@@ -162,16 +171,18 @@ class Job:
 
 
 def later(job: Job) -> None:
-    """Run a job in a new thread. If `_MAX_THREADS` threads stay busy for `patience_s`, run it in this thread.
+    """Do the work of a write job in a new thread. If `_MAX_THREADS` threads stay busy, do the work in this thread.
 
-    The end of the interpreter waits up to `patience_s` for the job. For a thread that is not a daemon it would wait
-    forever, for example if a network disk does not answer.
+    This function waits at most the job's `patience_s` for a free thread.
+
+    The end of the interpreter waits at most `patience_s` for the job. It would wait forever for a thread that is not a
+    daemon, for example if a network disk does not answer. So writing threads are daemons.
     """
     _state.end_first()
     _wait_in_forked_child()
     deadline = time.monotonic() + job.patience_s
-    while len(before := list(_state.writing)) >= _MAX_THREADS:
-        if not before[0].wait(deadline - time.monotonic()):
+    while len(earlier_jobs := list(_state.writing)) >= _MAX_THREADS:
+        if not earlier_jobs[0].wait(deadline - time.monotonic()):
             job.run()
             return
     _state.writing[job] = None
@@ -179,7 +190,10 @@ def later(job: Job) -> None:
 
 
 def _wait_in_forked_child() -> None:
-    """Wait for the threads at the end of a forked child of multiprocessing, which ends by `os._exit`."""
+    """If this process is a child of multiprocessing, let it wait for the writing threads at its end.
+
+    Such a child ends by `os._exit`, so functions of `atexit` do not run.
+    """
     module = sys.modules.get("multiprocessing.process")
     if module is not None and module.parent_process() is not None and not _state.finalizing:
         from multiprocessing.util import Finalize
@@ -189,6 +203,10 @@ def _wait_in_forked_child() -> None:
 
 
 def wait(patience_s: float) -> bool:
-    """Wait up to `patience_s` until this process has no job. Return True if that is so."""
+    """Wait at most `patience_s` seconds until all write jobs of this process have ended.
+
+    Returns:
+        True if all have ended, otherwise False.
+    """
     deadline = time.monotonic() + patience_s
     return all(job.wait(deadline - time.monotonic()) for job in list(_state.writing))

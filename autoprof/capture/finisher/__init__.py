@@ -1,1 +1,4 @@
-"""Process that compresses, names and completes the files of a capture. Standard library only."""
+"""The finisher: a process that compresses a trace, renames it and writes its meta file.
+
+It uses only the standard library.
+"""

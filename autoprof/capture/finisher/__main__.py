@@ -2,7 +2,8 @@
 
 import sys
 
-# `-m` puts the folder of the packages first. Its modules must not replace modules of the standard library.
+# `python -m` puts the folder of the packages first in `sys.path`. This moves the folder to the end, because modules in
+# the folder must not replace modules of the standard library.
 sys.path.append(sys.path.pop(0))
 
 from autoprof.capture.finisher import job

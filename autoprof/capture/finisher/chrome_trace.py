@@ -1,6 +1,6 @@
-"""Chrome traces of Kineto: repair of names, cut at a whole event, search for GPU events.
+"""Chrome traces of Kineto: repair of event names, a cut after a complete event, the search for GPU events.
 
-Part of the finisher process: standard library only.
+This module is part of the finisher process, so it uses only the standard library.
 """
 
 from __future__ import annotations
@@ -16,31 +16,33 @@ if TYPE_CHECKING:
     from typing import Any, BinaryIO
 
 _PIECE = 1 << 20
-# An event's name that may have to be repaired: with a quote, a backslash or a character outside of ASCII, or of line 0
-# of a Python file, which stands for a module.
+# The `name` field of an event if the name may need a repair. Such a name contains a quote, a backslash or a character
+# outside of ASCII, or it is the name for line 0 of a Python file, which stands for a module.
 _NAME = re.compile(rb'"name": "(?:(?![ !#-\[\]-~]*",?\n)|(?=.*\.py\(0\): ))(?<=  "name": ")(.*)"(?=,?\n)')
 _OF_MODULE = re.compile(rb"(?<=\.py\(0\): ).*")
 _DEVICE_EVENTS = (b'"cat": "kernel"', b'"cat": "gpu_memcpy"', b'"cat": "gpu_memset"')
 
 
 def device_events(path: str) -> bool:
-    """Return True if a Chrome trace of Kineto has events of a GPU, by their categories (torch 2.13)."""
-    end = b""
+    """Return True if a Chrome trace of Kineto contains an event with a category of GPU events (torch 2.13)."""
+    previous_end = b""
     with open(path, "rb", opener=files.descriptor) as source:
         while piece := source.read(_PIECE):
-            if any(text in end + piece for text in _DEVICE_EVENTS):
+            if any(text in previous_end + piece for text in _DEVICE_EVENTS):
                 return True
             # The text may be split between two pieces.
-            end = (end + piece)[-max(map(len, _DEVICE_EVENTS)) :]
+            previous_end = (previous_end + piece)[-max(map(len, _DEVICE_EVENTS)) :]
     return False
 
 
 def copy(source: BinaryIO, target: Any, end: int) -> None:
-    """Copy the lines of a Chrome trace from the current position to an offset, and repair the names of events.
+    """Copy a Chrome trace from the current position up to the offset `end`, and repair the names of events.
 
-    Kineto writes names without escapes (torch 2.13). One quote, as in `record_function('say "hi"')`, makes the trace
-    invalid JSON. Also, the code object of a module is freed after its import, and torch keeps only a pointer to its
-    name. So it may write the bytes that are in that memory later.
+    Kineto writes names without escapes (torch 2.13). A quote in a name, as in `record_function('say "hi"')`, makes the
+    trace invalid JSON.
+
+    Also, names of modules may be wrong. Python frees the code object of a module after the import of the module, but
+    torch keeps only a pointer to the name in the code object. So Kineto may write other bytes in place of the name.
     """
     while lines := source.read(min(end - source.tell(), _PIECE)):
         lines += source.readline(end - source.tell())
@@ -57,35 +59,37 @@ def _right(found: re.Match[bytes]) -> bytes:
 
 
 def copy_cut(source: BinaryIO, target: Any, limit: int) -> None:
-    """Copy a Chrome trace up to the last complete event within `limit` bytes, and the fields after the events.
+    """Copy a Chrome trace up to the last complete event within `limit` bytes, then the fields that follow the events.
 
-    Kineto writes an event as `  {...\\n  },` and the base of the clock after the last event (torch 2.13).
+    Kineto writes an event as `  {...\\n  },`. After the last event, it writes the base of the clock (torch 2.13).
 
     Raises:
         OSError: The trace does not have this form.
     """
     length = source.seek(0, os.SEEK_END)
-    footer_at, _ = _last(source, b"\n  ]", length)
-    _, cut = _last(source, b"\n  }", limit)
+    footer_start, _ = _last(source, b"\n  ]", length)
+    _, event_end = _last(source, b"\n  }", limit)
     source.seek(0)
-    copy(source, target, cut)
-    source.seek(footer_at)
+    copy(source, target, event_end)
+    source.seek(footer_start)
     copy(source, target, length)
 
 
 def _last(source: BinaryIO, text: bytes, before: int) -> tuple[int, int]:
-    """Return the start and end of the last `text` before an offset, searched from there backwards.
+    """Return the start and the end of the last occurrence of `text` before the offset `before`.
+
+    The search reads the file backwards from `before`.
 
     Raises:
-        OSError: The text was not found.
+        OSError: The file does not contain the text before the offset.
     """
     end = before
     while end > 0:
         start = max(0, end - _PIECE)
         source.seek(start)
-        found = source.read(end - start).rfind(text)
-        if found >= 0:
-            return start + found, start + found + len(text)
+        index = source.read(end - start).rfind(text)
+        if index >= 0:
+            return start + index, start + index + len(text)
         # The text may be split between two pieces.
         end = start + len(text) - 1 if start else 0
     raise OSError("the trace does not have torch's format")

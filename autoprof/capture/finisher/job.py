@@ -1,8 +1,10 @@
-"""Work of the process that finishes a capture: wait for a turn, compress the trace, write the meta file.
+"""The work of the finisher process: wait for a turn, compress the trace, write the meta file.
 
-Only a few finishers of a user work on a host at a time, each with a lock on a file in the temporary folder. Other users
-can't open these files. A process removes its file when its turn ends. Standard library only, and zlib-ng if it is
-installed: it compresses in half the time.
+On one host, only a few finishers of a user work at the same time. A finisher has its turn while it holds a lock on a
+file in the temporary folder. Other users can't open these files. When its turn ends, the finisher removes its file.
+
+The finisher uses only the standard library, and zlib-ng if zlib-ng is installed, because it takes half the time to
+compress a trace.
 """
 
 from __future__ import annotations
@@ -23,38 +25,40 @@ from autoprof.base.originals import fcntl, json, os
 from autoprof.capture.finisher import chrome_trace, nsys_report
 from autoprof.rundir.file_names import FOLDER, NAMED, NOT_ANALYSED, NPU_ANALYSED, NPU_TIMELINE, NSYS_REPORT, PART
 
-# One finisher may work for every 8 cores of the host.
+# Number of cores of the host for each finisher that may work at the same time.
 _CORES_PER_FINISHER = 8
 _PAUSE_S = 0.1
 _TOUCH_S = 2.0
-# Maximum wait for a turn. A stopped process keeps its lock.
+# Maximum wait for a turn. The wait needs a limit, because a suspended finisher keeps its lock.
 _PATIENCE_S = 600.0
 
 
 def wait_for_turn(raw: str) -> tuple[int, str] | None:
-    """Wait, at most ten minutes, while the maximum number of this user's finishers works on this host.
+    """Wait until fewer than the maximum number of this user's finishers work on this host, but at most ten minutes.
 
-    The run continues meanwhile and needs the host's cores. There is no wait if the locks can't be made.
+    The finishers take turns because the run continues in the meantime and needs the cores of the host. If the lock
+    files can't be made, this function does not wait.
 
     Args:
-        raw: The recording. It is touched, since other processes take a file that does not change for abandoned.
+        raw: Path of the recording. During the wait, the file is touched, because other processes consider a file that
+            does not change as abandoned.
 
     Returns:
-        The arguments of `end_turn`; None without a lock.
+        The arguments of `end_turn`: the descriptor and the path of the locked file. None if this process got no lock.
     """
-    turns = max(1, (os.cpu_count() or 1) // _CORES_PER_FINISHER)
+    max_finishers = max(1, (os.cpu_count() or 1) // _CORES_PER_FINISHER)
     deadline = time.monotonic() + _PATIENCE_S
-    touched = 0.0
+    last_touch = 0.0
     while (now := time.monotonic()) < deadline:
         try:
-            for turn in range(turns):
+            for turn in range(max_finishers):
                 path = os.path.join(tempfile.gettempdir(), f"autoprof-{os.getuid()}-finish{turn}.lock")
                 if (lock := _locked(path)) is not None:
                     return lock, path
         except OSError:  # no temporary folder, a file of another user, or a file system without locks
             break
-        if now - touched > _TOUCH_S:
-            touched = now
+        if now - last_touch > _TOUCH_S:
+            last_touch = now
             with contextlib.suppress(OSError):
                 os.utime(raw)
         time.sleep(_PAUSE_S)
@@ -62,17 +66,24 @@ def wait_for_turn(raw: str) -> tuple[int, str] | None:
 
 
 def end_turn(lock: int, path: str) -> None:
-    """Remove the file of a lock, and release the lock."""
+    """End the turn of this process: remove the lock file and release the lock.
+
+    Args:
+        lock: Descriptor of the lock file.
+        path: Path of the lock file.
+    """
     with contextlib.suppress(OSError):
         os.unlink(path)
     os.close(lock)
 
 
 def _locked(path: str) -> int | None:
-    """Return the descriptor of a file that is now locked, or None if another process has it or has just removed it.
+    """Lock the file at `path`, which is created if it does not exist, and return its descriptor.
+
+    Return None if another process holds the lock or has just removed the file.
 
     Raises:
-        OSError: No folder, a file that other users can open, or a file system without locks.
+        OSError: The folder does not exist, other users can open the file, or the file system has no locks.
     """
     lock = files.descriptor(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
@@ -80,7 +91,7 @@ def _locked(path: str) -> int | None:
         if status.st_uid != os.getuid() or status.st_mode & 0o077:
             raise PermissionError(path)
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # The process that had it may have removed it, and a third one may have made a new file.
+        # The process that held the lock before may have removed the file, and a third process may have made a new file.
         if os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(lock)):
             return lock
     except (BlockingIOError, FileNotFoundError):
@@ -93,8 +104,8 @@ def _locked(path: str) -> int | None:
 
 
 COMPRESSED = ".gz"
-# Level of gzip; zlib-ng makes smaller files with it. torch's own export uses level 9, in the training thread;
-# bench/stop.py compares the two.
+# Compression level. At this level, zlib-ng makes smaller files than Python's gzip. torch's own export uses level 9 and
+# compresses in the training thread; bench/stop.py compares torch's export with autoprof's.
 LEVEL = 4
 _PIECE = 1 << 20
 _ANALYSE = "import sys; from torch_npu.profiler.profiler import analyse; analyse(sys.argv[1], max_process_number=1)"
@@ -103,13 +114,15 @@ _SIGN_OF_LIFE_S = 2.0
 
 
 def finish(job: dict[str, Any], in_turn: bool = False) -> None:
-    """Make the final trace and the meta file from the recording, and remove the recording.
+    """Make the final trace and the meta file from the recording, then remove the recording.
 
-    The meta file is written last. Its state is `complete` or `truncated` if the trace has its final name, and `failed`
-    if the trace can't be written. If another process has claimed the recording, this one does nothing.
+    The meta file is written after the trace. If the trace has its final name, the state in the meta file is `complete`
+    or `truncated`. If the trace can't be written, the state is `failed`.
+
+    If another process has claimed the recording, do nothing.
 
     Args:
-        job: The capture, as `Artifacts` describes it.
+        job: Description of the capture, as `Artifacts` makes it.
         in_turn: True to wait for a turn first.
     """
     files.open_to_group(job.get("group", False))
@@ -126,9 +139,11 @@ def finish(job: dict[str, Any], in_turn: bool = False) -> None:
 
 @contextlib.contextmanager
 def _claimed(raw: str) -> Iterator[bool]:
-    """Lock the recording and yield True, or yield False if another process has locked it.
+    """Lock the recording during the `with` block and yield True.
 
-    The lock also shows that a process works on the recording, even if the process that made it is dead (`run/end.py`).
+    Yield False if another process has locked the recording, or if the recording does not exist any more.
+
+    From the lock, `run/end.py` sees that a process works on the recording, even if the recorded process is dead.
     """
     try:
         descriptor = files.descriptor(raw, os.O_RDONLY)
@@ -155,18 +170,18 @@ def _finish(job: dict[str, Any]) -> None:
     except OSError as error:
         meta |= {"state": "failed", "reason": f"the trace could not be written: {error}"}
         files.remove(job["trace"] + PART)
-        # The disk may be full, and the meta file needs room.
+        # The disk may be full, and the meta file needs space.
         files.empty(job["raw"])
-    # The finisher can't report an error. If the meta file can't be written, the lock file of the name remains.
+    # The finisher can't report errors. If the meta file can't be written, the lock file of the capture's name remains.
     with contextlib.suppress(OSError):
         files.write(job["meta_path"], json.dumps(meta, indent=1, default=str).encode() + b"\n")
         files.remove(*job.get("taken", ()))
-    # Last, because processes wait for the capture while its .part file exists.
+    # The .part file is removed last, because other processes wait for the capture while this file exists.
     files.remove(job["trace"] + NAMED, job["raw"])
 
 
 def _make(job: dict[str, Any]) -> dict[str, Any]:
-    """Make the final file from `job["raw"]`. Return its fields of the meta file."""
+    """Make the final file or folder from `job["raw"]`. Return the fields that it adds to the meta file."""
     if os.path.isdir(job["raw"]):
         return _name_folder(job)
     if job["raw"].endswith(NSYS_REPORT + PART):
@@ -177,7 +192,7 @@ def _make(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def _compress(job: dict[str, Any]) -> dict[str, Any]:
-    """Compress a Chrome trace. Return its fields of the meta file."""
+    """Compress a Chrome trace. Return the fields that this adds to the meta file."""
     raw, trace = job["raw"], job["trace"]
     fields: dict[str, Any] = {}
     with (
@@ -193,41 +208,49 @@ def _compress(job: dict[str, Any]) -> dict[str, Any]:
             fields = {"state": "truncated", "reason": f"the trace was over {job['max_bytes']} bytes"}
     os.replace(trace + PART, trace)
     if job.get("suspicion"):
-        on_device = chrome_trace.device_events(raw)
-        fields |= {"device_events": on_device}
-        if not on_device:
+        has_device_events = chrome_trace.device_events(raw)
+        fields |= {"device_events": has_device_events}
+        if not has_device_events:
             fields |= {"device_reason": job["suspicion"]}
     return fields | {"bytes": os.path.getsize(trace)}
 
 
 def _gzip(job: dict[str, Any]) -> Any:
-    """Return the class `GzipFile` of zlib-ng if it is installed beside autoprof's dependencies, else of Python.
+    """Return the class `GzipFile` of zlib-ng if zlib-ng is installed in the folder of autoprof's dependencies.
 
-    This process has no site-packages, so the folder of the packages comes with the job. It is the last in `sys.path`.
+    Otherwise return Python's `GzipFile`. This process has no site-packages, so `job["packages"]` names the folder. The
+    folder becomes the last one in `sys.path`.
     """
     if packages := job.get("packages"):
         sys.path.append(packages)
-        with contextlib.suppress(Exception):  # a broken installation must not cost the trace
+        with contextlib.suppress(Exception):  # if the installation is broken, the trace must still be written
             return importlib.import_module("zlib_ng.gzip_ng").GzipFile
     return gzip.GzipFile
 
 
 def _rename(job: dict[str, Any]) -> dict[str, Any]:
-    """Rename a file that viewers can open without changes. Return its fields of the meta file."""
-    # A .part file exists until everything is in place.
+    """Rename a recording that viewers can open without changes. Return the fields that this adds to the meta file."""
+    # Other processes wait for the capture while this file exists. `_finish` removes the file last.
     os.close(files.create(job["trace"] + NAMED))
     os.replace(job["raw"], job["trace"])
     return {"bytes": os.path.getsize(job["trace"])}
 
 
 def _name_folder(job: dict[str, Any]) -> dict[str, Any]:
-    """Analyse the folder of torch_npu and move it out of `job["raw"]`. Return its fields of the meta file."""
+    """Analyse the folder that torch_npu has written in `job["raw"]`, and move the folder to its final path.
+
+    Returns:
+        The fields that this adds to the meta file.
+
+    Raises:
+        OSError: torch_npu has written no folder, or the folder can't be moved.
+    """
     folders = [name for name in sorted(os.listdir(job["raw"])) if FOLDER.search(name)]
     if not folders:
         raise OSError("torch_npu wrote no folder")
     folder = os.path.join(job["raw"], folders[-1])
-    done = job["python"] and analyse(folder, job["python"], job["raw"])
-    fields = {} if done else {"reason": job["meta"]["reason"] or NOT_ANALYSED}
+    is_analysed = job["python"] and analyse(folder, job["python"], job["raw"])
+    fields = {} if is_analysed else {"reason": job["meta"]["reason"] or NOT_ANALYSED}
     ending = FOLDER.search(folder)
     final = job["base"] + (ending.group() if ending else "")
     os.rename(folder, final)
@@ -235,18 +258,19 @@ def _name_folder(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def analysed(folder: str) -> bool:
-    """Return True if torch_npu has analysed a folder: it has a timeline or a database for viewers."""
+    """Return True if torch_npu has analysed a folder: the folder contains a timeline or a database for viewers."""
     output = os.path.join(folder, NPU_ANALYSED)
     return os.path.isdir(output) and any(name == NPU_TIMELINE or name.endswith(".db") for name in os.listdir(output))
 
 
 def analyse(folder: str, python: str, alive: str) -> bool:
-    """Analyse a folder in a process with torch_npu. Return True if this succeeded.
+    """Let torch_npu analyse a folder in a new process, and wait for the process. Return True if the analysis succeeded.
 
     Args:
-        folder: The folder of torch_npu.
-        python: The interpreter.
-        alive: A path to touch meanwhile, since other processes take a path that does not change for abandoned.
+        folder: The folder that torch_npu has written.
+        python: Path of the interpreter, which can import torch_npu.
+        alive: Path to touch during the analysis, because other processes consider a path that does not change as
+            abandoned.
     """
     child = subprocess.Popen(
         [python, "-c", _ANALYSE, folder],
@@ -256,15 +280,15 @@ def analyse(folder: str, python: str, alive: str) -> bool:
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
-    waited = 0.0
-    while waited < _ANALYSE_TIMEOUT_S:
+    waited_s = 0.0
+    while waited_s < _ANALYSE_TIMEOUT_S:
         try:
             child.wait(_SIGN_OF_LIFE_S)
             return analysed(folder)
         except subprocess.TimeoutExpired:
-            waited += _SIGN_OF_LIFE_S
+            waited_s += _SIGN_OF_LIFE_S
             os.utime(alive)
-    # The whole group, because it has child processes.
+    # The whole process group is killed, because the analysis starts child processes.
     os.killpg(child.pid, signal.SIGKILL)
     child.wait()
     files.remove(os.path.join(folder, NPU_ANALYSED))
@@ -272,13 +296,13 @@ def analyse(folder: str, python: str, alive: str) -> bool:
 
 
 def main() -> None:
-    """Finish the capture that stdin describes, in a process that is not a child of the trainer."""
-    # This process inherits the signal mask of a thread that blocks all signals.
+    """Finish the capture that stdin describes. The work is done in a process that is not a child of the trainer."""
+    # The thread that starts this process blocks all signals, and this process inherits the signal mask.
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     received = json.load(sys.stdin)
-    # Ray kills the children of a worker that exits (core worker, kill_child_processes_on_worker_exit). So this process
-    # forks and exits while the worker waits for it, and the grandchild does the work.
+    # When a worker exits, Ray kills the children of the worker (core worker, kill_child_processes_on_worker_exit). So
+    # this process forks and exits while the worker waits for it, and the grandchild does the work.
     if os.fork():
         os._exit(0)
     os.nice(10)
-    finish(received, in_turn=not received["raw"].endswith(NSYS_REPORT + PART))  # for nsys, it only waits
+    finish(received, in_turn=not received["raw"].endswith(NSYS_REPORT + PART))  # nsys: only a wait

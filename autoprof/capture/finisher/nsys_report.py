@@ -1,9 +1,11 @@
-"""Move of one window's report from the folder of `nsys` to its final name.
+"""Move of the report of one window from the folder of `nsys` to its final name.
 
-nsys writes one report for each window, in a separate process. It does so some time after the window was closed. An nsys
-without `--capture-range-end=repeat:async` does so when the recorded process has ended. The report is called
-`<-o>.<number>.nsys-rep`, or has no number (verl 0.9.1, utils/profiler/nvtx_profile.py, relocate_results).
-Part of the finisher process: standard library only.
+A separate process of nsys writes one report for each window. With `--capture-range-end=repeat:async`, nsys writes the
+report some time after the window was closed. An nsys without this option writes the report when the recorded process
+has ended. The report is called `<-o>.<number>.nsys-rep`, or has no number (verl 0.9.1,
+utils/profiler/nvtx_profile.py, relocate_results).
+
+This module is part of the finisher process, so it uses only the standard library.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from typing import Any
 from autoprof.base import files
 from autoprof.rundir.file_names import NAMED, NSYS_REPORT
 
-# Ending of the file from which nsys makes a report.
+# Ending of the unfinished file from which nsys makes a report.
 _UNFINISHED = ".qdstrm"
 OWN_COMMAND = "the report is where your own nsys command writes it"
 _STILL_S = 2.0
@@ -28,34 +30,34 @@ _LONG_PAUSE_S = 2.0
 
 
 def take(job: dict[str, Any]) -> dict[str, Any]:
-    """Wait for the report of a window and move it to its final name. Return its fields of the meta file.
+    """Wait for the report of a window and move it to its final name. Return the fields that this adds to the meta file.
 
     Raises:
-        OSError: nsys wrote no report, or it can't be moved.
+        OSError: nsys wrote no report, or the report can't be moved.
     """
     with open(job["raw"], encoding="utf-8") as file:
-        known = json.load(file)
-    if not known["report"]:
+        description = json.load(file)
+    if not description["report"]:
         return {"reason": job["meta"]["reason"] or OWN_COMMAND}
-    path = _wait(known, job["raw"], at_users_cost=not job["python"])
-    final = job["base"] + NSYS_REPORT
-    # A .part file exists until everything is in place, as in `job.py`.
-    os.close(files.create(final + NAMED))
+    path = _wait(description, job["raw"], at_users_cost=not job["python"])
+    final_path = job["base"] + NSYS_REPORT
+    # Other processes wait for the capture while this file exists. `job.py` removes the file last.
+    os.close(files.create(final_path + NAMED))
     _move(path, job["raw"])
-    os.replace(job["raw"], final)
-    return {"bytes": os.path.getsize(final)}
+    os.replace(job["raw"], final_path)
+    return {"bytes": os.path.getsize(final_path)}
 
 
 def _wait(known: dict[str, Any], raw: str, at_users_cost: bool) -> str:
     """Wait until nsys has finished the report, and return its path.
 
-    This waits while the recorded process runs, and `patience_s` longer.
+    The wait ends at the latest `patience_s` after the end of the recorded process.
 
     Args:
         known: The description of the report, from `NsysTool.export`.
-        raw: The recording. It is touched while the report may come soon, because other processes wait only for files
-            that change.
-        at_users_cost: True if the training process waits for this, which then takes `patience_s` at most.
+        raw: Path of the file with the description. The file is touched while the report may come soon, because other
+            processes wait only for files that change.
+        at_users_cost: True if the training process waits for the report. Then the wait takes at most `patience_s`.
 
     Raises:
         OSError: nsys wrote no report in time.
@@ -63,16 +65,16 @@ def _wait(known: dict[str, Any], raw: str, at_users_cost: bool) -> str:
     patience_s = known["patience_s"]
     soon_until = time.monotonic() + patience_s
     deadline = soon_until if at_users_cost else math.inf
-    seen, since = (0, 0.0), 0.0
+    last_shape, last_change = (0, 0.0), 0.0
     process_ended = False
     while (now := time.monotonic()) < deadline:
         if now < soon_until:
             os.utime(raw)
         path = _complete(known)
         shape = (os.path.getsize(path), os.path.getmtime(path)) if path else (0, 0.0)
-        if shape != seen:
-            seen, since = shape, now
-        elif path and now - since >= _STILL_S:
+        if shape != last_shape:
+            last_shape, last_change = shape, now
+        elif path and now - last_change >= _STILL_S:
             return path
         if not process_ended and not os.path.exists(f"/proc/{known['pid']}"):
             process_ended, soon_until = True, now + patience_s
@@ -85,7 +87,7 @@ def _wait(known: dict[str, Any], raw: str, at_users_cost: bool) -> str:
 
 
 def _complete(known: dict[str, Any]) -> str:
-    """Return the path of the report if it exists and nsys is not still making it, else an empty text."""
+    """Return the path of the report if it exists and nsys has finished it. Otherwise return an empty text."""
     bases = [f"{known['report']}.{known['number']}"]
     if known["number"] == 1:
         bases.append(known["report"])
@@ -99,9 +101,9 @@ def _complete(known: dict[str, Any]) -> str:
 
 
 def _move(path: str, target: str) -> None:
-    """Move the content of a report to `target`, and leave an empty file.
+    """Move the content of a report to `target`, and leave an empty file at `path`.
 
-    The empty file keeps the name in use: nsys may choose numbers by the existing files.
+    nsys may choose the number of the next report by the existing files. The empty file keeps the number in use.
     """
     try:
         os.rename(path, target)

@@ -1,4 +1,7 @@
-"""Profilers, each a class with the methods of `Tool`, and the choice of one for this process."""
+"""The interface of a profiler (`Tool`), and the choice of the profiler for this process.
+
+Each module of this package has one profiler: a class with the methods of `Tool`.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +16,19 @@ from typing import Any, Protocol
 from autoprof.base import log, seam
 from autoprof.config.settings import Settings
 
-# Default of `AUTOPROF_TOOL`.
+# If `AUTOPROF_TOOL` is not set: the profilers to try, in this order.
 AUTOMATIC = ("npu", "torch")
 NO_TORCH = "no torch in this process"
 IMPORTED_LATE = "the process had not imported torch when this capture began"
 
 
 class Tool(Protocol):
-    """Recorder in this process.
+    """A profiler that records in this process.
 
     Attributes:
-        name: Its word in `AUTOPROF_TOOL`.
-        ending: Ending of the name of its file or folder; empty if it writes nothing.
-        lost: Names of parts that it did not record. Known once it has stopped.
+        name: The word for the tool in `AUTOPROF_TOOL`.
+        ending: Ending of the name of the file or folder that the tool writes; empty if the tool writes nothing.
+        lost: Names of the parts that the tool did not record. Known once the tool has stopped.
     """
 
     name: str
@@ -34,17 +37,20 @@ class Tool(Protocol):
 
     @property
     def remark(self) -> str:
-        """Reason for the meta file why it records less than requested, or an empty text. Known once it has stopped."""
+        """If the tool recorded less than requested: the reason, for the meta file. Otherwise an empty text.
+
+        Known once the tool has stopped.
+        """
 
     def start(self, settings: Settings, raw: Path) -> list[str]:
-        """Start recording. Return the recorded contents.
+        """Start recording. Return the contents that the tool records.
 
         Args:
-            settings: Settings with the contents; the tool has a default for empty contents.
-            raw: Path for the output. A tool that writes while it records makes a folder there.
+            settings: Settings of the capture. If they request no contents, the tool records its default contents.
+            raw: Path for the output. If the tool writes while it records, it makes a folder at this path.
 
         Raises:
-            Exception: The tool does not record.
+            Exception: The tool could not start.
         """
 
     def stamp(self, subject: dict[str, Any]) -> None:
@@ -57,24 +63,27 @@ class Tool(Protocol):
         """Stop recording."""
 
     def abort(self) -> None:
-        """Stop recording, if it is on, and lose it, after `start` or `stop` was interrupted. May be called again."""
+        """End the recording, if it is on, and discard it. Called after `start` or `stop` was interrupted.
+
+        May be called more than once.
+        """
 
     def export(self, path: str) -> None:
-        """Write the recording to `path`, the `raw` of `start`.
+        """Write the recording to `path`, which is the path `raw` that `start` got.
 
         Raises:
             Exception: The recording can't be written.
         """
 
     def busy(self) -> str:
-        """Return the reason why this process can't record now, or an empty text."""
+        """If this process can't record now, return the reason. Otherwise return an empty text."""
 
 
 class NothingTool:
-    """Stand-in in a process that has not imported torch. It writes no file, so its captures have only a meta file.
+    """Replacement for a profiler in a process that has not imported torch. It records nothing and writes no file.
 
-    Every profiler needs torch. Importing it would take seconds and hundreds of megabytes in a process that does not use
-    it.
+    So a capture with this tool has only a meta file. Every profiler needs torch. autoprof does not import torch in a
+    process that does not use it, because the import would take seconds and hundreds of megabytes.
     """
 
     name = "none"
@@ -113,18 +122,23 @@ def _has_torch() -> bool:
 
 
 def nothing() -> None:
-    """Do nothing: no range has begun."""
+    """Do nothing. Returned by `mark` in place of the function that ends a range, if no range has begun."""
 
 
 def choose(settings: Settings) -> Tool:
-    """Return this process's profiler: the first of `AUTOPROF_TOOL` that can record here, else torch's.
+    """Return the profiler for this process: the first tool of `AUTOPROF_TOOL` that can record in this process.
 
-    In a process without torch, no profiler can record (`NothingTool`).
+    If none of them can record, return torch's profiler. In a process without torch, no profiler can record
+    (`NothingTool`).
 
-    The tool is chosen in each process. For example, a run has workers that use NPUs, and a trainer that uses none. The
-    memory history records beside a profiler (`beside`), unless it is the only requested tool. In a process under nsys,
-    other profilers are not used: CUPTI serves only one, so they would record nothing of the device or take it from
-    nsys. Without `nsys` in `AUTOPROF_TOOL`, autoprof opens no window there, because the user may count the windows.
+    Each process chooses its tool. For example, the workers of a run use NPUs, and the trainer uses none.
+
+    If the memory history is requested together with a profiler, it records beside the profiler (`beside`). If it is the
+    only requested tool, this function returns it.
+
+    A process under nsys uses no other profiler, because CUPTI serves only one profiler. Another one would record no
+    events of the device, or it would take CUPTI from nsys. If `AUTOPROF_TOOL` does not contain `nsys`, autoprof opens
+    no window of nsys, because the user may count the windows.
     """
     from autoprof.capture.profilers.memory import MemoryTool
     from autoprof.capture.profilers.npu import NpuTool
@@ -146,28 +160,28 @@ def choose(settings: Settings) -> Tool:
 
 
 def beside(settings: Settings, profiler: Tool) -> list[Tool]:
-    """Return the tools that record beside a profiler in this process."""
+    """Return the tools that record at the same time as a profiler in this process: the memory history, if requested."""
     from autoprof.capture.profilers.memory import MemoryTool
 
-    wanted = "memory" in settings.tool and not isinstance(profiler, MemoryTool) and not MemoryTool.unavailable()
-    return [MemoryTool()] if wanted else []
+    adds_memory = "memory" in settings.tool and not isinstance(profiler, MemoryTool) and not MemoryTool.unavailable()
+    return [MemoryTool()] if adds_memory else []
 
 
 def outlook(asked: tuple[str, ...], imports: bool = True) -> str:
-    """Return a description of the tool that processes of this environment would use, and the reason.
+    """Return a text that says which tool the processes of this environment would use, and why.
 
     Args:
         asked: The value of `AUTOPROF_TOOL`.
-        imports: True to import torch_npu if it is installed, to see if that fails.
+        imports: True to import torch_npu, if it is installed. If the import fails, the text says so.
     """
     if "nsys" in asked:
-        others = ",".join(name for name in asked if name not in ("nsys", "memory")) or "torch"
-        return f"nsys in processes that run under it, {others} in others (AUTOPROF_TOOL)"
+        other_tools = ",".join(name for name in asked if name not in ("nsys", "memory")) or "torch"
+        return f"nsys in processes that run under it, {other_tools} in others (AUTOPROF_TOOL)"
     if "npu" not in (asked or AUTOMATIC):
         return f"{','.join(asked)} (AUTOPROF_TOOL)"
     source = "AUTOPROF_TOOL" if asked else "no AUTOPROF_TOOL"
     spec = find_spec("torch_npu")
-    if spec is None or spec.origin is None:  # without an origin it is only a folder of that name
+    if spec is None or spec.origin is None:  # without an origin, it is only a folder called torch_npu
         return f"torch ({source}; torch_npu is not installed)"
     try:
         if imports:
@@ -179,12 +193,20 @@ def outlook(asked: tuple[str, ...], imports: bool = True) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of torch and torch_npu in this process. torch's is empty if torch is not imported."""
-    imported = {name: str(getattr(sys.modules.get(name), "__version__", "")) for name in ("torch", "torch_npu")}
-    return {name: version for name, version in imported.items() if version or name == "torch"}
+    """Return the versions of torch and torch_npu in this process, as a dict from package to version.
+
+    If torch is not imported, its version is an empty text. If torch_npu is not imported, the dict does not contain it.
+    """
+    version_of = {name: str(getattr(sys.modules.get(name), "__version__", "")) for name in ("torch", "torch_npu")}
+    return {name: version for name, version in version_of.items() if version or name == "torch"}
 
 
 def accepted(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the `arguments` that a function of the installed release has parameters for."""
+    """Return the arguments for which a function has parameters. Other releases of a library may have other parameters.
+
+    Args:
+        function: The function of the installed release.
+        arguments: Dict from the name of a parameter to the argument.
+    """
     parameters = inspect.signature(function).parameters
     return {name: value for name, value in arguments.items() if name in parameters}

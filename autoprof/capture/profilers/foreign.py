@@ -1,4 +1,4 @@
-"""Profilers and profile functions of the program, to which autoprof's captures give way."""
+"""Detection of the program's own profilers and profile functions. autoprof's captures give way to them."""
 
 from __future__ import annotations
 
@@ -15,18 +15,23 @@ from autoprof import _boot
 from autoprof.base import log, process, seam
 from autoprof.base.originals import threading, time
 
-# Type of the profile function that torch sets while it records stacks.
+# Name of the type of the profile function that torch sets while it records stacks.
 _TORCH = "TraceContext"
 ENDED_EARLY = "stack ends where the program set a profile function (cProfile, sys.setprofile)"
 
 
 def without_stacks(contents: tuple[str, ...], stacks: Sequence[str] = ("stack",)) -> tuple[tuple[str, ...], str]:
-    """Leave `stacks` out of the contents if the program has set a profile function.
+    """If the program has set a profile function, remove the words in `stacks` from the contents.
 
-    Python shows the profile function of this thread and of new threads, but not of other running threads.
+    Python shows the profile function of this thread and the one for new threads. It does not show the profile functions
+    of other running threads.
+
+    Args:
+        contents: Words of `AUTOPROF_CONTENTS`.
+        stacks: Words that make the profiler set a profile function of its own.
 
     Returns:
-        The remaining contents, and the reason if something was left out.
+        The remaining contents. If words were removed, also the reason; otherwise an empty text.
     """
     left_out = [word for word in contents if word in stacks]
     function = own_function()
@@ -40,14 +45,17 @@ def without_stacks(contents: tuple[str, ...], stacks: Sequence[str] = ("stack",)
 
 
 def own_function() -> Any:
-    """Return the profile function that the program has set in this thread, if any."""
+    """Return the profile function that the program has set in this thread. Return None if it has set none."""
     function = sys.getprofile()
     return None if type(function).__name__ == _TORCH else function
 
 
 @contextlib.contextmanager
 def kept_function() -> Iterator[None]:
-    """Remove the program's profile function of this thread while a recording with stacks ends, then restore it."""
+    """Remove the program's profile function from this thread, and restore it after the `with` block.
+
+    In the block, the caller ends a recording with stacks.
+    """
     function = own_function()
     if function is None:
         yield
@@ -60,7 +68,7 @@ def kept_function() -> Iterator[None]:
 
 
 def _set(function: Any) -> None:
-    """Set a profile function again. cProfile's `enable` keeps its counts."""
+    """Set a profile function of the program again. For cProfile, call `enable`, which keeps the counts."""
     if hasattr(function, "enable"):
         function.enable()
     elif callable(function):
@@ -69,8 +77,8 @@ def _set(function: Any) -> None:
         log.warning(f"the profiler {type(function).__qualname__} was ended by torch, which recorded stacks")
 
 
-# Functions that start and end torch's profilers, by the module that calls them (torch 2.13). `torch.profiler` uses the
-# first module. Only a profiler that calls `_PREPARE` uses Kineto; `emit_nvtx` does not.
+# Names of the functions that start and end torch's profilers, by the module that calls the functions (torch 2.13).
+# `torch.profiler` uses the first module. A profiler uses Kineto only if it calls `_PREPARE`; `emit_nvtx` does not.
 _PREPARE, _DISABLE, _DISABLE_LEGACY = "_prepare_profiler", "_disable_profiler", "_disable_profiler_legacy"
 _FUNCTIONS = {
     "torch.autograd.profiler": (_PREPARE, "_enable_profiler", _DISABLE),
@@ -79,22 +87,22 @@ _FUNCTIONS = {
 # Clock that the first module reads when a profiler starts and ends (torch 2.13).
 _CLOCK = "perf_counter_ns"
 _TORCH_NPU = "torch_npu.profiler.profiler"
-# Id of an unknown thread.
+# Stands for the id of a thread that is not known.
 _UNKNOWN = 0
-# The result of a function that has not returned.
+# Stands for the result of a function that has not returned.
 _unset: Any = object()
 
 
 class _ForeignState(process.State):
-    """Profilers of the program in this process.
+    """The profilers that the program has started in this process, and the function that makes way for them.
 
     Attributes:
-        clock: Replacement of a frozen clock in torch's module.
-        interrupt: Function that ends autoprof's recording. Its arguments are the reason, and True to end a recording of
-            another thread, too.
-        threads: Threads that have prepared or started Kineto and not ended it.
-        npu: Profilers of torch_npu that are on.
-        ended: True if a profiler of torch has ended since the last call of `has_ended`.
+        clock: Function that autoprof has set in torch's module in place of a frozen clock, if any.
+        interrupt: Function that ends autoprof's recording, once `watch` was called. Its arguments are the reason, and
+            True if it must also end a recording that another thread began.
+        threads: Ids of the threads in which the program has prepared or started Kineto and has not ended it.
+        npu: The program's profilers of torch_npu that are on.
+        ended: True if a torch profiler of the program has ended since the last call of `has_ended`.
     """
 
     clock: Callable[[], int] | None = None
@@ -110,11 +118,12 @@ class _ForeignState(process.State):
 
 
 class _Own(threading.local):
-    """autoprof's own profiler in this thread.
+    """The state of autoprof's own profiler in this thread.
 
     Attributes:
-        called: True while autoprof starts or ends it.
-        left_on: True if torch records this thread for autoprof, even after another thread has ended the recording.
+        called: True while autoprof starts or ends its profiler in this thread.
+        left_on: True if torch recorded this thread after autoprof last started or ended its profiler in this thread.
+            This stays true if another thread ends the recording: torch still records this thread for autoprof then.
     """
 
     called = False
@@ -126,7 +135,11 @@ _own = _Own()
 
 
 def own(called: bool) -> None:
-    """Note that autoprof starts or ends its own profiler in this thread (True), or has done so (False)."""
+    """Note that autoprof starts or ends its own profiler in this thread.
+
+    Args:
+        called: True before the start or the end, False after it.
+    """
     module = sys.modules.get("torch.autograd.profiler")
     frozen = getattr(module, _CLOCK, time.perf_counter_ns)
     if called and frozen is not time.perf_counter_ns and frozen is not _state.clock:
@@ -139,8 +152,13 @@ def own(called: bool) -> None:
 def _unfreeze_clock(module: Any, frozen: Callable[[], int]) -> None:
     """Make torch read the real clock while autoprof starts or ends its own profiler.
 
-    freezegun replaces the clock in torch's module. A reading of the frozen clock may advance it, and the program would
-    see that (`auto_tick_seconds`). When the clock is thawed, freezegun also replaces the function that is set here.
+    The program may have frozen the clock in torch's module with freezegun. If torch reads the frozen clock, the clock
+    may advance (`auto_tick_seconds`), and the program would see the change. When the program thaws the clock, freezegun
+    also replaces the function that is set here.
+
+    Args:
+        module: `torch.autograd.profiler`.
+        frozen: freezegun's replacement of the clock.
     """
 
     def perf_counter_ns() -> int:
@@ -152,32 +170,42 @@ def _unfreeze_clock(module: Any, frozen: Callable[[], int]) -> None:
 
 
 def known() -> str:
-    """Return a description of a profiler that the program has started and not ended, or an empty text."""
+    """If a profiler that the program has started is on, return its description. Otherwise return an empty text."""
     if _state.threads:
         return "another torch profiler"
     return "another torch_npu profiler" if _state.npu else ""
 
 
 def busy() -> str:
-    """Return the reason why autoprof can't record in this thread, a profiler of the program, or an empty text."""
+    """If a profiler of the program is on, return a text that says so. Otherwise return an empty text.
+
+    While it is on, autoprof can't record in this thread.
+    """
     name = known() or ("another torch profiler" if _enabled() and not _own.left_on else "")
     return f"{name} is on in this process" if name else ""
 
 
 def has_ended() -> bool:
-    """Return True if a torch profiler of the program has ended since the last call."""
+    """Return True if a torch profiler of the program has ended since the last call of this function."""
     ended, _state.ended = _state.ended, False
     return ended
 
 
 def _enabled() -> bool:
-    """Return True if torch records this thread. It does not see `profile_all_threads`, nor a warm-up."""
+    """Return True if torch records this thread.
+
+    Return False during a recording by `profile_all_threads` and during a profiler's warm-up: torch does not show them.
+    """
     autograd = sys.modules.get("torch.autograd")
     return autograd is not None and bool(autograd._profiler_enabled())
 
 
 def watch(interrupt: Callable[[str, bool], None]) -> None:
-    """Call `interrupt` before the program starts a profiler. Takes effect when torch is imported."""
+    """From the import of torch or torch_npu on, call `interrupt` before the program starts a profiler.
+
+    Args:
+        interrupt: Function as in `_ForeignState`.
+    """
     if _state.interrupt is None:
         _state.interrupt = interrupt
         for name in _FUNCTIONS:
@@ -186,14 +214,14 @@ def watch(interrupt: Callable[[str, bool], None]) -> None:
 
 
 def watch_torch(module: Any) -> None:
-    """Watch the functions of one of torch's modules that start and end profilers."""
+    """In one of torch's modules, wrap the functions that start and end profilers."""
     for name in _FUNCTIONS[module.__name__]:
         function = vars(module).get(name)
         if function is None:
             log.warning_once(f"other users of {module.__name__} can't be detected: it has no {name}")
         else:
             setattr(module, name, _watched(function, name))
-    if getattr(module, "_is_profiler_enabled", False):  # a profiler was started before, perhaps in another thread
+    if getattr(module, "_is_profiler_enabled", False):  # a profiler is already on, perhaps in another thread
         _state.threads.add(threading.get_ident() if _enabled() else _UNKNOWN)
 
 
@@ -202,9 +230,9 @@ def _watched(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     def watched(*args: Any, **kwargs: Any) -> Any:
         if _own.called:
             return function(*args, **kwargs)
-        on, result = _enabled(), _unset
+        was_on, result = _enabled(), _unset
         try:
-            if name == _PREPARE:  # before autoprof's recording ends, so that autoprof does not begin another one
+            if name == _PREPARE:  # noted before autoprof's recording ends, so that autoprof begins no new recording
                 _state.threads.add(threading.get_ident())
             if name in (_DISABLE, _DISABLE_LEGACY):
                 _state.ended = True
@@ -212,28 +240,32 @@ def _watched(function: Callable[..., Any], name: str) -> Callable[..., Any]:
                 _make_way("torch", everywhere=name == _PREPARE)
             result = function(*args, **kwargs)
         finally:
-            if result is _unset and not _enabled():  # it raised
+            if result is _unset and not _enabled():  # the function has raised an exception
                 _state.threads.discard(threading.get_ident())
         if name == _DISABLE:
-            _note_end(on)
+            _note_end(was_on)
         return result
 
     return watched
 
 
 def _note_end(was_on: bool) -> None:
-    """Note that a profiler of the program has ended. `was_on`: True if torch recorded this thread before."""
+    """Note that a profiler of the program has ended.
+
+    Args:
+        was_on: True if torch recorded this thread before the profiler ended.
+    """
     thread = threading.get_ident()
     if thread not in _state.threads:
         _state.threads.discard(_UNKNOWN)
-        if not was_on:  # it recorded all threads, so any thread may end it
+        if not was_on:  # the profiler recorded all threads, so any thread may end it
             _state.threads.clear()
     elif not _enabled():
         _state.threads.discard(thread)
 
 
 def watch_npu(module: Any) -> None:
-    """Watch the profiler class of torch_npu's module."""
+    """Wrap the methods of torch_npu's profiler class that start and stop a profiler."""
     try:
         wrapt.wrap_function_wrapper(module, "profile.start", _start)
         wrapt.wrap_function_wrapper(module, "profile.stop", _stop)
@@ -255,7 +287,15 @@ def _stop(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
 
 
 def end_own(reason: str, everywhere: bool = True) -> bool:
-    """End autoprof's recording for this reason. Return False if autoprof does not watch for profilers here."""
+    """End autoprof's recording in this process, if it is on.
+
+    Args:
+        reason: Reason for the meta file.
+        everywhere: True to end also a recording that another thread began.
+
+    Returns:
+        False if `watch` was not called in this process, so that the recording can't be ended. Otherwise True.
+    """
     if _state.interrupt is None:
         return False
     _state.interrupt(reason, everywhere)

@@ -1,7 +1,10 @@
-"""History of CUDA's caching allocator: one snapshot per window, and one when memory runs out.
+"""History of CUDA's caching allocator.
 
-`torch.cuda.memory._record_memory_history` gained parameters in almost every release (torch 2.1 to 2.13). Only the ones
-that the installed release accepts are passed. If the program calls the function itself, its calls take precedence.
+autoprof writes a snapshot of the history for each window, and one when CUDA runs out of memory.
+
+`torch.cuda.memory._record_memory_history` gained parameters in almost every release (torch 2.1 to 2.13). autoprof
+passes only the parameters that the installed release accepts. If the program calls this function itself, autoprof
+leaves the history to the program.
 """
 
 from __future__ import annotations
@@ -28,13 +31,14 @@ from autoprof.rundir import file_names, layout
 
 
 class _MemoryState(process.State):
-    """Owner of this process's history, and the number of snapshots.
+    """The owner of the memory history of this process, and the number of out-of-memory snapshots.
 
     Attributes:
-        changes: Number of times that the program has switched it.
-        theirs: True while it belongs to the program.
-        ours: True while it belongs to autoprof.
-        standing: Options of the history outside of windows, if it is recorded for the case that memory runs out.
+        changes: Number of times that the program has switched the history on or off.
+        theirs: True while the history belongs to the program.
+        ours: True while the history belongs to autoprof.
+        standing: Options of the history that autoprof records outside of windows, for the case that memory runs out.
+            None if autoprof records no history outside of windows.
         seen: Number of times that this process has run out of memory, up to `MAX_SNAPSHOTS`.
     """
 
@@ -50,10 +54,10 @@ _state = _MemoryState()
 
 
 def begin_history(options: MemoryOptions) -> None:
-    """Start a new history. The entries so far are dropped.
+    """Start a new history, without the entries of autoprof's earlier history.
 
     Raises:
-        Exception: This torch, or the allocator in use, records no history.
+        Exception: The installed torch or the allocator in use can't record a history.
     """
     switch = _switch()
     if _state.ours:
@@ -66,12 +70,12 @@ def begin_history(options: MemoryOptions) -> None:
 
 
 def end_history() -> None:
-    """End autoprof's history and drop its entries, or start the one outside of windows.
+    """End autoprof's history and drop its entries. Then start the history outside of windows again, if there was one.
 
     A history of the program is not changed.
 
     Raises:
-        Exception: torch refuses.
+        Exception: torch can't switch the history.
     """
     if _state.ours:
         _state.ours = False
@@ -81,10 +85,10 @@ def end_history() -> None:
 
 
 def keep_history(options: MemoryOptions) -> None:
-    """Record outside of windows, too, unless the program records a history.
+    """From now on, record the history also outside of windows, unless the program records a history.
 
     Raises:
-        Exception: As in `begin_history`.
+        Exception: The installed torch or the allocator in use can't record a history.
     """
     if not foreign_history():
         begin_history(options)
@@ -92,10 +96,10 @@ def keep_history(options: MemoryOptions) -> None:
 
 
 def snapshot() -> dict[str, Any]:
-    """Return the state of the allocator, with the history if one is recorded.
+    """Return torch's snapshot of the allocator. If a history is recorded, the snapshot contains the history.
 
     Raises:
-        Exception: The allocator in use provides no state.
+        Exception: The allocator in use provides no snapshot.
     """
     import torch.cuda.memory
 
@@ -104,23 +108,23 @@ def snapshot() -> dict[str, Any]:
 
 
 def history_changes() -> int:
-    """Return the number of times that the program has switched the history, since autoprof first watched it."""
+    """Return how often the program has switched the history on or off since autoprof's first call of `_switch`."""
     _switch()
     return _state.changes
 
 
 def foreign_history() -> str:
-    """Return the reason why autoprof can't record the history: it belongs to the program. Else an empty text."""
+    """If the history belongs to the program, return a text that says so. Otherwise return an empty text."""
     import torch
 
     # torch's CUDA graphs use the same function (torch 2.13, _inductor/cudagraph_trees.py).
     enabled = getattr(torch._C, "_cuda_isHistoryEnabled", bool)
-    taken = _state.theirs or (not _state.ours and enabled())
-    return "other code records the memory history of this process" if taken else ""
+    is_foreign = _state.theirs or (not _state.ours and enabled())
+    return "other code records the memory history of this process" if is_foreign else ""
 
 
 def _arguments(switch: Callable[..., None], options: MemoryOptions) -> dict[str, Any]:
-    """Return the arguments for `_record_memory_history`, without the ones that this build of torch lacks."""
+    """Return the arguments for `_record_memory_history`, without arguments that the installed torch does not accept."""
     requested: dict[str, Any] = {"enabled": "all", "max_entries": options.max_entries}
     if options.stacks == "none":
         requested |= {"context": None, "stacks": "python"}
@@ -130,14 +134,17 @@ def _arguments(switch: Callable[..., None], options: MemoryOptions) -> dict[str,
 
 
 def _switch() -> Callable[..., None]:
-    """Wrap `_record_memory_history` to see the program's calls, if that is not done. Return torch's own function."""
+    """Return torch's own `_record_memory_history`. If the function is not wrapped yet, first wrap it.
+
+    The wrapper counts the program's calls.
+    """
     import torch.cuda.memory as module
 
-    watched = module._record_memory_history
-    if getattr(watched, "_self_wrapper", None) is not _called:
+    wrapper = module._record_memory_history
+    if getattr(wrapper, "_self_wrapper", None) is not _called:
         wrapt.wrap_function_wrapper(module, "_record_memory_history", _called)
-        watched = module._record_memory_history
-    switch: Callable[..., None] = watched.__wrapped__
+        wrapper = module._record_memory_history
+    switch: Callable[..., None] = wrapper.__wrapped__
     return switch
 
 
@@ -145,13 +152,13 @@ def _called(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
     result = wrapped(*args, **kwargs)
     _state.changes += 1
     _state.theirs = (args[0] if args else kwargs.get("enabled", "all")) not in (None, False)
-    # From now on only the program switches it.
+    # From now on, only the program switches the history.
     _state.ours, _state.standing = False, None
     return result
 
 
 class MemoryTool:
-    """Tool that records with `torch.cuda.memory` and writes a snapshot for torch's memory viewer."""
+    """Tool that records the memory history with `torch.cuda.memory` and writes a snapshot for torch's memory viewer."""
 
     name = "memory"
     ending = file_names.SNAPSHOT
@@ -166,15 +173,15 @@ class MemoryTool:
 
     @staticmethod
     def unavailable() -> str:
-        """Return the reason why this process can't record the allocator's history, or an empty text.
+        """If this process can't record the allocator's history, return the reason. Otherwise return an empty text.
 
-        The process must already use CUDA. `_cuda_record_memory_history` would initialise CUDA and take a GPU, which a
-        process that only drives others must not do.
+        Only a process that already uses CUDA records. In other processes, `_cuda_record_memory_history` would
+        initialise CUDA and take a GPU. A process that only drives other processes must not take a GPU.
         """
         cuda = getattr(sys.modules.get("torch"), "cuda", None)
         try:
             return "" if cuda is not None and cuda.is_initialized() else "this process uses no CUDA"
-        except (AttributeError, RuntimeError) as error:  # its import has not ended, or has failed
+        except (AttributeError, RuntimeError) as error:  # the import of torch has not ended, or has failed
             seam.pass_on(error)
             return f"torch.cuda: {type(error).__name__}: {error}"
 
@@ -192,9 +199,10 @@ class MemoryTool:
         return nothing
 
     def stop(self) -> None:
-        """Take the snapshot and switch the history off, which empties it.
+        """Take the snapshot, then switch the history off, which drops its entries.
 
-        Errors are kept for `export`, since a profiler that records beside it must stop, too.
+        This method raises no errors, because a profiler that records at the same time must also be stopped. `export`
+        raises the first error.
         """
         if history_changes() != self._changes:
             self._problem = "other code in this process switched the memory history during the capture"
@@ -209,7 +217,7 @@ class MemoryTool:
         self._snapshot = snapshot()
 
     def _attempt(self, work: Callable[[], None]) -> None:
-        """Call a function of torch. It may raise anything; the first error is the problem."""
+        """Call a function of torch, which may raise any exception. Keep the first exception for `export`."""
         with seam.guard("torch.cuda.memory", self._note):
             work()
 
@@ -227,9 +235,9 @@ class MemoryTool:
 
 
 def write(snapshot: dict[str, Any], subject: dict[str, Any], path: str) -> None:
-    """Write a snapshot as `torch.cuda.memory._dump_snapshot` does, with the subject under the key `autoprof`.
+    """Write a snapshot in the format of `torch.cuda.memory._dump_snapshot`. Add the subject under the key `autoprof`.
 
-    Viewers ignore unknown keys.
+    Viewers ignore the unknown key.
 
     Raises:
         OSError: The file can't be written.
@@ -238,23 +246,27 @@ def write(snapshot: dict[str, Any], subject: dict[str, Any], path: str) -> None:
         pickle.dump(snapshot | {"autoprof": subject}, file)
 
 
-# Maximum number of snapshots per process. A program may repeat a failed allocation with a smaller size, many times.
+# Maximum number of out-of-memory snapshots per process. After a failed allocation, a program may try smaller sizes many
+# times.
 MAX_SNAPSHOTS = 3
 
 
 def watch_out_of_memory(run: Runtime, doing: Callable[[], Any]) -> None:
-    """Record the history once CUDA is initialised in this process, and write a snapshot when CUDA runs out of memory.
+    """Write a snapshot when CUDA runs out of memory in this process.
+
+    autoprof begins to record the history when the program initialises CUDA.
 
     Args:
         run: The run.
-        doing: Function that returns the subject of this process's recording, or None.
+        doing: Function that returns the subject of this process's current recording; None if there is no recording.
     """
     _boot.when_imported("torch.cuda", lambda cuda: _await_cuda(cuda, run, doing))
 
 
 def _await_cuda(cuda: Any, run: Runtime, doing: Callable[[], Any]) -> None:
     try:
-        # `_lazy_call` calls the function once CUDA is initialised, or at once if it is (torch 2.13, cuda/__init__.py).
+        # `_lazy_call` calls the function when CUDA is initialised. If CUDA already is, `_lazy_call` calls the function
+        # at once (torch 2.13, cuda/__init__.py).
         cuda._lazy_call(lambda: _attach(run, doing))
     except (AttributeError, RuntimeError) as error:  # another release of torch
         seam.pass_on(error)
@@ -262,7 +274,10 @@ def _await_cuda(cuda: Any, run: Runtime, doing: Callable[[], Any]) -> None:
 
 
 def _attach(run: Runtime, doing: Callable[[], Any]) -> None:
-    """Attach the observer. Never raises, since torch would then refuse to use CUDA."""
+    """Attach autoprof's observer for out-of-memory errors, and begin the history.
+
+    Never raises, because after an exception torch would refuse to use CUDA.
+    """
     with seam.guard("memory/oom", runtime.report):
         import torch
 
@@ -277,14 +292,16 @@ def _attach(run: Runtime, doing: Callable[[], Any]) -> None:
 
 
 def _claim_path(run: Runtime, number: int) -> tuple[Path, Path, Path]:
-    """Claim the first free name for a snapshot, beginning with `number`, by its `.part` file.
+    """Claim the file name of a snapshot by creating its `.part` file.
+
+    If another snapshot has the name with `number`, try the next numbers.
 
     Returns:
-        The path without ending, the path of the snapshot, and the path of the `.part` file.
+        The path without an ending, the path of the snapshot, and the path of the `.part` file.
     """
     while True:
-        again = f".{number}" if number > 1 else ""
-        base = run.rundir.oom / f"{identity.HOST}.pid{os.getpid()}{again}"
+        number_suffix = f".{number}" if number > 1 else ""
+        base = run.rundir.oom / f"{identity.HOST}.pid{os.getpid()}{number_suffix}"
         path = base.with_name(f"{base.name}{file_names.SNAPSHOT}")
         part = path.with_name(f"{path.name}{file_names.PART}")
         if not files.exists(path) and files.claim(part):
@@ -293,7 +310,15 @@ def _claim_path(run: Runtime, number: int) -> tuple[Path, Path, Path]:
 
 
 def _ran_out(run: Runtime, memory: dict[str, int], doing: Callable[[], Any]) -> None:
-    """Write a snapshot. torch calls this without the allocator's lock, before it raises `OutOfMemoryError`."""
+    """Write a snapshot and its meta file. Before torch raises `OutOfMemoryError`, it calls this.
+
+    torch does not hold the allocator's lock during this call.
+
+    Args:
+        run: The run.
+        memory: The failed allocation, as fields of the meta file: the device, and sizes in bytes.
+        doing: As in `watch_out_of_memory`.
+    """
     with _state.lock:
         if _state.seen >= MAX_SNAPSHOTS:
             return

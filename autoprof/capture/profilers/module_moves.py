@@ -1,10 +1,12 @@
-"""Moves of modules while torch records shapes.
+"""Support for programs that move a module (`Module.to`) while torch records shapes or stacks.
 
-Until its result is freed, a recording with shapes keeps weak references to the tensors of each operator, and a
-recording with stacks keeps some to parameters. `torch.utils.swap_tensors` refuses tensors with weak references. So
-does `Module.to` for the parameters of `fully_shard` (torch 2.13, `InputOutputEncoder` in
-torch/csrc/profiler/collection.h; `THPVariable` in torch/csrc/autograd/python_variable.cpp). Therefore the operators of
-a move are not recorded. If a recording refers to a parameter nevertheless, it is ended and freed first.
+A recording with shapes keeps weak references to the tensors of each operator, until the result of the recording is
+freed. A recording with stacks may keep weak references to parameters. `torch.utils.swap_tensors` refuses tensors that
+have weak references, and so does `Module.to` for the parameters of `fully_shard` (torch 2.13, `InputOutputEncoder` in
+torch/csrc/profiler/collection.h; `THPVariable` in torch/csrc/autograd/python_variable.cpp).
+
+Therefore autoprof does not record the operators of a move. If a recording still refers to a parameter that the program
+swaps, autoprof ends and frees the recording first.
 """
 
 from __future__ import annotations
@@ -16,18 +18,20 @@ from typing import Any
 from autoprof.base import log, process, seam
 from autoprof.base.originals import threading
 
-# Contents with which a recording refers to the tensors of operators (`with_flops` records shapes, too), and contents
-# with which it may refer to parameters.
+# HELD: contents with which a recording refers to the tensors of operators (`with_flops` also records shapes).
+# REFERRED: contents with which a recording may refer to parameters.
 HELD = frozenset(("shapes", "flops"))
 REFERRED = HELD | {"stack"}
 
 
 class _MovesState(process.State):
-    """Recording that moves of modules may have to end.
+    """The functions to call when the program moves a module during a recording of this process.
 
     Attributes:
-        free: Function that ends and frees the recording. torch's patched functions call it and are never restored.
-        recorded: Thread that is recorded with shapes, and the function to call when a module moves in it.
+        free: Function that ends and frees the recording; None until `allow` has wrapped torch's functions. The wrapped
+            functions call it. torch's functions stay wrapped.
+        recorded: Id of the thread that is recorded with shapes, and the function to call when a module moves in this
+            thread. None if no thread is recorded with shapes.
     """
 
     free: Callable[[str], bool] | None = None
@@ -41,10 +45,11 @@ _moving = threading.local()
 
 
 def allow(free: Callable[[str], bool]) -> None:
-    """Let modules move in this process during any recording.
+    """Wrap torch's functions in this process so that a module can move during each recording.
 
     Args:
-        free: Function that ends and frees the recording for a given reason. It returns False if there was none.
+        free: Function that ends and frees the recording. Its argument is the reason. It returns False if there was no
+            recording.
     """
     if _state.free is None:
         _state.free = free
@@ -57,7 +62,11 @@ def allow(free: Callable[[str], bool]) -> None:
 
 
 def begin(moved: Callable[[], None]) -> None:
-    """Note that this thread is recorded with shapes from now on. `moved` is called when a module moves."""
+    """Note that from now on this thread is recorded with shapes.
+
+    Args:
+        moved: Function to call when a module moves in this thread.
+    """
     _state.recorded = threading.get_ident(), moved
 
 
@@ -67,8 +76,8 @@ def end() -> None:
 
 
 def _swapping(swap: Callable[..., None]) -> Callable[..., None]:
-    # This function checks before it changes anything, so it may be called again. `swap_tensors` swaps attributes first,
-    # so it may not.
+    # torch's `swap` checks the tensors before it changes anything. So it may be called a second time after an error.
+    # `swap_tensors` first swaps attributes, so it must not be called twice.
     import torch
 
     compiling = torch.compiler.is_compiling
@@ -100,7 +109,7 @@ def _moved(apply: Callable[..., Any]) -> Callable[..., Any]:
     import torch
 
     record: Callable[[bool], None] = torch.autograd._enable_record_function
-    # torch.compile must trace only the user's code.
+    # torch.compile must trace only the user's code, so the wrapper does nothing while torch.compile traces.
     compiling = torch.compiler.is_compiling
 
     @functools.wraps(apply)

@@ -36,9 +36,17 @@ _COUNTING_LEVELS = ("level1", "level2")
 
 
 def experimental_config(profiler: Any, options: NpuOptions) -> tuple[Any, list[str]]:
-    """Return the `_ExperimentalConfig` for these options, and the options that this torch_npu lacks.
+    """Return torch_npu's `_ExperimentalConfig` for these options.
 
-    All supported arguments are passed, since the defaults changed in torch_npu 2.13.
+    autoprof passes every argument that the installed torch_npu supports, because the defaults changed in torch_npu
+    2.13.
+
+    Args:
+        profiler: The module `torch_npu.profiler`.
+        options: The options of `AUTOPROF_NPU`.
+
+    Returns:
+        The config, and the names of the requested options that the installed torch_npu does not support.
     """
     kind = profiler._ExperimentalConfig
     parameters = inspect.signature(kind).parameters
@@ -65,16 +73,16 @@ def _arguments(profiler: Any, parameters: Any, options: NpuOptions) -> tuple[dic
             lacking.append(option)
     exports = [getattr(profiler.ExportType, name) for name in _EXPORTS[options.export]]
     if len(exports) > 1 and not _takes_list(parameters.get("export_type")):
-        # Older releases take only one word, and use text for any other value.
+        # Older releases accept only one export type. For a list, they would export text.
         exports = exports[:1]
         lacking.append("export")
     arguments["export_type"] = exports if len(exports) > 1 else exports[0]
     if options.op_attr and options.export == "text":
-        # Only databases have these attributes; for text, torch_npu ignores the option.
+        # Only databases contain the attributes of operators. For an export as text, torch_npu ignores the option.
         del arguments["op_attr"]
         lacking.append("op_attr")
     if options.mstx:
-        # torch_npu has `mstx` from 2.7 on. In these releases, the older `msprof_tx` only warns.
+        # From 2.7 on, torch_npu has `mstx`. In these releases, the older `msprof_tx` only prints a warning.
         arguments["mstx" if "mstx" in parameters else "msprof_tx"] = True
         arguments["mstx_domain_exclude"] = ["communication"]
     return arguments, lacking
@@ -84,18 +92,19 @@ def _takes_list(parameter: inspect.Parameter | None) -> bool:
     return parameter is not None and "list" in str(parameter.annotation).lower()
 
 
-# Variables that let other programs start torch_npu's profiler in this process. Two of its profilers disturb each other
-# (profiler/_non_intrusive_profile.py).
+# If one of these variables is set, other programs can start a profiler of torch_npu in this process. Two profilers of
+# torch_npu disturb each other (profiler/_non_intrusive_profile.py).
 _EXTERNAL_CONTROL = ("PROF_CONFIG_PATH", "MSMONITOR_USE_DAEMON")
-# torch_npu replaces longer names of workers by the host name (analysis/prof_common_func/_constant.py).
+# torch_npu replaces a worker's name that is longer by the host name (analysis/prof_common_func/_constant.py).
 _MAX_NAME_CHARS = 225
 
 
 class NpuTool:
-    """Tool that records with `torch_npu.profiler.profile` into a folder, without the analysis.
+    """Tool that records with `torch_npu.profiler.profile` into a folder. The finisher analyses the folder later.
 
     Attributes:
-        lacking: Options of `AUTOPROF_NPU` that this torch_npu lacks. Known once it has started.
+        lacking: Requested options of `AUTOPROF_NPU` that the installed torch_npu does not support. Known once the tool
+            has started.
     """
 
     name = "npu"
@@ -109,32 +118,33 @@ class NpuTool:
 
     @staticmethod
     def unavailable() -> str:
-        """Return the reason why this process can't record with torch_npu, or an empty text.
+        """If this process can't record with torch_npu, return the reason. Otherwise return an empty text.
 
-        A profiler of torch_npu makes the process take an NPU (profiler_interface.py). A process that uses none must not
-        do that, such as a trainer that only drives others. So this does not import torch_npu; torch does from 2.5 on.
+        A profiler of torch_npu makes the process take an NPU (profiler_interface.py). A process that uses no NPU must
+        not take one, for example a trainer that only drives other processes. So this method does not import torch_npu.
+        In a process that uses an NPU, torch_npu is imported already: from torch 2.5 on, torch imports it.
         """
         npu = getattr(sys.modules.get("torch_npu"), "npu", None)
         try:
             return "" if npu is not None and npu.is_initialized() else "this process uses no NPU"
-        except (AttributeError, RuntimeError) as error:  # its import has not ended, or has failed
+        except (AttributeError, RuntimeError) as error:  # the import of torch_npu has not ended, or has failed
             seam.pass_on(error)
             return f"torch_npu: {type(error).__name__}: {error}"
 
     def start(self, settings: Settings, raw: Path) -> list[str]:
         profiler = importlib.import_module("torch_npu.profiler")
-        # torch_npu records stacks as torch does. It also needs them for modules.
+        # torch_npu records stacks in the same way as torch. To record modules, it also needs stacks.
         contents, self.remark = foreign.without_stacks(settings.contents, ("stack", "module"))
         arguments, used = profile_arguments(profiler, contents)
         if "npu" in used:
             arguments["experimental_config"], self.lacking = experimental_config(profiler, settings.npu)
         raw.mkdir()
         with _own_folder():
-            # The handler sets the folder for all profilers of the process.
+            # The handler sets the output folder of all torch_npu profilers in this process (`_own_folder`).
             arguments["on_trace_ready"] = profiler.tensorboard_trace_handler(
                 dir_name=str(raw),
                 worker_name=raw.name.removesuffix(f"{self.ending}{file_names.PART}")[:_MAX_NAME_CHARS],
-                # With the flag, the training thread would wait for a pool of forked processes that analyse.
+                # With True, the training thread would wait for a pool of forked processes that analyse the recording.
                 analyse_flag=False,
             )
             self._profile = profiler.profile(**arguments)
@@ -164,7 +174,7 @@ class NpuTool:
             self.stop()
 
     def export(self, path: str) -> None:
-        # torch_npu writes this file last, and analyses nothing without it.
+        # torch_npu writes this file last. Without the file, torch_npu analyses nothing.
         if not list(Path(path).glob(f"*{self.ending}/profiler_info*.json")):
             raise OSError("torch_npu did not finish it; see its output for the reason")
 
@@ -177,10 +187,14 @@ class NpuTool:
 def profile_arguments(profiler: Any, contents: tuple[str, ...]) -> tuple[dict[str, Any], list[str]]:
     """Return the arguments of `torch_npu.profiler.profile` for `contents`.
 
-    Without a device in `contents`, the host and the NPU are recorded.
+    If `contents` names no device, the recording contains the host and the NPU.
+
+    Args:
+        profiler: The module `torch_npu.profiler`.
+        contents: Words of `AUTOPROF_CONTENTS`.
 
     Returns:
-        The arguments, and the contents that this torch_npu supports.
+        The arguments, as a dict from parameter to value, and the contents that the installed torch_npu will record.
     """
     devices = ["cpu", "npu"]
     if any(word in DEVICES for word in contents):
@@ -192,14 +206,15 @@ def profile_arguments(profiler: Any, contents: tuple[str, ...]) -> tuple[dict[st
 
 @contextlib.contextmanager
 def _own_folder() -> Iterator[None]:
-    """Restore torch_npu's output folder afterwards.
+    """After the `with` block, restore the output folder that torch_npu used before.
 
-    The process has only one. Otherwise an existing profiler, such as the one that vllm-ascend makes at its start, would
-    write into autoprof's folder.
+    All torch_npu profilers of a process share one output folder, and autoprof's profiler changes it. If autoprof did
+    not restore the folder, an existing profiler would write into autoprof's folder. For example, vllm-ascend makes a
+    profiler at its start.
     """
     try:
         creator = importlib.import_module("torch_npu.profiler._profiler_path_creator").ProfPathCreator()
-        before = {"worker_name": creator._worker_name, "dir_name": creator._dir_path}
+        earlier_names = {"worker_name": creator._worker_name, "dir_name": creator._dir_path}
     except (ImportError, AttributeError) as error:
         seam.pass_on(error)
         log.warning_once(f"torch_npu's output folder could not be restored: {error}")
@@ -208,9 +223,9 @@ def _own_folder() -> Iterator[None]:
     try:
         yield
     finally:
-        creator.init(**before)
+        creator.init(**earlier_names)
 
 
 def external_control() -> list[str]:
-    """Return the variables of this environment that let other programs start torch_npu's profiler."""
+    """Return the set variables of this environment by which other programs can start a profiler of torch_npu."""
     return [name for name in _EXTERNAL_CONTROL if os.environ.get(name, "") not in ("", "0")]

@@ -1,4 +1,4 @@
-"""Nsight Systems: command line of `nsys`, and windows and ranges in a process that runs under it."""
+"""Nsight Systems as a tool: the options of `nsys profile`, and windows and ranges in a process that runs under nsys."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from autoprof.config.settings import Settings
 from autoprof.config.values import NsysOptions
 from autoprof.rundir import file_names
 
-# Value of `-o` for Ray's plug-in. nsys replaces %p by the pid of the recorded process.
+# Value of nsys's option `-o` when Ray's plug-in starts nsys. nsys replaces %p by the pid of the recorded process.
 OUTPUT = "autoprof_%p"
 # The only name that Ray's plug-in accepts (Ray 2.60, runtime_env/nsight.py, parse_nsight_config).
 EXECUTABLE = "nsys"
@@ -27,15 +27,17 @@ AT_THE_END = (
 
 
 def profile_options(options: NsysOptions) -> dict[str, str]:
-    """Return the options of `nsys profile` by their long names.
+    """Return the options of `nsys profile`, as a dict from the long name of an option to its value.
 
-    `repeat` has no number, since nsys stops recording after that many windows, and `autoprof trigger` may add some.
-    By default nsys writes all reports when the process ends, and Ray may kill it then (ray#66129). With `async` it
-    writes each report after its window. With `kill=none` nsys does not end the process at the end of a window. With
-    `wait=primary` it does not wait for child processes that outlive the process, such as the finisher, which waits for
-    nsys.
+    * `capture-range-end=repeat` has no number. With a number, nsys would stop recording after this number of windows,
+      but `autoprof trigger` may add windows.
+    * `async`: nsys writes the report of each window after the window. By default, nsys writes all reports when the
+      recorded process ends, and Ray may kill that process first (ray#66129).
+    * `kill=none`: nsys does not end the recorded process at the end of a window.
+    * `wait=primary`: nsys does not wait for child processes that outlive the recorded process. The finisher is such a
+      child, and it waits for nsys.
     """
-    chosen = {
+    arguments = {
         "trace": options.trace.replace("+", ","),
         "sample": options.sample,
         "cpuctxsw": options.sample,
@@ -47,42 +49,48 @@ def profile_options(options: NsysOptions) -> dict[str, str]:
         "force-overwrite": "true",
     }
     if options.python_backtrace:
-        chosen["python-backtrace"] = "cuda"
+        arguments["python-backtrace"] = "cuda"
     if options.gpu_metrics != "none":
-        chosen["gpu-metrics-devices"] = options.gpu_metrics.replace("+", ",")
-    return chosen
+        arguments["gpu-metrics-devices"] = options.gpu_metrics.replace("+", ",")
+    return arguments
 
 
 def find_nsys(options: NsysOptions) -> str:
-    """Return the path of `nsys`, or an empty text if it was not found."""
+    """Return the path of the `nsys` that the options request. If it is not found, return an empty text."""
     return shutil.which(options.executable) or ""
 
 
 @functools.cache
 def writes_at_once(executable: str) -> bool:
-    """Return True if an `nsys` can write reports while the process runs: its help names modes of `repeat`."""
+    """Return True if this `nsys` can write reports while the recorded process runs.
+
+    Such an `nsys` lists modes of `repeat` in its help.
+    """
     return "[:mode]" in _output(executable, "profile", "--help")
 
 
 def nsys_folder(options: NsysOptions) -> list[str]:
-    """Return the folder to put on the path for Ray's plug-in, or an empty list if `nsys` is the first on the path."""
+    """Return a list with the folder to put on `PATH`, so that Ray's plug-in finds the requested `nsys`.
+
+    The list is empty if `PATH` already leads to the requested `nsys`, or if it was not found.
+    """
     path = find_nsys(options)
     return [os.path.dirname(path)] if path and path != shutil.which(EXECUTABLE) else []
 
 
 def put_on_path(options: NsysOptions) -> None:
-    """Put the requested `nsys` first on the path, for the Ray processes that this process is about to start."""
+    """Put the folder of the requested `nsys` first on `PATH`, for the Ray processes that this process will start."""
     os.environ["PATH"] = os.pathsep.join([*nsys_folder(options), os.environ.get("PATH", "")])
 
 
 def nsys_version(executable: str) -> str:
-    """Return the version that an `nsys` prints."""
+    """Return the version that this `nsys` prints. If it prints none, return `of unknown version`."""
     output = _output(executable, "--version").strip()
     return output.removeprefix("NVIDIA Nsight Systems version ") or "of unknown version"
 
 
 def _output(executable: str, *arguments: str) -> str:
-    """Return the output of an `nsys`, or an empty text if it does not run."""
+    """Run this `nsys` and return its output. If the command fails, return an empty text."""
     try:
         done = subprocess.run([executable, *arguments], capture_output=True, text=True, timeout=_TIMEOUT_S, check=True)
     except (OSError, subprocess.SubprocessError) as error:
@@ -91,16 +99,17 @@ def _output(executable: str, *arguments: str) -> str:
     return done.stdout
 
 
-# Variable of an actor that Ray starts under nsys for autoprof: the `-o` of that nsys. %p stands for the pid.
+# autoprof sets this variable in an actor that Ray starts under nsys for autoprof. Its value is the option `-o` of nsys,
+# in which %p stands for the pid.
 REPORT = "AUTOPROF_NSYS_REPORT"
-# Variables that nsys sets in the processes that it starts. The injected library is set before the session has an id.
+# Variables that nsys sets in the processes that it starts. nsys sets the injected library before the session has an id.
 _SESSION = "NSYS_PROFILING_SESSION_ID"
 _INJECTED = ("CUDA_INJECTION64_PATH", "LD_PRELOAD")
 _LIBRARY = "libToolsInjection"
 
 
 class _NsysState(process.State):
-    """Number of windows that this process has opened. nsys numbers their reports in this order, from 1."""
+    """Number of windows that this process has opened. nsys numbers the reports in the order of the windows, from 1."""
 
     def begin(self) -> None:
         self.windows = 0
@@ -110,15 +119,16 @@ _state = _NsysState()
 
 
 def here(environ: Mapping[str, str] = os.environ) -> bool:
-    """Return True if this process runs under nsys, which then has CUPTI."""
-    injected = any(_LIBRARY in environ.get(name, "") for name in _INJECTED)
-    return bool(environ.get(_SESSION) or environ.get(REPORT)) or injected
+    """Return True if this process runs under nsys. In such a process, nsys uses CUPTI."""
+    has_library = any(_LIBRARY in environ.get(name, "") for name in _INJECTED)
+    return bool(environ.get(_SESSION) or environ.get(REPORT)) or has_library
 
 
 def report() -> str:
-    """Return the path of the report without number and ending, if Ray started nsys for autoprof; else an empty text.
+    """Return the path of this process's reports, without the number and the ending.
 
-    Ray's plug-in puts `-o` into the log folder of the node's session (Ray 2.60, runtime_env/nsight.py).
+    If Ray did not start this process under nsys for autoprof, return an empty text. Ray's plug-in puts the reports into
+    the log folder of the node's session (Ray 2.60, runtime_env/nsight.py).
     """
     pattern, worker = os.environ.get(REPORT, ""), sys.modules.get("ray._private.worker")
     if not pattern or worker is None or worker.global_worker.mode != worker.WORKER_MODE:
@@ -129,8 +139,9 @@ def report() -> str:
 class NsysTool:
     """Tool that opens and closes the windows that `nsys profile --capture-range=cudaProfilerApi` records.
 
-    nsys writes the report of a window after its end. If autoprof let Ray start nsys, the finisher process waits for the
-    report and moves it (`nsys_report.py`). Otherwise the report stays where the user's own nsys command writes it.
+    nsys writes the report of a window after the end of the window. If Ray started nsys for autoprof, the finisher
+    process waits for the report and moves it (`nsys_report.py`). Otherwise the report stays where the user's own nsys
+    command writes it.
     """
 
     name = "nsys"
@@ -139,9 +150,14 @@ class NsysTool:
     remark = ""
 
     def __init__(self, asked: bool = True) -> None:
-        """Make a tool. `asked`: True if the user wants autoprof to open windows in this session of nsys."""
+        """Make a tool that has no open window.
+
+        Args:
+            asked: True if `AUTOPROF_TOOL` contains `nsys`, so that autoprof may open windows in this session of nsys.
+        """
         self._asked = asked
-        # Prefix of the stage's range. It is empty in captures of whole steps, in which the step has a separate range.
+        # Text before the name of the stage's range. Empty in a capture of a whole step, where the step has its own
+        # range.
         self._prefix = ""
         self._whole_steps = False
         self._number = 0
@@ -149,15 +165,15 @@ class NsysTool:
 
     @staticmethod
     def unavailable() -> str:
-        """Return the reason why nsys can't record this process, or an empty text."""
+        """If nsys can't record this process, return the reason. Otherwise return an empty text."""
         return "" if here() else "this process does not run under nsys"
 
     def start(self, settings: Settings, raw: Path) -> list[str]:
-        """Open a window.
+        """Open a window. Return the contents that nsys records.
 
         Raises:
-            RuntimeError: CUDA is not initialised in this process. `cudaProfilerStart` would initialise it on the
-                default device, before the program has chosen one (torch 2.13, torch/cuda/__init__.py, cudart).
+            RuntimeError: CUDA is not initialised in this process. `cudaProfilerStart` would initialise CUDA on the
+                default device, before the program has chosen a device (torch 2.13, torch/cuda/__init__.py, cudart).
         """
         import torch.cuda.profiler
 
@@ -183,20 +199,20 @@ class NsysTool:
             )
 
     def mark(self, name: str) -> Callable[[], None]:
-        """Begin an NVTX range. Return the function that ends it, in any thread."""
+        """Begin an NVTX range. Return the function that ends the range. Any thread may call that function."""
         try:
             from torch.cuda import nvtx
 
-            begun = nvtx.range_start(f"{self._prefix}{name}")
+            range_id = nvtx.range_start(f"{self._prefix}{name}")
         except (ImportError, AttributeError, RuntimeError) as error:
             seam.pass_on(error)
             log.warning_once(f"ranges can't be marked for nsys: {type(error).__name__}: {error}")
             return nothing
         self._prefix = ""
-        return lambda: nvtx.range_end(begun)
+        return lambda: nvtx.range_end(range_id)
 
     def stop(self) -> None:
-        """Close the window after the device has finished its work, as torch.profiler does."""
+        """Wait until the device has finished its work, as torch.profiler does, then close the window."""
         import torch.cuda.profiler
 
         try:
@@ -209,15 +225,16 @@ class NsysTool:
             self.stop()
 
     def export(self, path: str) -> None:
-        """Write the description of this window's report, for the finisher, to `path`."""
-        known = {"report": report(), "number": self._number, "pid": os.getpid(), "patience_s": self._patience_s}
+        """Write a description of the window's report to `path`. With it, the finisher process finds the report."""
+        description = {"report": report(), "number": self._number, "pid": os.getpid(), "patience_s": self._patience_s}
         with io.open(path, "w", encoding="utf-8", opener=files.descriptor) as file:
-            json.dump(known, file)
+            json.dump(description, file)
 
     def busy(self) -> str:
-        """Return the reason why this process can't record, or an empty text.
+        """If autoprof can't open a window in this process, return the reason. Otherwise return an empty text.
 
-        A child of an actor under nsys gets no report: nsys records it with the actor, if at all.
+        A child process of an actor under nsys gets no report for itself. If nsys records the child at all, it records
+        the child together with the actor.
         """
         if not self._asked:
             return "this process runs under nsys, which has CUPTI; AUTOPROF_TOOL=nsys opens windows for it"

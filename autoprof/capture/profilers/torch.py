@@ -1,9 +1,11 @@
 """torch.profiler as a tool.
 
 The end of a range (`record_function`) writes into the recording in which the range began. If that recording has ended
-and another one is on, the write goes to freed memory, and the process crashes or hangs (torch 2.13, `onFunctionExit` in
-torch/csrc/autograd/profiler_kineto.cpp). If a range ends twice, its second end does nothing. So autoprof ends all open
-ranges before its own recording ends. It also does so before it records after a profiler of the program.
+and another recording is on, the end of the range writes to freed memory, and the process crashes or hangs (torch 2.13,
+`onFunctionExit` in torch/csrc/autograd/profiler_kineto.cpp). If a range ends twice, the second end does nothing.
+
+So autoprof ends all open ranges before it ends its own recording. If a profiler of the program has ended, autoprof also
+ends all open ranges before it starts its next recording.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from autoprof.capture.profilers import accepted, foreign, module_moves
 from autoprof.config.settings import Settings
 from autoprof.rundir import file_names
 
-# torch's names for the words of AUTOPROF_CONTENTS.
+# torch's names for the words of AUTOPROF_CONTENTS: of activities, and of parameters of `torch.profiler.profile`.
 DEVICES = {"cpu": "cpu", "cuda": "cuda", "npu": "privateuse1"}
 FLAGS = {
     "shapes": "record_shapes",
@@ -33,24 +35,26 @@ FLAGS = {
     "flops": "with_flops",
     "module": "with_modules",
 }
-# Word in `left_out` of a meta file if a module moved while shapes were recorded (module_moves.py).
+# If a module moved while shapes were recorded, `left_out` of the meta file contains this word (module_moves.py).
 MOVES = "torch.module-moves"
-# Maximum bytes after the events of a trace. They hold the metadata that Kineto got.
+# Maximum number of bytes after the last event of a trace. These bytes contain the metadata that Kineto got.
 MAX_TAIL_BYTES = 65536
-# Profiles whose results are not written. A profile is in a reference cycle. If its result is freed during or after a
-# later recording, for example by the garbage collector, the process crashes (torch 2.13, libkineto's
-# MemoryTraceLogger). So a result is freed when it is written, before the next recording. An unwritten one is kept.
+# Profiles whose results are not written yet. A profile is in a reference cycle, so the garbage collector may free the
+# result at any time. If the result is freed during or after a later recording, the process crashes (torch 2.13,
+# libkineto's MemoryTraceLogger). So this list keeps a result until it is written. Then the result is freed at once,
+# before the next recording.
 _unwritten: list[Any] = []
 
 
 class _TorchState(process.State):
-    """Recordings of torch in this process.
+    """The open ranges of autoprof's recording, and whether torch has recorded in this process.
 
     Attributes:
-        recorded: True once torch has recorded.
-        entered: Handles of the ranges that began in autoprof's recording, in their order. torch ends the range of a
-            handle that is freed.
-        enter: The wrapper of `record_function.__enter__`, and the method that it wraps.
+        recorded: True once autoprof has recorded with torch in this process.
+        entered: Weak references to the handles of the ranges that began in autoprof's recording, in the order of their
+            begins, as a dict from the handle's `id`. If a handle is freed, torch ends its range.
+        enter: autoprof's wrapper of `record_function.__enter__`, and the method that it wraps. None if the method is
+            not wrapped.
     """
 
     recorded = False
@@ -60,14 +64,16 @@ class _TorchState(process.State):
         self.enter: tuple[Callable[[Any], Any], Callable[[Any], Any]] | None = None
 
     def in_child(self) -> None:
-        """Make a forked child of a process that has recorded end without Kineto's destructors.
+        """If the parent process has recorded, let this forked child end without Kineto's destructors.
 
-        They wait for threads that do not exist in a child, and hang or abort (torch 2.13). glibc calls the function
-        registered last first, and passes it the exit status. So files are flushed, then `_exit` ends the process, as
-        `os._exit` ends children of multiprocessing.
+        The destructors wait for threads that do not exist in a forked child. So they hang or abort (torch 2.13).
+
+        At the exit, glibc calls the registered functions in reverse order and passes the exit status to them. So
+        `fcloseall` flushes the files first, and then `_exit` ends the process. `os._exit` ends children of
+        multiprocessing in the same way.
         """
         if self.recorded:
-            with seam.suppress(ImportError, OSError, AttributeError):  # another libc
+            with seam.suppress(ImportError, OSError, AttributeError):  # a libc without these functions
                 import ctypes
 
                 libc = ctypes.CDLL(None)
@@ -99,7 +105,8 @@ class TorchTool:
         _state.recorded = True
         contents, self.remark = foreign.without_stacks(settings.contents)
         arguments, used = profile_arguments(contents)
-        # Not `torch.profiler.profile`: SGLang replaces that by torch_npu's (0.5.8, scheduler_profiler_mixin.py).
+        # The class is not imported from `torch.profiler`, because SGLang replaces `torch.profiler.profile` by the class
+        # of torch_npu (0.5.8, scheduler_profiler_mixin.py).
         from torch.profiler.profiler import profile
 
         self._profile = profile(**arguments, **accepted(profile, {"custom_trace_id_callback": _trace_id}))
@@ -113,7 +120,7 @@ class TorchTool:
             threads.blocking(self._profile.start)  # at the first start, Kineto starts a thread
         finally:
             foreign.own(False)
-        # True only if torch has set its profile function in this thread, so that `stop` can see if it was removed.
+        # True if torch has set its profile function in this thread. Then `stop` checks whether it is still set.
         self._stacks = "stack" in used and sys.getprofile() is not None
         if module_moves.HELD.intersection(used):
             module_moves.begin(self._moved)
@@ -152,7 +159,8 @@ class TorchTool:
         if self._profile is not None:
             _disable()
             module_moves.end()
-            # The program may keep the traceback of the interrupt, and with it torch's objects.
+            # The program may keep the traceback of the interrupt, which refers to torch's objects. So the results are
+            # freed here.
             if getattr(self._profile, "profiler", None) is not None:
                 self._profile.profiler.kineto_results = None
             _forget(self._profile)
@@ -163,8 +171,8 @@ class TorchTool:
         """Write the trace, in any thread.
 
         Raises:
-            OSError: The trace is incomplete. Kineto does not report that. It writes to `.tmp` and renames it, even if
-                the last part of its buffer could not be written (torch 2.13).
+            OSError: The trace is incomplete. Kineto does not report this error. Kineto writes to a `.tmp` file and
+                renames the file, even if it could not write the last part of its buffer (torch 2.13).
         """
         try:
             self._profile.export_chrome_trace(path)
@@ -181,13 +189,13 @@ class TorchTool:
 
 
 def _trace_id() -> str:
-    """Return an id for a trace. torch would use `uuid.uuid4`, which the program may have mocked."""
+    """Return an id for a trace. torch's default is `uuid.uuid4`, which the program may have mocked."""
     return os.urandom(16).hex().upper()
 
 
 def _forget(profile: Any) -> None:
-    """Free the recording of a profile."""
-    with seam.suppress(ValueError):  # it was freed before it was written
+    """Free the result of a profile."""
+    with seam.suppress(ValueError):  # the result is freed already (`_end_and_free`)
         _unwritten.remove(profile)
     profile.profiler = None
 
@@ -200,18 +208,25 @@ def _enabled() -> bool:
 
 
 def _disable() -> None:
-    """End torch's recording of this thread and lose it."""
+    """End torch's recording of this thread and discard it."""
     _end_ranges()
     if _enabled():
         from torch.autograd import _disable_profiler, profiler
 
         _disable_profiler()
-        if hasattr(profiler, "_is_profiler_enabled"):  # otherwise `profile.stop` resets it
+        if hasattr(profiler, "_is_profiler_enabled"):  # normally, `profile.stop` resets this flag
             profiler._is_profiler_enabled = False
 
 
 def _end_and_free(reason: str) -> bool:
-    """End and free autoprof's recordings in this process, also unwritten ones. Return False if there were none."""
+    """End and free autoprof's recordings of torch in this process, also results that are not written yet.
+
+    Args:
+        reason: Reason for the meta file.
+
+    Returns:
+        True if recordings were freed. False if there were none, or if a profiler of the program is on.
+    """
     if foreign.known() or not (_unwritten or _enabled()) or not foreign.end_own(reason):
         return False
     for profile in list(_unwritten):
@@ -220,7 +235,7 @@ def _end_and_free(reason: str) -> bool:
 
 
 def _complete(path: str) -> bool:
-    """Return True if a Chrome trace of Kineto is complete: the list of events and the object are closed."""
+    """Return True if a Chrome trace of Kineto is complete: both its list of events and its JSON object are closed."""
     if not files.exists(path):
         return False
     with io.open(path, "rb", opener=files.descriptor) as file:
@@ -232,32 +247,36 @@ def _complete(path: str) -> bool:
 def profile_arguments(contents: tuple[str, ...]) -> tuple[dict[str, Any], list[str]]:
     """Return the arguments of `torch.profiler.profile` for `contents`.
 
-    Without a device in `contents`, the host and every device that torch was built for are recorded.
+    If `contents` names no device, the recording contains the host and every device for which torch was built.
+
+    Args:
+        contents: Words of `AUTOPROF_CONTENTS`.
 
     Returns:
-        The arguments, and the contents that this build of torch supports.
+        The arguments, as a dict from parameter to value, and the contents that this build of torch will record.
     """
     import torch.profiler
 
     activities = {activity.name.lower(): activity for activity in torch.profiler.supported_activities()}
     if "torch_npu" in sys.modules:
-        # torch_npu has its own profiler. This one runs in processes that use no NPU, and must not make them take one.
+        # torch_npu has its own profiler. autoprof uses torch's profiler in processes that use no NPU. If torch recorded
+        # the NPU in such a process, the process would take an NPU.
         activities.pop(DEVICES["npu"], None)
     devices = [name for name in DEVICES if DEVICES[name] in activities]
     if any(word in DEVICES for word in contents):
         devices = [name for name in devices if name in contents] or ["cpu"]
     flags = [word for word in contents if word in FLAGS]
-    chosen = [activities[DEVICES[name]] for name in devices]
-    arguments = {"activities": chosen} | {FLAGS[word]: True for word in flags}
-    if "stack" not in flags:  # torch refuses it with stacks
+    arguments = {"activities": [activities[DEVICES[name]] for name in devices]} | {FLAGS[word]: True for word in flags}
+    if "stack" not in flags:  # torch refuses this config if stacks are recorded
         arguments["experimental_config"] = _trace_only()
     return arguments, devices + flags
 
 
 def _trace_only() -> Any:
-    """Return a config with which the stop makes no Python objects of the events, or None if this torch lacks it.
+    """Return the config `trace_only`, or None if this release of torch does not have it.
 
-    The objects take a third of the stop's time (torch 2.13).
+    With this config, the stop of the profiler makes no Python objects of the events. The objects take a third of the
+    stop's time (torch 2.13).
     """
     try:
         from torch._C._profiler import _ExperimentalConfig
@@ -269,7 +288,10 @@ def _trace_only() -> Any:
 
 
 def stamp(profile: Any, subject: dict[str, Any]) -> None:
-    """Write `subject` under the key `autoprof` of the active recording. torch drops metadata after the stop."""
+    """Write `subject` into the metadata of the trace, under the key `autoprof`.
+
+    Call this while the recording is on, because torch drops metadata that it gets after the stop.
+    """
     try:
         profile.add_metadata_json("autoprof", json.dumps(subject))
     except (AttributeError, RuntimeError, TypeError) as error:  # another release of torch
@@ -280,8 +302,9 @@ def stamp(profile: Any, subject: dict[str, Any]) -> None:
 def mark(name: str) -> Callable[[], None]:
     """Begin a range in the trace. Return the function that ends it.
 
-    `record_function` would call two operators, which the program's dispatch modes, `make_fx` and `torch.jit.trace` see.
-    These functions record the same range without the dispatcher (torch 1.8 and later).
+    `record_function` would call two operators. The program's dispatch modes, `make_fx` and `torch.jit.trace` would see
+    these operators. So this function calls two lower functions of torch, which record the same range without the
+    dispatcher (torch 1.8 and later).
     """
     from torch.autograd import _record_function_with_args_enter, _record_function_with_args_exit
 
@@ -291,37 +314,38 @@ def mark(name: str) -> Callable[[], None]:
 
 
 def _watch_ranges() -> None:
-    """Note the ranges that begin from now on."""
+    """From now on, note each range that begins, so that `_end_ranges` can end it."""
     _end_ranges()
     record_function = _record_function()
     original = vars(record_function).get("__enter__")
-    if isinstance(original, FunctionType):  # it may be a mock of the program
+    if isinstance(original, FunctionType):  # the program may have replaced the method by a mock
         wrapper = _noting(original)
         record_function.__enter__ = wrapper
         _state.enter = wrapper, original
 
 
 def _note(handle: Any) -> None:
-    """Note a range that has begun. `handle` is what torch returned for it."""
+    """Note a range that has begun. `handle` is torch's handle of the range."""
     key = id(handle)
-    # First noted, then moved, so that an interrupt between the two loses no range.
+    # The range is noted first and moved to the end second. So an interrupt between the two lines loses no range.
     _state.entered[key] = weakref.ref(handle)
     _state.entered.move_to_end(key)
 
 
 def _end_ranges() -> None:
-    """End the noted ranges, the last one first, and note no more."""
-    patched, _state.enter = _state.enter, None
-    if patched is not None and vars(record_function := _record_function()).get("__enter__") is patched[0]:
-        record_function.__enter__ = patched[1]
+    """End the noted ranges, in the reverse order of their begins, and stop noting ranges."""
+    enter, _state.enter = _state.enter, None
+    if enter is not None and vars(record_function := _record_function()).get("__enter__") is enter[0]:
+        record_function.__enter__ = enter[1]
     while _state.entered:
         _end(_state.entered.popitem()[1]())
 
 
 def _end_all_ranges() -> None:
-    """End all open ranges of the process, also ranges that began under a profiler of the program.
+    """End all open ranges of the process, also ranges that began while a profiler of the program recorded.
 
-    autoprof has not noted the latter, so this looks at all objects of the process (0.1 s per million).
+    autoprof has not noted the ranges of the program's profiler. So this function searches all objects of the process
+    (0.1 s per million objects).
     """
     record_function = _record_function()
     for candidate in gc.get_objects():
@@ -339,7 +363,8 @@ def _end(handle: Any) -> None:
     import torch
 
     if type(handle) is torch.ScriptObject:
-        # It calls no operator, unlike `record_function.__exit__`: the program's dispatch modes would see that.
+        # `record_function.__exit__` would call an operator, which the program's dispatch modes would see. This function
+        # calls no operator.
         torch.autograd._record_function_with_args_exit(handle)
 
 
