@@ -1,4 +1,4 @@
-"""Base class and list of behaviours, and the call of a hooked function that a behaviour gets.
+"""The base class and the list of behaviours, and the class of the calls that behaviours get.
 
 A recipe names a behaviour by its key in `BEHAVIOURS`. The fields of a behaviour's struct are the `options` of its hook.
 """
@@ -17,8 +17,9 @@ import msgspec
 
 from autoprof.base import seam
 
-# Options that name a value of a call: a `CallPath` begins with a parameter (`self.state.global_step`), a `Parameter` is
-# one (`app`). The check of recipes recognizes them by `extra`.
+# Types of options that name a value of a call. A `CallPath` is a path that begins with a parameter of the hooked
+# function (`self.state.global_step`). A `Parameter` is the name of a parameter (`app`). The check of recipes recognizes
+# these types by `extra`.
 PARAMETER = "parameter"
 CallPath: TypeAlias = Annotated[
     str, msgspec.Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[^.\s]+)*$", extra={"takes": "path", PARAMETER: True})
@@ -26,19 +27,25 @@ CallPath: TypeAlias = Annotated[
 Parameter: TypeAlias = Annotated[
     str, msgspec.Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", extra={"takes": "name", PARAMETER: True})
 ]
-# Option that names a value inside another value, such as a call's result. Empty: that value itself.
+# Type of an option that names a value inside another value, for example inside the result of a call. An empty path
+# names the other value itself.
 Path: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"^([^.\s]+(\.[^.\s]+)*)?$", extra={"takes": "place"})]
 
 MISSING = object()
-# Special names that a path may contain. With the others, such as `__globals__`, a path could reach any object.
+# Special names of Python that a path may contain. With other special names, such as `__globals__`, a path could reach
+# any object.
 _READABLE = ("__class__", "__name__", "__qualname__", "__module__")
 
 
 def follow(root: Any, path: str, default: Any = MISSING) -> Any:
-    """Return the value at `path` (`a.b.c`) from `root`: attributes of objects, keys of mappings.
+    """Return the value to which a path such as `a.b.c` leads from `root`.
+
+    Each part of the path is the name of an attribute, or a key if the value is a mapping. If a name does not exist and
+    `default` is set, return `default`.
 
     Raises:
-        LookupError: A value has no such name and `default` is not set, or the path contains a special name of Python.
+        LookupError: A name does not exist and `default` is not set, or the path contains a forbidden special name of
+            Python.
     """
     value = root
     for name in path.split("."):
@@ -55,7 +62,10 @@ def follow(root: Any, path: str, default: Any = MISSING) -> Any:
 
 
 class Outcome(NamedTuple):
-    """Result of the user's function, or the exception that it raised. `over`: an iterator had no more items."""
+    """Outcome of the user's function: its result, or the exception that it raised.
+
+    `over` is True if the function was the next method of an iterator, and the iterator had no more items.
+    """
 
     result: Any
     error: BaseException | None
@@ -63,42 +73,44 @@ class Outcome(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """Answer to a call that autoprof itself made to a hooked function, which is then not called.
+    """Answer of a behaviour to a call of a hooked function that autoprof itself made.
 
-    A behaviour returns it instead of its `yield CALL`. It must never answer a call of the user.
+    The behaviour returns a `Reply` instead of `yield CALL`. The hooked function is then not called. A behaviour must
+    never answer a call of the user in this way.
     """
 
     value: Any
 
 
 class Wait:
-    """Base class of the waits of a behaviour: `answer = yield InThread(...)`.
+    """Base class of waits, which a behaviour yields to wait for an answer: `answer = yield InThread(...)`.
 
-    If the wait raises an exception, the behaviour gets it at its `yield`.
+    If the wait raises an exception, the `yield` raises this exception in the behaviour.
     """
 
     def block(self) -> Any:
-        """Wait in a synchronous function."""
+        """Wait and return the answer. Called if the hooked function is synchronous."""
         raise NotImplementedError
 
     async def suspend(self) -> Any:
-        """Wait in a coroutine function, without blocking its event loop."""
+        """Wait and return the answer, without blocking the event loop. Called if the hooked function is a coroutine."""
         raise NotImplementedError
 
 
-# Part of a call that a hook wraps: the call, the `with` blocks of its result, or each `next` of its result.
+# The code that a hook surrounds: the call itself, the `with` blocks of the call's result, or each `next` of the call's
+# result.
 Extent: TypeAlias = Literal["call", "with", "next"]
-# Value that a behaviour yields to have the user's function called: `outcome = yield CALL`.
+# A behaviour yields this value at the point where the user's function is to be called: `outcome = yield CALL`.
 CALL: None = None
 Around: TypeAlias = Generator["Wait | None", Any, "Reply | None"]
 
 
 class Call:
-    """One call of a wrapped function.
+    """One call of a hooked function: the key of the hook, the function and the arguments.
 
     Attributes:
-        on_interrupt: Function that ends everything that the behaviour has opened. It is called if the behaviour is
-            interrupted or closed, perhaps more than once. The behaviour sets it before it opens something.
+        on_interrupt: Function that ends everything that the behaviour has opened. autoprof calls it if the behaviour is
+            interrupted or closed, perhaps more than once. The behaviour must set it before it opens something.
     """
 
     __slots__ = ("args", "function", "key", "kwargs", "on_interrupt")
@@ -112,14 +124,14 @@ class Call:
 
     @property
     def instance(self) -> Any:
-        """Return the first argument: `self` of a method."""
+        """Return the first positional argument, which is `self` in a method. Return None if the call has none."""
         return self.args[0] if self.args else None
 
     def argument(self, name: str) -> Any:
-        """Return the argument called `name`, or the default in the function's signature.
+        """Return the argument for the parameter `name`. If the call does not pass it, return the parameter's default.
 
         Raises:
-            LookupError: The function has no such parameter.
+            LookupError: The function has no such parameter, or the parameter has neither an argument nor a default.
         """
         if name in self.kwargs:
             return self.kwargs[name]
@@ -132,10 +144,13 @@ class Call:
         return bound.arguments[name]
 
     def at(self, path: str, default: Any = MISSING) -> Any:
-        """Return the value at a recipe's path, which begins with a parameter: `self.global_steps`, `prompts.meta_info`.
+        """Return the value to which a path of a recipe leads, such as `self.global_steps` or `prompts.meta_info`.
+
+        The path begins with a parameter of the function. If a name does not exist and `default` is set, return
+        `default`.
 
         Raises:
-            LookupError: The call or a value has no such name, and `default` is not set.
+            LookupError: A name does not exist and `default` is not set.
         """
         name, _, attributes = path.partition(".")
         try:
@@ -149,15 +164,17 @@ class Call:
 
 
 def _positional_argument(function: Any, name: str, args: tuple[Any, ...]) -> Any:
-    """Return the argument of a parameter that was passed by position, or the parameter's default.
+    """Return the argument that was passed by position for the parameter `name`, or the default of the parameter.
 
-    Returns MISSING if the code object is not enough to find it: `inspect.signature` is needed, which takes 30 us.
+    Return MISSING if the code object of the function is not enough to find the argument. The caller then needs
+    `inspect.signature`, which takes 30 us.
 
     Raises:
-        LookupError: The parameter has neither, or does not exist.
+        LookupError: The parameter has neither an argument nor a default, or the parameter does not exist.
     """
     if type(function) is not FunctionType or function.__dict__:
-        # As `inspect.signature` does. Raises ValueError for an endless chain, such as a proxy that has every attribute.
+        # `inspect.signature` unwraps in the same way. `unwrap` raises ValueError for an endless chain of wrappers, for
+        # example a proxy that has every attribute.
         function = inspect.unwrap(function, stop=lambda wrapper: hasattr(wrapper, "__signature__"))
     if type(function) is not FunctionType or hasattr(function, "__signature__"):
         return MISSING
@@ -171,7 +188,7 @@ def _positional_argument(function: Any, name: str, args: tuple[Any, ...]) -> Any
         return defaults[index - count + len(defaults)] if count - index <= len(defaults) else _raise_missing(name)
     if name in names[count : count + code.co_kwonlyargcount]:
         return (function.__kwdefaults__ or {})[name]
-    # The names of `*args` and `**kwargs` follow.
+    # In `co_varnames`, the names of `*args` and `**kwargs` follow the names of the parameters.
     variadic = bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
     first = count + code.co_kwonlyargcount
     return MISSING if name in names[first : first + variadic] else _raise_missing(name)
@@ -234,50 +251,66 @@ BEHAVIOURS = {
 }
 
 
-# Value of `when` in a recipe. A string is compared with the `str` of the call's value. True and False equal no number.
+# Value in `when` of a recipe. If it is a string, it is compared with the `str` of the call's value. True and False are
+# not equal to 1 and 0.
 Value: TypeAlias = str | bool | int | float
 
 
 class Behaviour(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Code around the calls of one function. A behaviour that changes a class instead overrides `install`.
+    """Code that runs around the calls of one function. A behaviour that changes a class instead overrides `install`.
 
     Attributes:
-        when: Conditions of the hook: paths that begin with a parameter of the call, each with the value it must have,
-            or an array of allowed values. The hook ignores calls that differ.
-        unless: Path that begins with a parameter of the call. If its value is true, the hook ignores the call.
+        when: Conditions of the hook, a table from paths to values. A path begins with a parameter of the call. The hook
+            ignores a call if the value at a path differs from the value in the table. An array allows several values.
+        unless: Path that begins with a parameter of the call. If the value at this path is true, the hook ignores the
+            call.
     """
 
-    # Order of the hooks on one function: a higher layer goes around a lower one, in any order in the recipe.
+    # Order of several hooks on one function: the behaviour with the higher layer runs around the one with the lower
+    # layer. The order of the hooks in the recipe has no effect on that.
     layer: ClassVar[int] = 0
-    # True if its hooks make stages or spans, which have a `kind`.
+    # True if hooks with this behaviour make stages or spans, which have a `kind`.
     makes_stages: ClassVar[bool] = False
     when: dict[CallPath, Value | list[Value]] = {}
     unless: CallPath = ""
 
     def applies(self, call: Call) -> bool:
-        """Return whether `when` and `unless` select this call."""
+        """Return True if `when` and `unless` select this call, so that the hook must not ignore it."""
         if self.unless and call.at(self.unless, None):
             return False
         return not self.when or all(_matches(call.at(path, ""), wanted) for path, wanted in self.when.items())
 
     def concerns(self, call: Call) -> bool:
-        """Return whether the hook has something to do in a selected call. Only `recipes --try` calls this."""
+        """Return True if the hook has work to do in a selected call. Only `recipes --try` calls this."""
         return True
 
     def around(self, call: Call) -> Around:
-        """Run code around the call. A generator: the part before its `yield CALL` runs before the call."""
+        """Run code around the call.
+
+        This is a generator. Its code before `yield CALL` runs before the call, its code after `yield CALL` after the
+        call.
+        """
         raise NotImplementedError
 
     def idle_unless(self) -> str:
-        """Return the group that must count (`registry.counting`) for the hook to have work, or an empty string."""
+        """Return the group of calls that the hook counts, or an empty string if the hook counts none.
+
+        The hook has no work while no object is registered as counting for the group (`registry.counting`).
+        """
         return ""
 
     def install(self, owner: Any) -> bool:
-        """Change the hooked attribute in place and return True, or return False to have it wrapped."""
+        """Change the hooked attribute in place and return True. Return False if autoprof must wrap it instead.
+
+        Args:
+            owner: The hooked attribute, for example a class.
+        """
         return False
 
     def supply(self, owner: type, name: str, key: str) -> bool:
-        """Add the hooked attribute to a class that lacks it in this release. Return False if it adds nothing.
+        """Add the hooked attribute to a class that does not have it in the installed release, and return True.
+
+        Return False if the behaviour adds no attribute.
 
         Args:
             owner: Class that lacks the attribute.
@@ -290,14 +323,18 @@ class Behaviour(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 def _matches(value: Any, wanted: Value | list[Value]) -> bool:
     if isinstance(wanted, list):
         return any(_matches(value, choice) for choice in wanted)
-    # numpy's booleans are no `bool`, but their `str` is the same.
+    # A boolean of numpy is not a `bool`, but has the same `str`.
     if isinstance(wanted, (str, bool)):
         return str(value) == str(wanted)
     return isinstance(value, Number) and not isinstance(value, bool) and bool(operator.eq(value, wanted))
 
 
 def named(name: str) -> type[Behaviour]:
-    """Import and return the class of the behaviour that recipes call `name`, a key of `BEHAVIOURS`."""
+    """Import and return the class of a behaviour.
+
+    Args:
+        name: The name of the behaviour in recipes, a key of `BEHAVIOURS`.
+    """
     module, _, attribute = BEHAVIOURS[name].partition(":")
     kind: type[Behaviour] = getattr(import_module(module), attribute)
     return kind

@@ -1,8 +1,8 @@
-"""Error boundary around each call of a wrapped function.
+"""Boundary between autoprof's errors and the user's exceptions, around each call of a hooked function.
 
 Errors of autoprof are reported here and do not reach the user. The user's function is called exactly once, with its own
-arguments; its result and exceptions pass unchanged. If a behaviour fails, a recording that it began is ended. The same
-holds for hooks around one item of an iterator or one `with` block.
+arguments. The function's result and exceptions pass unchanged. If a behaviour fails, the recording that it began is
+ended. All this also holds for hooks around one item of an iterator or around one `with` block.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from autoprof.run import call_counts, cluster, runtime
 
 
 class InThread(Wait):
-    """A short blocking call. In a coroutine function, a new thread makes it; otherwise the calling thread does."""
+    """Wait for a short blocking call. In a coroutine, a new thread makes the call. Otherwise this thread makes it."""
 
     def __init__(self, function: Callable[..., Any], *args: Any) -> None:
         self._function = function
@@ -33,7 +33,11 @@ class InThread(Wait):
         return self._function(*self._args)
 
     async def suspend(self) -> Any:
-        """Make the call in a new thread: all threads of the user's executors may be waiting for it (`to_thread`)."""
+        """Make the call in a new thread, without blocking the event loop.
+
+        The threads of the user's executors are not used (`asyncio.to_thread`), because all of them may be waiting for
+        this coroutine.
+        """
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Any] = loop.create_future()
 
@@ -57,10 +61,10 @@ class InThread(Wait):
 
 
 def ask(function: Callable[..., Any], *args: Any) -> Generator[Wait, Any, Any]:
-    """Call a function that may wait for Ray: `answer = yield from ask(...)`.
+    """Call a function that may wait for Ray, and return its result: `answer = yield from ask(...)`.
 
-    If Ray is not up, the function does not block. It is then called directly, so that the coroutine does not yield to
-    its event loop once more.
+    If Ray is not up, the function does not block. So it is called directly, because a wait would make the user's
+    coroutine yield to its event loop once more.
     """
     if not cluster.is_up():
         return function(*args)
@@ -68,7 +72,7 @@ def ask(function: Callable[..., Any], *args: Any) -> Generator[Wait, Any, Any]:
 
 
 class Coroutine(Wait):
-    """Wait for a coroutine, in behaviours of coroutine functions."""
+    """Wait for a coroutine. Only for behaviours of coroutine functions."""
 
     def __init__(self, awaitable: Awaitable[Any]) -> None:
         self._awaitable = awaitable
@@ -78,7 +82,10 @@ class Coroutine(Wait):
 
 
 class RayCalls(Wait):
-    """Wait for concurrent calls of Ray actors. Answers keep the calls' order; a failed call gives its exception."""
+    """Wait for concurrent calls of Ray actors.
+
+    The answer is a list with the results in the order of the calls. If a call fails, the list contains its exception.
+    """
 
     def __init__(self, references: Sequence[Any], timeout_s: float) -> None:
         self._references = references
@@ -110,14 +117,15 @@ class RayCalls(Wait):
 def drive(
     key: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], call: Call | None = None
 ) -> Any:
-    """Call `function` with the behaviour of the hook `key` around it.
+    """Call `function`, with the behaviour of the hook `key` around the call, and return the function's result.
 
     Args:
         key: Key of the hook.
         function: Function to call.
         args: Positional arguments.
         kwargs: Keyword arguments.
-        call: Hooked call that returned the iterator whose next item `function` makes. None if `function` is hooked.
+        call: If `function` makes the next item of an iterator: the hooked call that returned the iterator. None if
+            `function` itself is hooked.
     """
     if compiling():
         return function(*args, **kwargs)
@@ -146,7 +154,10 @@ def drive(
 async def drive_coroutine(
     key: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], call: Call | None = None
 ) -> Any:
-    """Await `function` with the behaviour of the hook `key` around it. It takes the arguments of `drive`."""
+    """Await `function`, with the behaviour of the hook `key` around the call, and return the function's result.
+
+    The arguments are those of `drive`.
+    """
     hook_call = HookCall(key, function, args, kwargs) if call is None else HookCall.of(call)
     try:
         await hook_call.proceed_coroutine()
@@ -170,48 +181,66 @@ async def drive_coroutine(
 
 
 def advance(call: Call, resume: Callable[[Any], Any], value: Any) -> Any:
-    """Have a generator make its next item, inside the hook. `resume` is its `send` or `throw`."""
+    """Return the next item of a generator, with the hook around the work on the item.
+
+    Args:
+        call: The hooked call that returned the generator.
+        resume: The `send` or `throw` of the generator.
+        value: The argument for `resume`.
+    """
     if compiling() or issubclass(type(value), GeneratorExit) or registry.gate(call.key):
         return resume(value)
     return drive(call.key, resume, (value,), {}, call)
 
 
 async def advance_coroutine(call: Call, resume: Callable[[Any], Any], value: Any) -> Any:
-    """Have an asynchronous generator make its next item, inside the hook."""
+    """Return the next item of an asynchronous generator, with the hook around the work on the item.
+
+    Args:
+        call: The hooked call that returned the generator.
+        resume: The `asend` or `athrow` of the generator.
+        value: The argument for `resume`.
+    """
     if issubclass(type(value), GeneratorExit) or registry.gate(call.key):
         return await resume(value)
     return await drive_coroutine(call.key, resume, (value,), {}, call)
 
 
 def _raised(error: BaseException, call: Call | None) -> Outcome:
-    """Return the outcome of a function that raised. An iterator raises StopIteration if it has no more items."""
+    """Return the outcome of a function that has raised `error`.
+
+    Args:
+        error: The exception. An iterator without more items raises StopIteration, which is not an error.
+        call: As in `drive`.
+    """
     over = call is not None and issubclass(type(error), (StopIteration, StopAsyncIteration))
     return Outcome(None, None if over else error, over)
 
 
 def compiling() -> bool:
-    """Return whether torch.compile is tracing this call. Its graph must contain the user's function only."""
+    """Return True if torch.compile is tracing this call. Its graph must contain only the user's function."""
     torch = sys.modules.get("torch")
     return torch is not None and hasattr(torch, "compiler") and torch.compiler.is_compiling()
 
 
 def _raise_users(error: BaseException) -> NoReturn:
-    """Raise the user's exception, instead of the error that it caused in autoprof."""
+    """Raise an exception of the user, which caused another error in autoprof, in place of the other error."""
     raise error
 
 
 class HookCall(Call):
-    """One call of a wrapped function, with the behaviour's generator. No exception of autoprof leaves it.
+    """One call of a hooked function, with the generator of the behaviour. No method lets an exception of autoprof pass.
 
-    An exception that leaves `proceed` is the user's; its context contains no exception of autoprof.
+    An exception that leaves `proceed` belongs to the user. Its context contains no exception of autoprof.
 
-    The generator always ends: it returns, it raises, or `abort` closes it. Each way ends the recording that it began.
+    The generator always ends: it returns, it raises, or `abort` closes it. In each case, the recording that it began is
+    ended.
     """
 
     __slots__ = ("_around", "_begun", "_called", "_concerns", "_recording", "reply")
 
     def __init__(self, key: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        # Every call of a hooked function comes here, so this does not call the base class.
+        # This method runs in every call of a hooked function. To save time, it does not call the base class.
         self.key = key
         self.function = function
         self.args = args
@@ -225,11 +254,19 @@ class HookCall(Call):
 
     @classmethod
     def of(cls, call: Call) -> HookCall:
-        """Return the hook call of an item or a block, whose behaviour gets the call that returned its object."""
+        """Return the hook call for one item of an iterator or for one `with` block.
+
+        Args:
+            call: The hooked call that returned the iterator or the context manager. The behaviour gets this call.
+        """
         return cls(call.key, call.function, call.args, call.kwargs)
 
     def proceed(self, outcome: Outcome | None = None) -> None:
-        """Run the behaviour up to the call (or the action in its place), or after the call with its outcome."""
+        """Run the part of the behaviour before the call, or the part after the call.
+
+        Args:
+            outcome: None before the call. After the call: the outcome of the call, or of the item or the block.
+        """
         outer = sys.exc_info()[1]
         self._called = outcome is not None
         try:
@@ -242,7 +279,10 @@ class HookCall(Call):
             raise
 
     async def proceed_coroutine(self, outcome: Outcome | None = None) -> None:
-        """Do the same as `proceed`, in a coroutine. If it is being closed, it must not wait: each wait times out."""
+        """Do the work of `proceed` in a coroutine.
+
+        If the user's coroutine is being closed, it must not wait. So each wait of the behaviour times out.
+        """
         outer = sys.exc_info()[1]
         self._called = outcome is not None
         closed = outcome is not None and issubclass(type(outcome.error), GeneratorExit)
@@ -258,11 +298,13 @@ class HookCall(Call):
             raise
 
     def _advance(self, value: Any, failure: BaseException | None = None) -> Wait | None:
-        """Run the behaviour up to its next wait, and return it; None at the call and at the behaviour's end.
+        """Run the behaviour up to its next wait, and return the wait.
+
+        Return None if the behaviour has reached its `yield CALL` or has ended.
 
         Args:
-            value: Outcome of the call, or answer of the last wait.
-            failure: Exception that the last wait raised, if any.
+            value: Value for the behaviour's last `yield`: the outcome of the call, or the answer of the last wait.
+            failure: Exception that the last wait raised, or None.
         """
         try:
             if not self._begun:
@@ -278,7 +320,7 @@ class HookCall(Call):
                 call_counts.add(self.key, fired=self._concerns)
             return wait
         except BaseException as error:
-            # The StopIteration of the generator's return has only this frame in its traceback.
+            # If the generator has returned, the traceback of the StopIteration has only this frame.
             if type(error) is StopIteration and exceptions.traceback_of(error).tb_next is None:  # type: ignore[union-attr]
                 self._around = None
                 if isinstance(error.value, Reply) and not self._called:
@@ -292,7 +334,7 @@ class HookCall(Call):
             self._failed(error)
         finally:
             if failure is not None:
-                exceptions.set_traceback(failure, None)  # as in _failed
+                exceptions.set_traceback(failure, None)  # for the reason in `_failed`
         return None
 
     def _begin(self) -> Around | None:
@@ -311,9 +353,12 @@ class HookCall(Call):
         return behaviour.around(self)
 
     def abort(self, error: BaseException) -> None:
-        """Close the behaviour and end its recording if `error` interrupted it. The caller raises `error`.
+        """If `error` has interrupted the behaviour, close the behaviour and end its recording.
 
-        If the call is cancelled, only spans and captures of the behaviour end: the recording may be another task's.
+        Afterwards, the caller raises `error`.
+
+        If `error` is the cancellation of the call, only the spans and captures that the behaviour opened are ended. The
+        recording of this thread is not ended, because it may belong to another task.
         """
         if self._around is not None:
             outer = sys.exc_info()[1]
@@ -336,13 +381,14 @@ class HookCall(Call):
             self._around = None
 
     def _failed(self, error: BaseException) -> None:
-        """Report an error of autoprof and end the recording that this call began. No other code would."""
+        """Report an error of autoprof, and end the recording that this call began. No other code would end it."""
         with seam.guard(f"an error in {self.key} could not be reported", log.error_once):
             try:
                 report(self.key, error)
             finally:
                 recorder.abort(f"autoprof failed in {self.key}", but_for=self._recording)
-        # The frames hold the user's arguments, and some frames hold the error: a cycle that could keep a model alive.
+        # The frames of the traceback refer to the user's arguments, and some frames refer to the error. This reference
+        # cycle could keep a model alive.
         exceptions.set_traceback(error, None)
 
 
@@ -359,14 +405,14 @@ async def _suspend(wait: Wait) -> tuple[Any, BaseException | None]:
     try:
         return await wait.suspend(), None
     except BaseException as error:
-        # A cancellation and an exception from a signal handler belong to the user. Either ends the call here.
+        # A cancellation and an exception of a signal handler belong to the user. So they end the call here.
         if (user_error := seam.of_user(error)) is not None:
             _raise_users(user_error)
         return None, error
 
 
 def report(key: str, error: BaseException) -> None:
-    """Report an error of the hook `key`. If it failed too often in a row, disable the hook in this process."""
+    """Report an error of the hook `key`. If the hook has failed too often in a row, disable it in this process."""
     runtime.report(key, error)
     if registry.failed(key):
         runtime.switched_off(key, registry.SWITCHED_OFF)

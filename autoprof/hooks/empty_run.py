@@ -1,7 +1,10 @@
-"""Warning at a run's end that no hook was applied, with the cause and the remedy, in one line.
+"""The warning at the end of a run in which no hook was applied. It gives the cause and the remedy, in one output line.
 
-Only the process that started the run prints it, since it ends last. The other processes write the states of their hooks
-into the run's directory. `autoprof doctor` uses this module, too, so it imports the run's modules only for the warning.
+Only the process that started the run prints the warning, because this process ends last. The other processes write the
+states of their hooks into the run directory.
+
+`autoprof doctor` also uses this module, but does not need the modules of `autoprof.run`. So the functions for the
+warning import these modules when they are called.
 """
 
 from __future__ import annotations
@@ -28,28 +31,28 @@ if TYPE_CHECKING:
 
 Hooks = Mapping[str, HookLine]
 
-# Names of hooks or modules in the warning.
+# Maximum number of names of hooks or modules in the warning.
 MAX_NAMES = 3
 
 
 def report() -> None:
-    """Warn if no process of the run applied a hook, and give the reason.
+    """If no process of the run applied a hook, print a warning with the reason.
 
-    If a target was imported, also write the reason into `run.json`. If some hooks were applied, name the hooks of the
-    user's own recipes that were not.
+    If a target was imported, also write the reason into `run.json`. If a process applied a hook, warn only of hooks of
+    the user's own recipes that no process applied.
     """
     from autoprof.run import runtime
 
     run = runtime.start(late=True)
-    # A driver may have all its workers on other nodes.
+    # If the run has other nodes, do not warn: all workers, with all applied hooks, may be on those nodes.
     if run is None or not identity.first_rank() or any(node["id"] != run.hooks.node for node in run.nodes):
         return
     hooks: dict[str, HookLine] = {}
     versions: dict[str, str] = {}
     for hooks_of_process, versions_of_process in _by_process(run):
         versions.update(versions_of_process)
-        passive = {key for target in _targets(hooks_of_process) for key in _passive_hooks(target)}
-        active_hooks = {key: hook for key, hook in hooks_of_process.items() if key not in passive}
+        passive_keys = {key for target in _targets(hooks_of_process) for key in _passive_hooks(target)}
+        active_hooks = {key: hook for key, hook in hooks_of_process.items() if key not in passive_keys}
         if any(hook.state == "applied" for hook in active_hooks.values()):
             _warn_of_own_recipes(run)
             _end_for_another_program(run)
@@ -66,9 +69,10 @@ def report() -> None:
 
 
 def _end_for_another_program(run: Runtime) -> None:
-    """End the run if this process started it as another program, which became this one by `os.exec`.
+    """If this process started the run as another program and then called `os.exec`, end the run.
 
-    `exec` keeps the process's id and start time, and runs no function of `atexit`.
+    `exec` replaces the program of a process. The process keeps its id and its start time. `exec` runs no functions of
+    `atexit`, so the first program could not end the run.
     """
     from autoprof.run import end
 
@@ -80,15 +84,15 @@ def _end_for_another_program(run: Runtime) -> None:
 
 
 def _warn_of_own_recipes(run: Runtime) -> None:
-    """Warn of hooks of the user's own recipes that were tried, but applied in no process."""
+    """Warn of the hooks of the user's own recipes that were tried, but that no process could apply."""
     from autoprof.hooks import registry
 
     for path in _own_recipes(run.settings):
         with seam.suppress(RecipeError):
             keys = {hook.key for hook in recipe.load(path) if not registry.left_out(run, hook)}
             hooks = merged_hooks((hooks for hooks, _ in _by_process(run)), "skipped", "failed", "applied")
-            tried = [hook for hook in hooks.items() if hook[0] in keys and hook[1].reason != WAITING]
-            names = [f"{key.partition('/')[2]} ({hook.reason})" for key, hook in tried if hook.state != "applied"]
+            tried_hooks = [hook for hook in hooks.items() if hook[0] in keys and hook[1].reason != WAITING]
+            names = [f"{key.partition('/')[2]} ({hook.reason})" for key, hook in tried_hooks if hook.state != "applied"]
             if names:
                 log.warning(
                     f"{path}: these hooks were not applied: {_joined(names)}; "
@@ -97,27 +101,35 @@ def _warn_of_own_recipes(run: Runtime) -> None:
 
 
 def _own_recipes(settings: Settings) -> list[str]:
-    """Return the files of the user's own recipes."""
+    """Return the paths of the user's own recipe files: the files and folders in `AUTOPROF_RECIPES`."""
     paths = [path for paths in _boot.recipe_files().values() for path in paths]
     return [path for path in paths if path in settings.recipes or os.path.dirname(path) in settings.recipes]
 
 
 def cause(hooks: Hooks, versions: Mapping[str, str], settings: Settings) -> str:
-    """Return why none of these hooks was applied, and what to do. Check the user's own recipes first."""
-    own, targets = _own_recipes(settings), _targets(hooks)
+    """Return a text that says why none of the hooks was applied, and what the user can do.
+
+    Problems of the user's own recipes come before other reasons.
+
+    Args:
+        hooks: The hooks, as a dict from their keys to their states.
+        versions: The versions of the imported targets.
+        settings: The settings of the run.
+    """
+    own_recipes, targets = _own_recipes(settings), _targets(hooks)
     for setting in settings.recipes:
-        if not any(setting in (path, os.path.dirname(path)) for path in own):
+        if not any(setting in (path, os.path.dirname(path)) for path in own_recipes):
             return f"AUTOPROF_RECIPES: {setting} is not a recipe; use *.toml files, or folders that contain some"
-    for path in own:
+    for path in own_recipes:
         try:
             recipe.load(path)
         except RecipeError as error:
             return str(error)
-    for path in own:
+    for path in own_recipes:
         if reason := _in_main(path) or ("" if set(_targets_of(path)) & set(targets) else _not_imported(path)):
             return reason
-    named = {target for path in own for target in _targets_of(path)}
-    targets.sort(key=lambda target: target not in named)
+    own_targets = {target for path in own_recipes for target in _targets_of(path)}
+    targets.sort(key=lambda target: target not in own_targets)
     if targets:
         left_out = _left_out_by_user(targets[0], hooks, settings)
         return left_out or of_target(targets[0], hooks, versions.get(targets[0], ""))
@@ -129,7 +141,7 @@ def cause(hooks: Hooks, versions: Mapping[str, str], settings: Settings) -> str:
 
 
 def _left_out_by_user(target: str, hooks: Hooks, settings: Settings) -> str:
-    """Return a message if AUTOPROF_DISABLE names every hook of a target, otherwise an empty string."""
+    """If `AUTOPROF_DISABLE` names every hook of a target, return a message. Otherwise return an empty string."""
     if any(hook.reason != recipe.DISABLED for hook in _hooks_of(target, hooks)):
         return ""
     return (
@@ -139,38 +151,46 @@ def _left_out_by_user(target: str, hooks: Hooks, settings: Settings) -> str:
 
 
 def of_target(target: str, hooks: Hooks, version: str, seen: str = "was imported") -> str:
-    """Return why no hook of an imported target was applied, and what to do.
+    """Return a text that says why no hook of an imported target was applied, and what the user can do.
 
-    Hooks that AUTOPROF_DISABLE names are ignored; there must be others.
+    Hooks that `AUTOPROF_DISABLE` names are ignored. The target must have at least one other hook.
+
+    Args:
+        target: The target.
+        hooks: The hooks of all targets, as a dict from their keys to their states.
+        version: The version of the target, or an empty string.
+        seen: Verb of the sentence: how autoprof has seen the target.
     """
-    wanted = [hook for hook in _hooks_of(target, hooks) if hook.reason != recipe.DISABLED]
+    enabled_hooks = [hook for hook in _hooks_of(target, hooks) if hook.reason != recipe.DISABLED]
     name = f"{target} {version}".strip()
-    tried = [hook for hook in wanted if hook.reason != WAITING]
-    if not tried:
-        modules = _joined(sorted({hook.module for hook in wanted}))
+    tried_hooks = [hook for hook in enabled_hooks if hook.reason != WAITING]
+    if not tried_hooks:
+        modules = _joined(sorted({hook.module for hook in enabled_hooks}))
         return (
             f"{_early_end()}{name} was imported, but none of the modules that have its hooks: {modules}; "
             f"autoprof recipes {target} lists the hooks"
         )
     files = _boot.recipe_files().get(target, [])
     ranges = dict.fromkeys(str(document.get("versions", "")) for document in _documents(target))
-    missed = [text for text in ranges if text and not fits(version, text)]
-    outside = f" ({name} is outside the recipe's versions, {' and '.join(missed)})" if missed else ""
-    own = next((file for file in files if os.path.dirname(file) != _boot.own_recipes()), "")
+    missed_ranges = [text for text in ranges if text and not fits(version, text)]
+    outside = f" ({name} is outside the recipe's versions, {' and '.join(missed_ranges)})" if missed_ranges else ""
+    own_recipe = next((file for file in files if os.path.dirname(file) != _boot.own_recipes()), "")
     check = (
-        f"autoprof recipes --check {own} says what does not fit" if own else "autoprof doctor shows which hooks apply"
+        f"autoprof recipes --check {own_recipe} says what does not fit"
+        if own_recipe
+        else "autoprof doctor shows which hooks apply"
     )
-    reasons = _joined(list(dict.fromkeys(hook.reason for hook in tried)))
+    reasons = _joined(list(dict.fromkeys(hook.reason for hook in tried_hooks)))
     return f"{name} {seen}, but no hook fits it: {reasons}{outside}; {check}"
 
 
 def _hooks_of(target: str, hooks: Hooks) -> list[HookLine]:
-    """Return the hooks of a target."""
+    """Return the states of the target's hooks."""
     return [hook for key, hook in hooks.items() if key.partition("/")[0] == target]
 
 
 def _by_process(run: Runtime) -> Iterator[tuple[Hooks, Mapping[str, str]]]:
-    """Yield the hooks and the versions of this process, then of each other process of the run."""
+    """Yield the hooks and the versions of the targets: first of this process, then of each other process of the run."""
     yield run.hooks.hooks, run.hooks.versions
     for path in run.rundir.lines("journal"):
         if (state := processes.last_state(path)) is not None:
@@ -178,9 +198,9 @@ def _by_process(run: Runtime) -> Iterator[tuple[Hooks, Mapping[str, str]]]:
 
 
 def _in_main(path: str) -> str:
-    """Return a message if a hook of this recipe names a function or class of the script, which is never imported.
+    """If a hook of this recipe names a function or class that the main script defines, return a message.
 
-    Otherwise return an empty string.
+    Otherwise return an empty string. The main script is never imported, so the hook could not be applied.
     """
     main = vars(sys.modules["__main__"])
     script = os.path.basename(main.get("__file__") or _program())
@@ -202,7 +222,7 @@ def _not_imported(path: str) -> str:
     modules = {name.partition(".")[0] for name in sys.modules} - sys.stdlib_module_names
     similar = get_close_matches(target, modules, 1, 0.75)
     imported = f", but {similar[0]}" if similar else ""
-    # A worker that Ray kills does not write its hooks' states.
+    # If Ray kills a worker, the worker does not write the states of its hooks.
     check = f"; if its Ray workers import it, autoprof recipes --check {path} says what does not fit"
     return (
         f"{_early_end()}{_program()} did not import {target}{imported}, and {path} is for {target}; "
@@ -231,7 +251,7 @@ def _targets(hooks: Hooks) -> list[str]:
 
 
 def active(target: str) -> bool:
-    """Return whether importing the target makes a process part of a run."""
+    """Return True if the import of the target makes a process part of a run."""
     return not all(document.get("passive") for document in _documents(target))
 
 
@@ -243,7 +263,7 @@ def _passive_hooks(target: str) -> set[str]:
 
 
 def _documents(target: str) -> Iterator[dict[str, Any]]:
-    """Yield the readable recipes of a target."""
+    """Yield the recipes of a target, as TOML documents. Files that can't be read are skipped."""
     for path in _boot.recipe_files().get(target, []):
         with seam.suppress(RecipeError):
             for document in recipe.tables(recipe.read(path)):

@@ -1,7 +1,7 @@
-"""Values that recipes accept: checks of tables against the structs that they are decoded into, and descriptions.
+"""The values that recipes accept: checks of TOML tables against structs, and descriptions of the structs' fields.
 
-The errors of `recipe.load`, the JSON schema and the reference pages are derived from the structs' fields, types and
-docstrings.
+A table of a recipe is decoded into a struct. The errors of `recipe.load`, the JSON schema and the reference pages are
+derived from the fields, the types and the docstrings of these structs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from autoprof.base.units import did_you_mean
 from autoprof.hooks.behaviour import PARAMETER
 
 _NAMES = {str: "a text", int: "a whole number", float: "a number", bool: "true or false", dict: "a table"}
-# `A | B` is a `typing.Union`, not a `types.UnionType`, if A or B is a `Literal`.
+# `A | B` is a `types.UnionType`. If A or B is a `Literal`, it is a `typing.Union`.
 _UNIONS = (types.UnionType, typing.Union)
 _EXTRA = {
     "path": "a path that begins with a parameter of the function, such as 'self.state.global_step'",
@@ -29,7 +29,11 @@ _EXTRA = {
 
 
 def summary(kind: type) -> str:
-    """Return the first paragraph of a class's docstring, or of its base class's, in one line."""
+    """Return the first paragraph of a class's docstring, without line breaks.
+
+    If the class has no such paragraph, return the one of its nearest base class. If no class has one, return an empty
+    string.
+    """
     for base in kind.__mro__:
         text = inspect.cleandoc(base.__dict__.get("__doc__") or "")
         paragraph = text.partition("\n\n")[0]
@@ -39,7 +43,10 @@ def summary(kind: type) -> str:
 
 
 def described(kind: type) -> dict[str, str]:
-    """Return the descriptions in the `Attributes:` sections of a class and its base classes, by field."""
+    """Return the descriptions of a struct's fields, as a dict from field to description.
+
+    They come from the `Attributes:` sections of the docstrings of the class and its base classes.
+    """
     texts: dict[str, str] = {}
     for base in kind.__mro__:
         _, _, section = inspect.cleandoc(base.__dict__.get("__doc__") or "").partition("Attributes:\n")
@@ -49,7 +56,7 @@ def described(kind: type) -> dict[str, str]:
 
 
 def takes(kind: Any) -> str:
-    """Return a description of a type in the terms of TOML."""
+    """Return a text that says which TOML values a type accepts, such as "an array; each item is a text"."""
     if meta := _meta(kind):
         return _EXTRA[meta["takes"]]
     origin = typing.get_origin(kind)
@@ -72,7 +79,16 @@ def takes(kind: Any) -> str:
 
 
 def parameters(kind: Any, value: Any, where: str = "") -> Iterator[tuple[str, str]]:
-    """Yield those paths in a valid `value` that begin with a parameter of the hooked function, each with its key."""
+    """Yield the paths in a valid value that begin with a parameter of the hooked function.
+
+    Args:
+        kind: The type of the value.
+        value: The value, for example the options of a hook.
+        where: Key of the value in the recipe.
+
+    Yields:
+        The key at which the path was found, and the path.
+    """
     if meta := _meta(kind):
         if meta.get(PARAMETER):
             yield where, value
@@ -94,7 +110,16 @@ def parameters(kind: Any, value: Any, where: str = "") -> Iterator[tuple[str, st
 
 
 def wrong(kind: type[msgspec.Struct], table: Any, where: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the errors of a table that is decoded into a struct: the key, and the value found and the type expected."""
+    """Yield the errors of a table that is to be decoded into a struct.
+
+    Args:
+        kind: The class of the struct.
+        table: The table.
+        where: Key of the table in the recipe, or an empty string.
+
+    Yields:
+        The key with the error, and a text that names the found value and the expected type.
+    """
     if not isinstance(table, dict):
         yield where, f"got {_short(table)}; it takes a table"
         return
@@ -138,7 +163,7 @@ def _wrong_value(kind: Any, value: Any, where: str) -> Iterator[tuple[str, str]]
 
 
 def _table_of(kind: Any, value: Any) -> type[msgspec.Struct] | None:
-    """Return the struct for a table, if the option takes either a table or another type; else None."""
+    """If the value is a table, and the type is a union that contains a struct, return the struct. Else return None."""
     if typing.get_origin(kind) not in _UNIONS or not isinstance(value, dict):
         return None
     structs = [part for part in typing.get_args(kind) if inspect.isclass(part) and issubclass(part, msgspec.Struct)]
@@ -146,7 +171,7 @@ def _table_of(kind: Any, value: Any) -> type[msgspec.Struct] | None:
 
 
 def _meta(kind: Any) -> dict[str, Any]:
-    """Return the `extra` with which `hooks/behaviour.py` annotates a type, else an empty table."""
+    """Return the dict `extra` of a type that `hooks/behaviour.py` annotates. For other types, return an empty dict."""
     for note in getattr(kind, "__metadata__", ()):
         if isinstance(note, msgspec.Meta) and note.extra:
             return note.extra

@@ -1,9 +1,11 @@
-"""Hooks for files that run as `__main__`: scripts, and modules started with `python -m`.
+"""Hooks for files that run as `__main__`: scripts, and modules that are started with `python -m`.
 
-A function or class is wrapped as soon as the file defines it. No import executes such a file, so autoprof uses Python's
-tracing, `sys.settrace`, to see when a name is defined. It traces the lines of the file's top level only. Tracing ends
-with the last applied hook: in most files, before their `if __name__ == "__main__"`. Until then each call of a Python
-function in that thread takes longer. Most of these calls come from the file's imports.
+A function or class is wrapped as soon as the file defines it. No import executes such a file. So autoprof uses
+Python's tracing, `sys.settrace`, to see when a name is defined. autoprof traces only the lines of the file's top level.
+
+Tracing ends when the last hook of the file is applied. In most files, this is before the line
+`if __name__ == "__main__"`. Until then, each call of a Python function in the main script's thread takes longer. Most
+of these calls come from the imports of the file.
 """
 
 from __future__ import annotations
@@ -20,14 +22,22 @@ from autoprof.hooks.recipe import BoundHook
 from autoprof.run import runtime
 
 _TOP_LEVEL = "<module>"
-# Calls between checks: tracing ends if a hook of the file was called, since the file's work has then begun.
+# After this number of traced calls, check whether a hook of the file was called. If so, the work of the file has begun,
+# and tracing ends.
 CHECK_AFTER_CALLS = 1 << 16
-# Calls after which tracing ends in any case: ten times the calls of the imports of verl, vLLM and torch.
+# Number of traced calls after which tracing ends in any case. The imports of verl, vLLM and torch make a tenth of this
+# number.
 MAX_CALLS = 1 << 26
 
 
 class _MainScriptState(process.State):
-    """Hooks whose names are not defined yet, by their files, and the number of traced calls."""
+    """The hooks that wait until a file defines their names, and the number of traced calls.
+
+    Attributes:
+        waiting: Dict from a file, or a module of `python -m`, to its hooks whose names are not defined yet.
+        files: All files that have or had such hooks.
+        calls: Number of traced calls.
+    """
 
     def begin(self) -> None:
         self.waiting: dict[str, list[BoundHook]] = {}
@@ -38,19 +48,19 @@ class _MainScriptState(process.State):
 
 
 def runs(module: str) -> bool:
-    """Return whether this process was started with the module (`python -m package.module`)."""
+    """Return True if this process was started with the module (`python -m package.module`)."""
     return command.THIS.kind == "-m" and module.removesuffix(".__main__") == command.THIS.what
 
 
 def watch(hook: BoundHook) -> None:
-    """Apply a hook as soon as the script defines its name: now, or while the script's top level is executed."""
-    # This reason remains if a debugger or a coverage tool replaces the trace function.
+    """Apply a hook as soon as the script defines the hooked name: now, or while the script's top level is executed."""
+    # If a debugger or a coverage tool replaces the trace function, the hook keeps this reason.
     _skip([hook], f"autoprof did not see {hook.hook.module} define it; does a debugger or a coverage tool trace it?")
     if sys.gettrace() not in (None, _traced):
         return
     _state.waiting.setdefault(hook.hook.module, []).append(hook)
     _state.files.add(hook.hook.module)
-    # A script that started its run itself is already executing.
+    # If the script itself has started the run (`autoprof.start`), its top level is already being executed.
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         if _file_of(frame) is not None:
@@ -62,7 +72,7 @@ def watch(hook: BoundHook) -> None:
 
 
 def _traced(frame: FrameType, event: str, arg: Any) -> Any:
-    """Trace a frame line by line if it is the top level of a file with hooks."""
+    """Trace the lines of a frame if the frame is the top level of a file with hooks. For `sys.settrace`."""
     try:
         if event != "call":
             return _executed(frame, event)
@@ -84,7 +94,11 @@ def _traced(frame: FrameType, event: str, arg: Any) -> Any:
 
 
 def _executed(frame: FrameType, event: str) -> Any:
-    """Apply the hooks for names that the executed lines have defined. Return the trace function for the next lines."""
+    """Apply the hooks for the names that the executed lines have defined.
+
+    Returns:
+        The trace function for the next lines. None if no hook waits any more.
+    """
     _apply_defined(frame)
     if event == "return" and (file := _file_of(frame)) is not None:
         _give_up(file, "was executed without defining it")
@@ -114,14 +128,14 @@ def _leave_out_unknown(file: str, code: CodeType) -> None:
     if ("*",) in code.co_consts:  # `from module import *`
         return
     hooks = _state.waiting.pop(file)
-    defined = [hook for hook in hooks if hook.hook.attribute.partition(".")[0] in code.co_names]
-    _skip([hook for hook in hooks if hook not in defined], f"{file} has no such name")
-    if defined:
-        _state.waiting[file] = defined
+    known_hooks = [hook for hook in hooks if hook.hook.attribute.partition(".")[0] in code.co_names]
+    _skip([hook for hook in hooks if hook not in known_hooks], f"{file} has no such name")
+    if known_hooks:
+        _state.waiting[file] = known_hooks
 
 
 def _was_called() -> bool:
-    """Return whether a hook of one of the files was called."""
+    """Return True if a hook of one of the files was called."""
     run = runtime.current()
     hooks = [hook.key for hook in registry.known_hooks() if hook.hook.module in _state.files]
     return run is None or any(run.hooks.was_called(key) for key in hooks)
@@ -134,7 +148,7 @@ def _give_up(file: str, reason: str) -> None:
 def _skip(hooks: list[BoundHook], reason: str) -> None:
     if (run := runtime.current()) is not None:
         for hook in hooks:
-            if not run.hooks.is_applied(hook.key):  # the module may be imported, too
+            if not run.hooks.is_applied(hook.key):  # the program may also have imported the module, with the hook
                 run.hooks.skipped(hook, reason)
 
 
@@ -145,7 +159,10 @@ def _end(frame: FrameType) -> None:
 
 
 def _file_of(frame: FrameType) -> str | None:
-    """Return the file or module with hooks whose top level this frame executes, or None."""
+    """If this frame executes the top level of a file or module with waiting hooks, return its key in `waiting`.
+
+    Otherwise return None.
+    """
     code = frame.f_code
     if code.co_name != _TOP_LEVEL:
         return None

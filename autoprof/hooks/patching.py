@@ -1,7 +1,7 @@
-"""Application of hooks to a target's modules and classes.
+"""Application of hooks to the modules and classes of a target.
 
-Other modules and tables may already hold a function when a hook wraps it. They get the wrapper, too, so that the
-function and its wrapper pickle.
+When a hook wraps a function, other modules and tables may already refer to the function. autoprof also puts the wrapper
+into these modules and tables. Otherwise the function and the wrapper could not be pickled.
 """
 
 from __future__ import annotations
@@ -34,17 +34,19 @@ from autoprof.hooks.wrapper import wrap, wrapped_by, wrapper_key
 from autoprof.run import call_counts, runtime
 
 _TABLES = (dict, list, OrderedDict, defaultdict)
-# Types of the `__dict__` that Python gives to classes: of instances, and of modules.
+# Types of the descriptor `__dict__` that Python itself puts into a class: for instances of the class, and for modules.
 _DESCRIPTORS = (GetSetDescriptorType, MemberDescriptorType)
-# Items of a table that is searched for functions. Longer tables hold data.
+# Maximum number of items of a table that is searched for functions. Longer tables contain data.
 MAX_TABLE_ITEMS = 10_000
 
 
 def replace_in_holders(function: Any, wrapper: Any, hook: BoundHook) -> None:
-    """Replace a function by its wrapper in modules and tables that hold the function.
+    """Replace a function by its wrapper in the modules and tables that refer to the function.
 
-    All modules: replace the name of the hook's attribute, as in `ray.init`, which is defined in `ray._private.worker`.
-    Modules of the hook's package: also replace other names, and items of tables in modules, classes and instances.
+    * In all modules, replace the name that the hook's attribute has. For example, `ray.init` refers to a function that
+      `ray._private.worker` defines.
+    * In modules of the hook's package, also replace other names of the function, and items of tables that modules,
+      classes or instances contain.
     """
     package = _package(hook.hook.module)
     for key, module in list(sys.modules.items()):
@@ -60,9 +62,16 @@ def replace_in_holders(function: Any, wrapper: Any, hook: BoundHook) -> None:
 
 
 def _replace_names(key: str, module: ModuleType, function: Any, wrapper: Any) -> None:
-    """Replace a function's names in a module, except names that have a hook themselves."""
+    """Replace all names of a function in a module, except names for which there is another hook.
+
+    Args:
+        key: The module's key in `sys.modules`.
+        module: The module.
+        function: The function.
+        wrapper: The wrapper of the function.
+    """
     for name in [name for name, value in list(_namespace(module).items()) if value is function]:
-        if not any((other.hook.module, other.hook.attribute) == (key, name) for other in registry.bound.values()):
+        if not any((bound.hook.module, bound.hook.attribute) == (key, name) for bound in registry.bound.values()):
             setattr(module, name, wrapper)
 
 
@@ -74,16 +83,17 @@ def _replace_items(value: Any, package: str, function: Any, wrapper: Any) -> Non
 
 
 def _tables(value: Any, package: str) -> Iterator[Any]:
-    """Yield the value if it is a table; if it is a class or an instance of the package, yield the tables in it."""
+    """Yield the value if it is a table. If it is a class or an instance of the package, yield the tables inside."""
     owner = value if issubclass(type(value), type) else type(value)
     inside = [] if _package(_namespace(owner).get("__module__")) != package else list(_namespace(value).values())
     yield from (item for item in (value, *inside) if type(item) in _TABLES and len(item) <= MAX_TABLE_ITEMS)
 
 
 def _namespace(value: Any) -> Mapping[str, Any]:
-    """Return the attributes of a module, a class or an instance, without running code of the user.
+    """Return the attributes of a module, a class or an instance, as a dict from name to value.
 
-    That code may load a lazy module, or be a property `__dict__` that raises.
+    This runs no code of the user. Such code could load a lazy module, or a property `__dict__` could raise an
+    exception.
     """
     if issubclass(type(value), type):
         return type.__getattribute__(value, "__dict__")  # type: ignore[no-any-return]
@@ -98,8 +108,9 @@ def _package(module: Any) -> str:
     return module.partition(".")[0] if isinstance(module, str) else ""
 
 
-# Types of callables that a wrapper can replace, besides functions of other compilers, which have `__code__`. Other
-# callables may have attributes that a wrapper lacks, and classes are used for more than calls.
+# Types of callables that a wrapper can replace. Functions of other compilers, which have `__code__`, can also be
+# replaced. Other callables may have attributes that a wrapper does not have, and programs use classes for more than
+# calls.
 _FUNCTIONS = (
     FunctionType,
     BuiltinFunctionType,
@@ -111,22 +122,23 @@ _FUNCTIONS = (
 
 
 def is_function(value: Any) -> bool:
-    """Return whether a wrapper can replace a callable."""
+    """Return True if a wrapper can replace a callable."""
     return isinstance(value, _FUNCTIONS) or hasattr(value, "__code__")
 
 
-# References to a function that only its module or class holds, as `_patch` counts them: the holder, three variables,
-# and the argument of `getrefcount`, which Python 3.14 borrows.
+# Number of references that `_patch` counts if only one module or class refers to a function: the reference of this
+# module or class, three variables, and the argument of `getrefcount`, which Python 3.14 does not count.
 UNSHARED_REFERENCES = 5 if sys.version_info < (3, 14) else 4
-# Types of callables that a class does not bind to the instance.
+# Types of callables that Python does not bind to the instance if they are attributes of a class.
 _UNBOUND = (BuiltinFunctionType, MethodType, *([functools.partial] if sys.version_info < (3, 14) else []))
 
 
 def patch_class(cls: type) -> None:
-    """Apply the hooks for methods of a class that is about to become a Ray actor, and of its base classes.
+    """Apply the hooks for the methods of a class and of its base classes, before the class becomes a Ray actor.
 
-    Ray copies all methods of a class, including inherited ones, when the class is decorated. At that time the import of
-    the class's module may not have finished, and the module `__main__` is never imported.
+    When a class is decorated, Ray copies all methods of the class, including inherited methods. So the hooks must be
+    applied before. At that time, the import of the class's module may not have finished. The module `__main__` is never
+    imported.
     """
     run = runtime.current()
     if run is None:
@@ -142,9 +154,9 @@ def patch_class(cls: type) -> None:
 
 
 def patch_main() -> None:
-    """Apply the hooks for the module that runs as `__main__`, which is never imported and is pickled by value.
+    """Apply the hooks for the module that runs as `__main__`. This module is never imported and is pickled by value.
 
-    An example is a trainer that is defined in its start script (verl 0.8.0, trainer/main_ppo_sync.py).
+    For example, a start script may define a trainer (verl 0.8.0, trainer/main_ppo_sync.py).
     """
     main = sys.modules["__main__"]
     name = _main_name()
@@ -156,7 +168,7 @@ def patch_main() -> None:
 
 
 def patch_again(targets: Collection[str]) -> None:
-    """Apply the hooks of these targets again in imported modules, where another library has replaced functions."""
+    """Apply the hooks of these targets again in imported modules, because another library has replaced functions."""
     for hook in list(registry.bound.values()):
         module = sys.modules.get(hook.hook.module)
         if module is not None and hook.recipe.target in targets:
@@ -172,12 +184,18 @@ def _main_name() -> str:
 
 
 def apply_to_module(hook: BoundHook, module: ModuleType) -> None:
-    """Apply a hook to its module, which was just imported."""
+    """Apply a hook to its module, which was just imported or runs as `__main__`."""
     _apply(hook, module, hook.hook.attribute)
 
 
 def _apply(hook: BoundHook, root: Any, path: str) -> None:
-    """Apply a hook. Its errors go to the log of hooks: an exception here would fail the user's import."""
+    """Apply a hook. Errors are written into the state of the hook, because an exception would end the user's import.
+
+    Args:
+        hook: The hook.
+        root: The module or class from which the path begins.
+        path: Path to the attribute to wrap.
+    """
     run = runtime.current()
     if run is None:
         return
@@ -199,28 +217,32 @@ def _apply(hook: BoundHook, root: Any, path: str) -> None:
 
 
 def owner_of(root: Any, path: str) -> tuple[Any, str, Any]:
-    """Return the module or class with the last name of a path, that name, and the metadata of Ray's actor class.
+    """Find the module or class that contains the last name of a path.
+
+    Returns:
+        The module or class, the last name of the path, and the metadata of Ray's actor class. For another class or a
+        module, the metadata is None.
 
     Raises:
-        LookupError: An earlier name of the path does not exist.
+        LookupError: Another name of the path than the last does not exist.
     """
     owner = root
     *parents, name = path.split(".")
     for parent in parents:
         owner = member(owner, parent)
-    # Ray's ActorClass replaces the decorated class; the methods are in a subclass that Ray created (Ray 2.47 to 2.60,
-    # ray/actor.py).
+    # Ray replaces a decorated class by an ActorClass. The methods are in a subclass of the decorated class that Ray has
+    # created (Ray 2.47 to 2.60, ray/actor.py).
     metadata = getattr(owner, "__ray_metadata__", None)
     return (owner if metadata is None else metadata.modified_class), name, metadata
 
 
 def _patch(hook: BoundHook, root: Any, path: str) -> None:
     owner, name, metadata = owner_of(root, path)
-    missing = isinstance(owner, type) and not hasattr(owner, name)
-    if missing and hook.behaviour.supply(owner, name, hook.key) and metadata is not None:
+    is_missing = isinstance(owner, type) and not hasattr(owner, name)
+    if is_missing and hook.behaviour.supply(owner, name, hook.key) and metadata is not None:
         _update_actor_methods(metadata)
-    supplied = inspect.getattr_static(owner, name, None)
-    if isinstance(supplied, property) and hook.key in wrapped_by(supplied.fset):
+    attribute = inspect.getattr_static(owner, name, None)
+    if isinstance(attribute, property) and hook.key in wrapped_by(attribute.fset):
         return
     if hook.behaviour.install(member(owner, name)):
         return
@@ -230,36 +252,39 @@ def _patch(hook: BoundHook, root: Any, path: str) -> None:
         return
     if not (is_function(function)):
         raise TypeError(f"it is a {type(function).__name__}, not a function")
-    held = sys.getrefcount(function) > (UNSHARED_REFERENCES if raw is function else UNSHARED_REFERENCES - 2)
+    has_holders = sys.getrefcount(function) > (UNSHARED_REFERENCES if raw is function else UNSHARED_REFERENCES - 2)
     replacement = wrapped = _rewrapped(function, hook) if hook.hook.rewrap else _wrapped(function, hook)
     if isinstance(raw, (staticmethod, classmethod)):
         wrapped = type(raw)(wrapped)
     elif isinstance(owner, type) and isinstance(raw, _UNBOUND):
-        wrapped = staticmethod(wrapped)  # it is called without the instance, as it was
+        wrapped = staticmethod(wrapped)  # the wrapper, too, must be called without the instance
     setattr(owner, name, wrapped)
     if isinstance(owner, type):
         _hook_subclasses(owner, name, function, hook)
-    late = isinstance(owner, ModuleType) and not getattr(owner.__spec__, "_initializing", False)
-    if held and (late or _defines(hook, function)):
+    is_imported = isinstance(owner, ModuleType) and not getattr(owner.__spec__, "_initializing", False)
+    if has_holders and (is_imported or _defines(hook, function)):
         replace_in_holders(function, replacement, hook)
 
 
 def _defines(hook: BoundHook, function: Any) -> bool:
-    """Return whether `pickle` finds a function by the hook's module and attribute: a module may have imported it."""
-    name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
-    return name in ((hook.hook.module, hook.hook.attribute), ("__main__", hook.hook.attribute))
+    """Return True if `pickle` finds the function by the hook's module and attribute.
+
+    Return False, for example, if the module has imported the function from another module.
+    """
+    pickled_name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
+    return pickled_name in ((hook.hook.module, hook.hook.attribute), ("__main__", hook.hook.attribute))
 
 
 def _hook_subclasses(owner: type, name: str, function: Any, hook: BoundHook) -> None:
-    """Wrap a method also in subclasses where an earlier hook has put a wrapper of the inherited method."""
+    """Wrap a method also in subclasses into which an earlier hook has put a wrapper of the inherited method."""
     subclasses: list[type] = type.__subclasses__(owner)
     for subclass in subclasses:
         if name not in vars(subclass):
             _hook_subclasses(subclass, name, function, hook)
             continue
         method = vars(subclass)[name]
-        inherited = wrapper_key(method) is not None and _innermost(method) is _innermost(function)
-        if inherited and hook.key not in wrapped_by(method):
+        wraps_inherited = wrapper_key(method) is not None and _innermost(method) is _innermost(function)
+        if wraps_inherited and hook.key not in wrapped_by(method):
             setattr(subclass, name, _wrapped(method, hook))
 
 
@@ -270,7 +295,7 @@ def _innermost(function: Any) -> Any:
 
 
 def _update_actor_methods(metadata: Any) -> None:
-    """Update Ray's list of an actor class's methods after a method was added (Ray 2.47 to 2.60, ray/actor.py)."""
+    """After a method was added to an actor class, update Ray's list of its methods (Ray 2.47 to 2.60, ray/actor.py)."""
     from ray.actor import _ActorClassMethodMetadata
 
     _ActorClassMethodMetadata.reset_cache()
@@ -280,12 +305,12 @@ def _update_actor_methods(metadata: Any) -> None:
 
 
 def _wrapped(function: Any, hook: BoundHook) -> Any:
-    """Put a hook around a function, but inside the function's hooks of a higher layer."""
+    """Return the function with the hook around it. If the function has hooks of a higher layer, they stay outside."""
     key = wrapper_key(function)
     if key is not None and _layer(key) > hook.behaviour.layer:
         return wrap(_wrapped(function.__wrapped__, hook), key, registry.bound[key].hook.around)
-    if outer := [key for key in wrapped_by(function) if _layer(key) > hook.behaviour.layer]:
-        raise TypeError(f"it must go inside the hook {outer[0]}, but another library has wrapped that one already")
+    if outer_keys := [key for key in wrapped_by(function) if _layer(key) > hook.behaviour.layer]:
+        raise TypeError(f"it must go inside the hook {outer_keys[0]}, but another library has wrapped that one already")
     return wrap(function, hook.key, hook.hook.around)
 
 
@@ -306,7 +331,11 @@ def _rewrapped(function: Any, hook: BoundHook) -> Any:
 
 
 def member(owner: Any, name: str) -> Any:
-    """Return an attribute; raise LookupError with a message for users if it does not exist."""
+    """Return an attribute of a module or class.
+
+    Raises:
+        LookupError: The attribute does not exist. The message is written for users.
+    """
     try:
         return getattr(owner, name)
     except AttributeError as error:

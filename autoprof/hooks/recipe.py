@@ -1,4 +1,4 @@
-"""Recipe files: their structs, their reader with its checks, and ranges of versions."""
+"""Recipe files: the structs of their tables, the reader, the checks of a file, and ranges of versions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ from autoprof.hooks.form import wrong
 
 
 def versions_problem(versions: Any) -> str:
-    """Return the error in a range of versions, or an empty string. Only strings are checked."""
+    """If a range of versions is not valid, return the error. Otherwise return an empty string.
+
+    Only a string is checked. For any other value, return an empty string.
+    """
     try:
         SpecifierSet(versions if isinstance(versions, str) else "")
     except InvalidSpecifier:
@@ -33,57 +36,66 @@ def versions_problem(versions: Any) -> str:
 
 
 def fits(version: str, versions: str) -> bool:
-    """Return whether a target's version is in a recipe's range.
+    """Return True if the version of a target is in a recipe's range of versions.
 
-    Only the release part is compared: verl's git tags 0.7.0 and 0.8.0 report `0.7.0.dev` and `0.8.0.dev`.
-    An unknown version fits: then a hook is applied if its attribute exists.
+    Only the release part of the version is compared, because verl's git tags 0.7.0 and 0.8.0 report the versions
+    `0.7.0.dev` and `0.8.0.dev`. Return True also for an unknown version. In that case, a hook is applied if its
+    attribute exists.
+
+    Args:
+        version: The version of the target, or an empty string.
+        versions: The range. An empty range contains all versions.
     """
     release = _release(version)
     return not versions or release is None or SpecifierSet(versions).contains(release)
 
 
 def exceeds(version: str, versions: str) -> bool:
-    """Return whether a target's version is newer than the range, so that the hooks are untested with it."""
+    """Return True if a target's version is newer than all versions of a range. The hooks are untested with it."""
     release = _release(version)
     if release is None or fits(version, versions):
         return False
-    ends = [
+    upper_ends = [
         Version(part.version.removesuffix(".*"))
         for part in SpecifierSet(versions)
         if part.operator in ("<", "<=", "==", "~=")
     ]
-    return bool(ends) and release >= max(ends)
+    return bool(upper_ends) and release >= max(upper_ends)
 
 
 def outside(version: str, recipe: Recipe) -> str:
-    """Return a message if a target's version is not in the recipe's range, otherwise an empty string."""
+    """If a target's version is not in the recipe's range, return a message. Otherwise return an empty string."""
     return "" if fits(version, recipe.versions) else f"{version} is outside the recipe's range {recipe.versions}"
 
 
 def _release(version: str) -> Version | None:
-    """Return the release part of a version, or None if it is unknown or does not follow PEP 440."""
+    """Return the release part of a version. Return None if the version is unknown or does not follow PEP 440."""
     try:
         return Version(".".join(str(part) for part in Version(version).release)) if version else None
     except InvalidVersion:
         return None
 
 
-# Suffix of a hook's `module` that names the file of a script, which runs as `__main__`.
+# If a hook's `module` has this suffix, it is the file of a script that runs as `__main__`.
 SCRIPT = ".py"
-# Key of a file with several recipes.
+# Key under which a file has several recipes.
 SEVERAL = "recipe"
-# Reason of a hook that the user leaves out.
+# Reason why a hook is not tried, if `AUTOPROF_DISABLE` names the hook.
 DISABLED = "AUTOPROF_DISABLE names it"
-# Pattern of a hook's name.
+# Regular expression for the name of a hook.
 HOOK_NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]*"
 
 
-# Table, key and text of an error in a recipe. The table and the key may be empty.
+# An error in a recipe: the table and the key with the error, which may be empty, and the text of the error.
 Problem = tuple[str, str, str]
 
 
 class RecipeError(ValueError):
-    """Errors in a recipe file. The message is one line with the first: file, table, key, the problem and its remedy."""
+    """A recipe file has errors.
+
+    The message gives only the first error, in one line: the file, the table, the key, the problem and the remedy. The
+    attribute `problems` has all errors.
+    """
 
     def __init__(self, path: str, problems: list[Problem]) -> None:
         table, key, text = problems[0]
@@ -92,20 +104,20 @@ class RecipeError(ValueError):
 
 
 class Hook(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One function or class of a target, and the behaviour put around it.
+    """One function or class of a target, and the behaviour that autoprof runs around it.
 
     Attributes:
-        name: Name, unique among the hooks of the target. The timeline and `AUTOPROF_DISABLE` use it.
-        attribute: Function, `Class.method` or class, depending on the behaviour.
+        name: Name of the hook, unique among the hooks of the target. The timeline and `AUTOPROF_DISABLE` use the name.
+        attribute: The hooked function, `Class.method` or class. The behaviour decides which of these is possible.
         behaviour: Name of the behaviour, a key of `autoprof.hooks.behaviour.BEHAVIOURS`.
-        module: Module that defines the attribute (default: the target itself), or the file of a script: `train.py`.
-        versions: Releases of the target that have the attribute, as in PEP 440. Empty: all.
-        kind: Kind of its stages, in terms common to all trainers: one kind, or a table from patterns of stage names to
-            kinds. Without it, autoprof takes the kind from well-known stage names.
-        rewrap: Decorator of the attribute (`package.module.function`). The hook wraps the function inside it, then
-            applies the decorator again. For decorators that inspect their caller (verl's `auto_await`).
-        around: Part that the behaviour wraps: the `call`; the `with` block of the context manager that the call
-            returns; or each `next` of the generator, iterator or data loader that the call returns.
+        module: Module that defines the attribute, or the file of a script, such as `train.py`. Empty: the target.
+        versions: Releases of the target that have the attribute, as a range of PEP 440. Empty: all.
+        kind: Kind of the stages that the hook makes, in terms common to all trainers: one kind, or a table from
+            patterns of stage names to kinds. If it is not set, autoprof takes the kind from well-known stage names.
+        rewrap: Decorator of the attribute (`package.module.function`). The hook wraps the function inside the
+            decorator, then applies the decorator again. For decorators that inspect their caller (verl's `auto_await`).
+        around: The code that the behaviour surrounds. `call`: the call. `with`: the `with` block of the context manager
+            that the call returns. `next`: each `next` of the generator, iterator or data loader that the call returns.
         options: Options of the behaviour.
     """
 
@@ -125,10 +137,10 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Hooks of one target. A target may have several recipes.
 
     Attributes:
-        target: Import name of the target. The recipe's file name begins with it.
-        hook: Hooks of the target, each a `[[hook]]` table.
+        target: Import name of the target. The name of the recipe file begins with this name.
+        hook: Hooks of the target. Each hook is a `[[hook]]` table.
         distributions: Names of the packages that install the target, if they differ from `target`.
-        versions: Releases that the recipe was written for, a hint. Empty: all.
+        versions: Releases of the target for which the recipe was written. This is only a hint. Empty: all.
         passive: True if the import of the target alone does not make a process part of a run (Ray).
     """
 
@@ -144,18 +156,18 @@ class Recipes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """A file with recipes of several targets. Its name begins with all of them: `mytrainer+mylib.toml`.
 
     Attributes:
-        recipe: Recipes, each a `[[recipe]]` table with the keys of a recipe, and `[[recipe.hook]]` tables.
+        recipe: Recipes. Each one is a `[[recipe]]` table with the keys of a recipe, and has `[[recipe.hook]]` tables.
     """
 
     recipe: list[Recipe]
 
 
 class BoundHook(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """A hook with its recipe and its file.
+    """A hook, together with the recipe that contains it and the name of the recipe's file.
 
     Attributes:
-        key: Name as `target/hook`, in timelines, messages and `AUTOPROF_DISABLE`. If two hooks have the same key,
-            the later one replaces the earlier one.
+        key: The hook's name in timelines, messages and `AUTOPROF_DISABLE`: `target/hook`. If two hooks have the same
+            key, the hook that was read later replaces the other hook.
         file: Name of the recipe file, without its suffix.
     """
 
@@ -166,16 +178,21 @@ class BoundHook(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def behaviour(self) -> behaviours.Behaviour:
-        """Return the behaviour with the hook's options. The first use imports its module."""
+        """Return the behaviour with the hook's options. The first use imports the behaviour's module."""
         return msgspec.convert(self.hook.options, behaviours.named(self.hook.behaviour))
 
     @property
     def passive(self) -> bool:
-        """Return whether the hook alone does not make a process part of a run."""
+        """Return True if the hook alone does not make a process part of a run."""
         return self.recipe.passive
 
     def left_out(self, version: str, settings: Settings) -> str:
-        """Return why the hook is not tried with this version of its target, or an empty string."""
+        """If the hook must not be tried, return the reason. Otherwise return an empty string.
+
+        Args:
+            version: Version of the target.
+            settings: The settings of the run.
+        """
         if any(settings.disabled(name, self.hook.name) for name in (self.recipe.target, self.file)):
             return DISABLED
         if not fits(version, self.hook.versions):
@@ -183,7 +200,7 @@ class BoundHook(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return ""
 
     def described(self) -> dict[str, Any]:
-        """Return the hook's description for the timeline."""
+        """Return the fields that describe the hook on the timeline."""
         return {"module": self.hook.module, "attribute": self.hook.attribute, "behaviour": self.hook.behaviour}
 
 
@@ -192,7 +209,8 @@ def load(path: str, options: bool = True) -> list[BoundHook]:
 
     Args:
         path: Path of the file.
-        options: False to leave the hooks' options unchecked, as in autoprof's own recipes. A check imports behaviours.
+        options: True to check the options of the hooks. For autoprof's own recipes it is False, because this check
+            imports the behaviours.
 
     Raises:
         RecipeError: The file can't be read or has an error.
@@ -220,13 +238,16 @@ def read(path: str) -> dict[str, Any]:
 
 
 def tables(document: dict[str, Any]) -> list[Any]:
-    """Return the recipes of a file: its `[[recipe]]` tables, or the document itself if it is one recipe."""
-    several = document.get(SEVERAL)
-    return several if isinstance(several, list) else [document]
+    """Return the recipes of a file. If the file has `[[recipe]]` tables, return these tables.
+
+    Otherwise the file is one recipe, so return a list with the document itself.
+    """
+    recipe_tables = document.get(SEVERAL)
+    return recipe_tables if isinstance(recipe_tables, list) else [document]
 
 
 def misnamed(path: str, targets: list[str]) -> str:
-    """Return a message if the file's name does not begin with its targets, otherwise an empty string."""
+    """If the file's name does not begin with the targets of the file, return a message. Else return an empty string."""
     file_targets = _name(path).split(".", 1)[0]
     if Counter(file_targets.split("+")) == Counter(targets):
         return ""
@@ -239,12 +260,19 @@ def misnamed(path: str, targets: list[str]) -> str:
 
 
 def script(module: str) -> str:
-    """Return the name of a script without its suffix (`train` for `jobs/train.py`), or "" if `module` is a module."""
+    """If `module` is the file of a script, return the script's name without the suffix: `train` for `jobs/train.py`.
+
+    Otherwise return an empty string.
+    """
     return os.path.basename(module).removesuffix(SCRIPT) if module.endswith(SCRIPT) else ""
 
 
 def table(name: str | int) -> str:
-    """Return the label of a hook's table in messages, from the hook's name, or from its index if it has no name."""
+    """Return the label of a hook's table in messages.
+
+    Args:
+        name: The name of the hook. If the hook has no name, its index.
+    """
     return f"[[hook]] {name!r}" if isinstance(name, str) else f"[[hook]] number {name + 1}"
 
 
@@ -262,17 +290,25 @@ def _bind(path: str, recipe: Recipe, hook: Hook) -> BoundHook:
 
 
 def _problems(path: str, document: dict[str, Any], options: bool) -> Iterator[Problem]:
-    """Yield the table, key and text of each error."""
-    several = isinstance(document.get(SEVERAL), list)
-    if several:
+    """Yield the errors of a recipe file.
+
+    Args:
+        path: Path of the file.
+        document: The TOML document.
+        options: True to check the options of the hooks.
+    """
+    has_several = isinstance(document.get(SEVERAL), list)
+    if has_several:
         yield from (("", key, text) for key, text in wrong(Recipes, document | {SEVERAL: []}))
     contents = tables(document)
     targets = [content.get("target") if isinstance(content, dict) else None for content in contents]
-    named = [target for target in targets if isinstance(target, str)]
-    if len(named) == len(contents) and (problem := misnamed(path, named)):
+    target_names = [target for target in targets if isinstance(target, str)]
+    if len(target_names) == len(contents) and (problem := misnamed(path, target_names)):
         yield "", "target", problem
     for index, (content, target) in enumerate(zip(contents, targets, strict=True)):
-        where = f"[[recipe]] {repr(target) if isinstance(target, str) else f'number {index + 1}'}" if several else ""
+        where = (
+            f"[[recipe]] {repr(target) if isinstance(target, str) else f'number {index + 1}'}" if has_several else ""
+        )
         if isinstance(content, dict):
             yield from (
                 (f"{where} {part}".strip(), key, text) for part, key, text in _recipe_problems(content, options)
@@ -326,7 +362,9 @@ def _hook_problems(hook: Any, target: Any, options: bool) -> Iterator[tuple[str,
 def _string_problems(hook: Mapping[str, str], target: str | None) -> Iterator[tuple[str, str]]:
     """Yield the errors in the strings of a hook's table, each as a key and a message.
 
-    Keys that the table lacks are not checked, and `module` is not compared with a target of None.
+    Args:
+        hook: The strings of the table. Keys that the table does not have are not checked.
+        target: The target of the recipe. If it is None, `module` is not compared with the target.
     """
     if not re.fullmatch(HOOK_NAME, hook.get("name", "x")):
         yield "name", f"got {hook['name']!r}; use letters, digits, dots, dashes and underscores"
@@ -347,7 +385,7 @@ def _string_problems(hook: Mapping[str, str], target: str | None) -> Iterator[tu
 
 
 def installed_version(recipe: Recipe) -> str:
-    """Return the version of the first installed distribution of a recipe, or an empty string."""
+    """Return the version of the recipe's first distribution that is installed. If none is, return an empty string."""
     for name in recipe.distributions or [recipe.target]:
         try:
             return metadata.version(name)

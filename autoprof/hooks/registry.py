@@ -1,7 +1,7 @@
-"""Hooks of the recipes that this process has read, and their gates.
+"""The hooks of the recipes that this process has read, and the gates of these hooks.
 
-If the gate of a hook is closed, its wrapper calls the user's function directly. A gate is closed while its hook has
-failed too often, or while nothing uses the calls that the hook counts.
+If the gate of a hook is closed, the wrapper of the hook calls the user's function directly. A gate is closed once its
+hook has failed too often in a row, and while nothing uses the calls that the hook counts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from autoprof.hooks.recipe import BoundHook, Recipe, RecipeError
 from autoprof.run import runtime
 from autoprof.run.runtime import Runtime
 
-# Failures in a row after which a hook is disabled.
+# Number of failures in a row after which a hook is disabled.
 FAILURES = 5
 SWITCHED_OFF = f"it failed {FAILURES} times in a row and is disabled in this process"
 _FAILED = "it failed too often"
@@ -23,31 +23,35 @@ _IDLE = "nothing counts"
 
 
 class Gate(list[str]):
-    """Reasons why the wrappers of a hook do nothing. Empty, and so false, while they work.
+    """The gate of one hook: a list with the reasons why the hook's wrappers call only the user's function.
 
-    It is a list because the test of a list is cheap, and it is the only object of autoprof in a wrapper's closure.
-    It pickles as an empty list: a wrapper that is shipped by value must also work in a process without autoprof.
+    While the wrappers run the behaviour, the list is empty and so false.
+
+    A gate is a list because the test of a list is cheap. It is the only object of autoprof in a wrapper's closure. A
+    wrapper that is pickled by value must also work in a process without autoprof. So a gate pickles as an empty list.
     """
 
     def __reduce__(self) -> tuple[type[list[str]], tuple[()]]:
         return list, ()
 
 
-# Hooks by key.
+# Hooks, by their keys.
 bound: dict[str, BoundHook] = {}
-# Gates by hook. They must stay the same objects, since wrappers refer to them.
+# Gates, by the keys of their hooks. A gate must never be replaced by another object, because wrappers refer to it.
 _gates: dict[str, Gate] = {}
-# Number of failures in a row, by hook.
+# Number of failures in a row, by the keys of the hooks.
 failures: dict[str, int] = {}
 
 
 class _RegistryState(process.State):
-    """Locks of the registry and of the gates, and the tables of both.
+    """The targets whose recipes were read, the groups of hooks that count calls, and two locks.
 
     Attributes:
+        reading: Lock that is held while recipes are read.
+        lock: Lock for the gates, the failures and the groups.
         read: Targets whose recipes this process has read.
-        groups: Hooks that are idle unless something counts their calls, by group.
-        counting: Objects that count the calls of each group.
+        groups: Dict from a group to the keys of its hooks. These hooks are idle while nothing counts their calls.
+        counting: Dict from a group to the objects that count the calls of the group's hooks.
     """
 
     def begin(self) -> None:
@@ -71,14 +75,15 @@ def known_hooks() -> list[BoundHook]:
 
 
 def left_out(run: Runtime, hook: BoundHook) -> str:
-    """Return why a hook is not tried in this process, or an empty string."""
+    """If a hook must not be tried in this process, return the reason. Otherwise return an empty string."""
     return hook.left_out(target_version(run, hook.recipe), run.settings)
 
 
 def behaviour(key: str) -> Behaviour | None:
-    """Return the behaviour of the hook `key`, or None if autoprof is off or no recipe has the hook.
+    """Return the behaviour of the hook `key`. Return None if autoprof is off or no recipe contains the hook.
 
-    This process may not have read the recipe yet if the wrapper was shipped by value; it is then read now.
+    If the wrapper came to this process by value, this process may not have read the recipe yet. In that case, this
+    function reads the recipe.
     """
     hook = bound.get(key)
     run = _boot.agent().join() if hook is None else runtime.current()
@@ -98,7 +103,7 @@ def behaviour(key: str) -> Behaviour | None:
 
 
 def read_recipes(target: str) -> list[BoundHook]:
-    """Return the hooks of a target. Its recipe files are read on the first call."""
+    """Return the hooks of a target. The first call for a target reads the target's recipe files."""
     with _state.reading:
         if target not in _state.read:
             _state.read.add(target)
@@ -113,7 +118,10 @@ def read_recipes(target: str) -> list[BoundHook]:
 
 
 def _leave_out(recipe_name: str, problem: str) -> None:
-    """Report an error in a recipe. Only the process that started the run prints it, since all read the same files."""
+    """Report an error in a recipe.
+
+    Only the process that started the run prints the error, because all processes read the same files.
+    """
     run = runtime.current()
     if run is None or run.started_here:
         log.warning_once(f"{problem}; autoprof ignores this recipe")
@@ -122,7 +130,7 @@ def _leave_out(recipe_name: str, problem: str) -> None:
 
 
 def target_version(run: Runtime, target: Recipe) -> str:
-    """Return the installed version of a recipe's target, or an empty string."""
+    """Return the installed version of a recipe's target. If the version is not known, return an empty string."""
     if target.target not in run.hooks.versions:
         run.hooks.versions[target.target] = recipe.installed_version(target)
     return run.hooks.versions[target.target]
@@ -134,7 +142,10 @@ def gate(key: str) -> Gate:
 
 
 def failed(key: str) -> bool:
-    """Count a failure of the hook. Return True if it is the last allowed one, which closes the gate."""
+    """Count a failure of the hook `key`. If it is failure number `FAILURES` in a row, close the gate and return True.
+
+    Otherwise return False.
+    """
     with _state.lock:
         failures[key] = failures.get(key, 0) + 1
         if failures[key] != FAILURES:
@@ -144,7 +155,7 @@ def failed(key: str) -> bool:
 
 
 def worked(key: str) -> None:
-    """Forget the failures of a hook that has worked, unless it is disabled."""
+    """Reset the number of failures of a hook, because a call of the hook has worked. A disabled hook stays disabled."""
     if key in failures:
         with _state.lock:
             if failures.get(key, 0) < FAILURES:
@@ -152,7 +163,7 @@ def worked(key: str) -> None:
 
 
 def idle_unless(group: str, key: str) -> None:
-    """Close the gate of the hook `key` while nothing is `counting` for its group."""
+    """Add the hook `key` to a group. Its gate is closed while no object counts for the group (`counting`)."""
     with _state.lock:
         keys = _state.groups.setdefault(group, set())
         if key not in keys:
@@ -162,7 +173,13 @@ def idle_unless(group: str, key: str) -> None:
 
 
 def counting(group: str, counter: object, active: bool) -> None:
-    """Register or remove an object that counts the calls of the group's hooks. Repeated calls do no harm."""
+    """Register or remove an object that counts the calls of the group's hooks. A repeated call has no effect.
+
+    Args:
+        group: The group.
+        counter: The object.
+        active: True to register the object, False to remove it.
+    """
     with _state.lock:
         counters = _state.counting.setdefault(group, set())
         if active:

@@ -1,9 +1,11 @@
-"""Hooks around values that functions return: context managers, iterators and generators.
+"""Hooks around objects that hooked functions return: context managers, iterators and generators.
 
-A generator is wrapped by another generator. Other objects get a subclass of their class that has the special methods,
-because Python looks these up in the class; identity, attributes, `isinstance` and pickling stay as they were. A proxy
-would differ from the object: Lightning makes a loader for a distributed run by `type(loader)(...)`, and a
-`wrapt.ObjectProxy` has `__len__` and `__iter__` even if its object lacks them.
+A generator is wrapped in another generator. For any other object, autoprof replaces the object's class by a subclass
+with new special methods (`__enter__`, `__next__`), because Python looks up special methods in the class. The identity,
+the attributes, `isinstance` and the pickling of the object do not change.
+
+A proxy of the object would cause errors. For example, Lightning makes a loader for a distributed run by
+`type(loader)(...)`, and a `wrapt.ObjectProxy` has `__len__` and `__iter__` even if the object does not have them.
 """
 
 from __future__ import annotations
@@ -25,17 +27,17 @@ from autoprof.hooks import registry
 from autoprof.hooks.behaviour import Call, Outcome
 from autoprof.hooks.dispatch import HookCall, compiling, drive, drive_coroutine, report
 
-# Function that creates a method of the subclass, from the class.
+# Function that gets an object's class and returns a special method for the subclass.
 Maker: TypeAlias = Callable[[type], Callable[..., Any]]
 
 
 def wrap_generator(function: Callable[..., Any], key: str, returning_call: Call | None = None) -> Callable[..., Any]:
-    """Put the hook `key` around each item of a generator function.
+    """Return a wrapper of a generator function that puts the hook `key` around the work on each item.
 
     Args:
         function: Generator function.
         key: Key of the hook.
-        returning_call: Call that the behaviour gets; None for each call of the wrapper itself.
+        returning_call: Call that the behaviour gets. If it is None, the behaviour gets the call of the wrapper.
     """
 
     @functools.wraps(function)
@@ -57,7 +59,7 @@ def wrap_generator(function: Callable[..., Any], key: str, returning_call: Call 
             except StopIteration as end:
                 return end.value
             finally:
-                value = None  # a thrown exception would hold this frame, and the frame the exception
+                value = None  # otherwise a thrown exception and this frame would refer to each other
             try:
                 value = yield item
                 resume = inner.send
@@ -70,7 +72,7 @@ def wrap_generator(function: Callable[..., Any], key: str, returning_call: Call 
 def wrap_async_generator(
     function: Callable[..., Any], key: str, returning_call: Call | None = None
 ) -> Callable[..., Any]:
-    """Put the hook `key` around each item of an asynchronous generator function, as `wrap_generator` does."""
+    """Do the work of `wrap_generator` for an asynchronous generator function."""
 
     @functools.wraps(function)
     async def autoprof_wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -102,14 +104,14 @@ def wrap_async_generator(
 
 
 class _WatchedObject:
-    """An object that hooked functions returned, the latest call of each hook, and its open `with` blocks.
+    """An object that hooked functions have returned, the latest of these calls, and the object's open `with` blocks.
 
-    It keeps no arguments of the calls alive: they may hold a model, or the object itself.
+    It does not keep the arguments of the calls alive, because they may refer to a model or to the object itself.
 
     Attributes:
         reference: Weak reference to the object.
-        calls: Functions that return the latest call, by extent (`with` or `next`) and hook.
-        entered: Hooks of the open blocks, innermost last, by thread id or asyncio task.
+        calls: Dict from the extent (`with` or `next`) and the hook's key to a function that returns the latest call.
+        entered: Dict from a thread id or an asyncio task to the hooks of its open blocks, innermost block last.
     """
 
     def __init__(self, reference: weakref.ref[Any]) -> None:
@@ -119,7 +121,7 @@ class _WatchedObject:
 
 
 class _ReturnedState(process.State):
-    """Watched objects, by their ids."""
+    """The watched objects of this process, as a dict from the object's `id`."""
 
     def begin(self) -> None:
         self.watched: dict[int, _WatchedObject] = {}
@@ -131,7 +133,7 @@ _state = _ReturnedState()
 def watch(
     key: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], returned: Any, around: str
 ) -> Any:
-    """Put the hook `key` around the `with` blocks or each `next` of a call's result.
+    """Put the hook `key` around the `with` blocks or around each `next` of a call's result.
 
     Args:
         key: Key of the hook.
@@ -142,7 +144,7 @@ def watch(
         around: `with` or `next`.
 
     Returns:
-        The result itself; for a generator, another generator that wraps it.
+        The result itself. If the result is a generator: another generator that wraps it.
     """
     if compiling():
         return returned
@@ -159,37 +161,37 @@ def watch(
 
 def _report(key: str, error: BaseException) -> None:
     report(key, error)
-    exceptions.set_traceback(error, None)  # as in dispatch
+    exceptions.set_traceback(error, None)  # for the reason in `HookCall._failed`
 
 
 def _watch(call: Call, returned: Any, around: str) -> None:
-    kind, number = type(returned), id(returned)
+    kind, object_id = type(returned), id(returned)
     if not _method_names(kind, around):
         raise TypeError(f"it returned a {kind.__qualname__}, which is not {_EXPECTED[around]}")
-    watched = _state.watched.get(number)
+    watched_object = _state.watched.get(object_id)
     try:
-        if watched is None or watched.reference() is not returned:
-            watched = _WatchedObject(weakref.ref(returned, lambda reference: _forget(number, reference)))
+        if watched_object is None or watched_object.reference() is not returned:
+            watched_object = _WatchedObject(weakref.ref(returned, lambda reference: _forget(object_id, reference)))
         _give_methods(returned)
     except TypeError as error:
         seam.pass_on(error)
         raise TypeError(f"it returned a {kind.__qualname__}, which can't have hooks: {error}") from None
-    watched.calls[around, call.key] = _weak_call(call)
-    _state.watched[number] = watched
+    watched_object.calls[around, call.key] = _weak_call(call)
+    _state.watched[object_id] = watched_object
 
 
-def _forget(number: int, reference: object) -> None:
-    watched = _state.watched.get(number)
-    if watched is not None and watched.reference is reference:
-        del _state.watched[number]
-        for hooks in [hooks for stack in watched.entered.values() for hooks in reversed(stack)]:
+def _forget(object_id: int, reference: object) -> None:
+    watched_object = _state.watched.get(object_id)
+    if watched_object is not None and watched_object.reference is reference:
+        del _state.watched[object_id]
+        for hooks in [hooks for stack in watched_object.entered.values() for hooks in reversed(stack)]:
             hooks.abort()
 
 
 def _weak_call(call: Call) -> Callable[[], Call]:
-    """Return a function that recreates the call from weak references: a deleted argument becomes None."""
+    """Return a function that recreates the call from weak references. If an argument was deleted, it becomes None."""
 
-    def hold(value: Any) -> Callable[[], Any]:
+    def getter(value: Any) -> Callable[[], Any]:
         try:
             return weakref.ref(value)
         except TypeError as error:
@@ -197,25 +199,32 @@ def _weak_call(call: Call) -> Callable[[], Call]:
             return lambda: value
 
     key, function = call.key, call.function
-    args, kwargs = [hold(value) for value in call.args], {name: hold(value) for name, value in call.kwargs.items()}
+    args, kwargs = [getter(value) for value in call.args], {name: getter(value) for name, value in call.kwargs.items()}
     return lambda: Call(key, function, tuple(get() for get in args), {name: get() for name, get in kwargs.items()})
 
 
 def _calls(target: Any, around: str) -> list[Call]:
-    """Return the calls that returned an object, outermost hook first."""
-    watched = _state.watched.get(id(target))
-    if watched is None or watched.reference() is not target or compiling():
+    """Return the latest hooked calls that returned an object, outermost hook first.
+
+    Args:
+        target: The object.
+        around: Only hooks with this extent are included: `with` or `next`.
+    """
+    watched_object = _state.watched.get(id(target))
+    if watched_object is None or watched_object.reference() is not target or compiling():
         return []
     return [
-        call() for (extent, key), call in reversed(watched.calls.items()) if extent == around and not registry.gate(key)
+        call()
+        for (extent, key), call in reversed(watched_object.calls.items())
+        if extent == around and not registry.gate(key)
     ]
 
 
 class _BlockHooks:
-    """Hooks around one `with` block of an object, outermost first.
+    """The hooks around one `with` block of an object, outermost hook first.
 
-    As a context manager, it surrounds the part of the block in which the object's method is called. If that raises, it
-    leaves the hooks.
+    It is also a context manager, for the code that calls the object's own `__enter__` or `__exit__`. If this code
+    raises an exception, the context manager leaves the hooks.
     """
 
     def __init__(self, calls: list[Call]) -> None:
@@ -223,7 +232,7 @@ class _BlockHooks:
         self._entered: list[HookCall] = []
 
     def enter(self) -> None:
-        """Enter the hooks."""
+        """Enter the hooks: run the part of each behaviour before the block."""
         for call in self._calls:
             self._entered.append(HookCall.of(call))
             self._entered[-1].proceed()
@@ -235,7 +244,11 @@ class _BlockHooks:
             await self._entered[-1].proceed_coroutine()
 
     def leave(self, error: BaseException | None) -> None:
-        """Leave the hooks, innermost first. `error` is the exception that left the block, if any."""
+        """Leave the hooks, innermost first: run the part of each behaviour after the block.
+
+        Args:
+            error: The exception that ended the block, or None.
+        """
         traceback = exceptions.traceback_of(error) if error is not None else None
         try:
             while self._entered:
@@ -260,11 +273,11 @@ class _BlockHooks:
 
     @property
     def any(self) -> bool:
-        """Return whether a hook has been entered."""
+        """Return True if a hook is entered and not left."""
         return bool(self._entered)
 
     def abort(self) -> None:
-        """End the hooks that are still entered, after an interrupt or because their object is gone."""
+        """End the hooks that are still entered, after an interrupt or because the object was deleted."""
         while self._entered:
             self._entered.pop().abort(GeneratorExit())
 
@@ -289,11 +302,16 @@ def _push(target: Any, owner: object, hooks: _BlockHooks) -> None:
 
 
 def _pop(target: Any, owner: object) -> _BlockHooks:
-    """Return the hooks of the block that a thread or task entered last."""
-    watched = _state.watched.get(id(target))
-    stack = watched.entered.pop(owner, []) if watched is not None else []
-    if watched is not None and len(stack) > 1:
-        watched.entered[owner] = stack[:-1]
+    """Remove and return the hooks of the block of an object that a thread or task has entered last.
+
+    Args:
+        target: The object.
+        owner: The thread id or the task.
+    """
+    watched_object = _state.watched.get(id(target))
+    stack = watched_object.entered.pop(owner, []) if watched_object is not None else []
+    if watched_object is not None and len(stack) > 1:
+        watched_object.entered[owner] = stack[:-1]
     return stack[-1] if stack else _BlockHooks([])
 
 
@@ -388,30 +406,38 @@ _MAKERS: dict[str, Maker] = {
     "__iter__": _iterate("__iter__"),
     "__aiter__": _iterate("__aiter__"),
 }
-# Descriptor that sets an object's class, even if that class overrides `__setattr__`.
+# Descriptor with which autoprof replaces an object's class, even if the class overrides `__setattr__`.
 _CLASS: Any = object.__dict__["__class__"]
-# Modules whose `__init_subclass__` has no effect that the user could see.
+# Modules whose classes have an `__init_subclass__` without an effect that the user could see.
 _HARMLESS = ("builtins", "typing", "typing_extensions")
 # Py_TPFLAGS_HEAPTYPE
 _HEAP_TYPE = 1 << 9
 
 _subclasses: weakref.WeakSet[type] = weakref.WeakSet()
-# Latest subclasses, kept for the next object of the same class. Bounded, since a program may create endless classes.
+# The latest subclasses, which are kept alive for the next object of the same class. The number is limited, because a
+# program may create more and more classes.
 _latest: deque[type] = deque(maxlen=64)
 
 
 def _method_names(kind: type, around: str) -> tuple[str, ...]:
-    """Return the methods of a class that a hook replaces; none if the class has no blocks or items."""
-    pairs = [names for names in _METHODS[around] if all(hasattr(kind, name) for name in names)]
-    # A block may be entered in both ways, `with` and `async with`. An iterator is used in one way only.
-    return sum(pairs if around == "with" else pairs[:1], ())
+    """Return the names of the special methods of a class that a hook replaces.
+
+    The result is empty if objects of the class can't be used in the way of the hook.
+
+    Args:
+        kind: The class.
+        around: `with` or `next`.
+    """
+    name_groups = [names for names in _METHODS[around] if all(hasattr(kind, name) for name in names)]
+    # A program may use one object both with `with` and with `async with`. It uses an iterator in one way only.
+    return sum(name_groups if around == "with" else name_groups[:1], ())
 
 
 def _give_methods(target: Any) -> None:
-    """Replace the methods of one object for which `_MAKERS` has a function.
+    """Replace the class of an object by a subclass with the special methods that `_MAKERS` makes.
 
     Raises:
-        TypeError: The object's class is not written in Python, or a subclass of it could run the user's code.
+        TypeError: The object's class is not written in Python, or the creation of a subclass could run the user's code.
     """
     kind = type(target)
     if not any(base in _subclasses for base in kind.__mro__):

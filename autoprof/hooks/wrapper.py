@@ -1,9 +1,12 @@
-"""Wrappers around a target's functions.
+"""Wrappers around the functions of a target.
 
-Wrappers are plain functions, since cloudpickle silently drops a wrapt FunctionWrapper from an actor class (Ray 2.47 to
-2.60). It pickles a plain function by reference, and the receiving process applies its own hooks, or by value. In the
-second case the receiving process may be unable to import autoprof and must still run the user's function. So a wrapper
-imports autoprof only inside the call, and holds only a gate, which pickles as an empty list.
+Wrappers are plain functions, because cloudpickle silently drops a wrapt `FunctionWrapper` from an actor class (Ray 2.47
+to 2.60).
+
+cloudpickle pickles a plain function by reference or by value. After a reference, the receiving process applies its own
+hooks. With a value, the receiving process may be unable to import autoprof, and must still run the user's function. So
+a wrapper imports autoprof only inside the call. The only object of autoprof in a wrapper is a gate, which pickles as an
+empty list.
 """
 
 from __future__ import annotations
@@ -24,17 +27,19 @@ def wrap(function: Callable[..., Any], key: str, around: str = "call") -> Callab
     Args:
         function: Function to wrap.
         key: Key of the hook.
-        around: `call`, or `with` or `next` to wrap blocks or items of the function's result (`behaviour.Extent`).
+        around: `call` to surround the call. `with` to surround the `with` blocks of the function's result. `next` to
+            surround each item of the function's result (`behaviour.Extent`).
 
     Raises:
-        TypeError: `function` is a generator function and `around` is not `next`: its work follows the call.
+        TypeError: `function` is a generator function and `around` is not `next`. A generator does its work after the
+            call, so a hook around the call would see nothing.
     """
     closed = gate(key)
-    for makes, wrapped in _GENERATORS:
-        if makes(function):
+    for is_generator, wrap_items in _GENERATORS:
+        if is_generator(function):
             if around != "next":
                 raise TypeError('it is a generator function; set around = "next"')
-            return wrapped(function, key)
+            return wrap_items(function, key)
     wrapper = _wrap_coroutine if inspect.iscoroutinefunction(function) else _wrap_plain
     return wrapper(function, key, closed, around)
 
@@ -42,7 +47,8 @@ def wrap(function: Callable[..., Any], key: str, around: str = "call") -> Callab
 def wrapped_by(function: Any) -> set[str]:
     """Return the keys of the hooks around `function`.
 
-    Wrappers are recognized by their code objects. A marker attribute would be copied by `functools.wraps`.
+    Wrappers are recognized by their code objects. A marker attribute would not do, because `functools.wraps` would copy
+    the attribute to other functions.
     """
     keys = set()
     while function is not None:
@@ -53,7 +59,7 @@ def wrapped_by(function: Any) -> set[str]:
 
 
 def wrapper_key(function: Any) -> str | None:
-    """Return the key of the hook if `function` itself is a wrapper, or None."""
+    """If `function` itself is a wrapper, return the key of its hook. Otherwise return None."""
     if getattr(function, "__code__", None) not in _WRAPPER_CODES:
         return None
     cells = dict(zip(function.__code__.co_freevars, function.__closure__, strict=True))
@@ -70,7 +76,8 @@ def _wrap_plain(function: Callable[..., Any], key: str, closed: Gate, around: st
                 from autoprof.hooks.dispatch import drive
             else:
                 from autoprof.hooks.returned import watch
-        except Exception as error:  # don't call the function here: this error would be the context of the user's errors
+        except Exception as error:
+            # Don't call the function here: this error would become the context of the user's exceptions.
             if (seam := sys.modules.get("autoprof.base.seam")) is not None:
                 seam.pass_on(error)
         else:

@@ -172,7 +172,7 @@ def outlook(asked: tuple[str, ...], imports: bool = True) -> str:
 
     Args:
         asked: The value of `AUTOPROF_TOOL`.
-        imports: True to import torch_npu, if it is installed. If the import fails, the text says so.
+        imports: True to import torch_npu, if it is installed. If the import fails, the text contains the error.
     """
     if "nsys" in asked:
         other_tools = ",".join(name for name in asked if name not in ("nsys", "memory")) or "torch"

@@ -28,7 +28,7 @@ def without_stacks(contents: tuple[str, ...], stacks: Sequence[str] = ("stack",)
 
     Args:
         contents: Words of `AUTOPROF_CONTENTS`.
-        stacks: Words that make the profiler set a profile function of its own.
+        stacks: Words for which the profiler sets its own profile function.
 
     Returns:
         The remaining contents. If words were removed, also the reason; otherwise an empty text.
@@ -177,7 +177,7 @@ def known() -> str:
 
 
 def busy() -> str:
-    """If a profiler of the program is on, return a text that says so. Otherwise return an empty text.
+    """If a profiler of the program is on, return a text that names the profiler. Otherwise return an empty text.
 
     While it is on, autoprof can't record in this thread.
     """

@@ -114,7 +114,7 @@ def history_changes() -> int:
 
 
 def foreign_history() -> str:
-    """If the history belongs to the program, return a text that says so. Otherwise return an empty text."""
+    """If the history belongs to the program, return a text with this reason. Otherwise return an empty text."""
     import torch
 
     # torch's CUDA graphs use the same function (torch 2.13, _inductor/cudagraph_trees.py).
