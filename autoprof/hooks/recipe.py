@@ -107,7 +107,7 @@ class Hook(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """One function or class of a target, and the behaviour that autoprof runs around it.
 
     Attributes:
-        name: Name of the hook, unique among the hooks of the target. The timeline and `AUTOPROF_DISABLE` use the name.
+        name: Name, unique among the hooks of the target. The timeline and `AUTOPROF_DISABLE` use the name.
         attribute: The hooked function, `Class.method` or class. The behaviour decides which of these is possible.
         behaviour: Name of the behaviour, a key of `autoprof.hooks.behaviour.BEHAVIOURS`.
         module: Module that defines the attribute, or the file of a script, such as `train.py`. Empty: the target.
