@@ -142,7 +142,7 @@ class Artifacts:
         self._raw = Path(f"{self.base}{tool.ending}{file_names.PART}")
         kind = (tool.name, subject.role, subject.stage, subject.part.rstrip("0123456789"), settings.contents)
         self._budget = Budget(settings, kind, subject.step, self.folder)
-        # True from the start of the tool until its recording is handed to a writing thread, or lost.
+        # True from the start of the tool until the recording is handed to a writing thread or discarded.
         self._is_on = False
         self.has_failed = False
         self._job: writer.Job | None = None
@@ -363,7 +363,7 @@ class Artifacts:
         self.has_failed = True
 
     def withdraw(self) -> None:
-        """Remove the meta file of `fail`: another process has reported the reason."""
+        """Remove the meta file that `fail` has written, because another process has reported the reason."""
         files.remove(str(self.base) + file_names.META)
 
     def give_back(self) -> None:
@@ -391,8 +391,8 @@ class Artifacts:
     def _meta(self, state: str, reason: str) -> dict[str, Any]:
         """Return the content of the meta file."""
         subject, settings, tool = self.subject, self._settings, self._tool
-        requested = dict.fromkeys((*settings.contents, *self.left_out))
-        left_out = [word for word in requested if word not in (*self.contents, MERGE)]
+        requested_contents = dict.fromkeys((*settings.contents, *self.left_out))
+        left_out = [word for word in requested_contents if word not in (*self.contents, MERGE)]
         if left_out and self.contents and not (self.left_out or tool.remark):
             log.warning_once(
                 f"{tool.name} does not support these contents here, so they are left out: {', '.join(left_out)}"

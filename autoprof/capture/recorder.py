@@ -307,7 +307,7 @@ class Capture:
             artifacts.stop()
 
     def fail(self, reason: str) -> None:
-        """End the capture without a trace, and write a meta file with the reason. May be called again."""
+        """End the capture without a trace, and write a meta file with the reason. May be called more than once."""
         self.open()
         self._lose(reason)
 
@@ -365,7 +365,7 @@ class Capture:
             self.state = "written"
 
     def withdraw(self) -> None:
-        """Remove the meta file of `fail`: another process has reported the reason."""
+        """Remove the meta file that `fail` has written, because another process has reported the reason."""
         self.open().withdraw()
 
     def give_back(self) -> None:

@@ -58,7 +58,7 @@ class StepCapture(Capture):
         return None if self.thread == threading.get_ident() else self._loop
 
     def enter(self, subject: Subject) -> Leave:
-        """Begin a stage. Return the function that ends it."""
+        """Begin a stage in this capture. Return the function that ends the stage."""
         if subject.step not in self.steps:
             self._leave_step()
             self.steps.append(subject.step)
@@ -136,8 +136,8 @@ def enter(run: Runtime, subject: Subject, settings: Settings) -> Leave | None:
                 "and a trace has only one thread; AUTOPROF_MODE=discrete records it"
             )
             return None
-        whole = msgspec.structs.replace(subject, stage=STAGE, stage_kind="")
-        capture = StepCapture(run, whole, settings, profilers.choose(settings))
+        step_subject = msgspec.structs.replace(subject, stage=STAGE, stage_kind="")
+        capture = StepCapture(run, step_subject, settings, profilers.choose(settings))
         _state.open = capture if capture.begin() else None
         if _state.open is None:
             return None
@@ -146,7 +146,7 @@ def enter(run: Runtime, subject: Subject, settings: Settings) -> Leave | None:
 
 
 def step_began() -> None:
-    """Note that a step begins in this thread, which will also end it."""
+    """Note that a step begins in this thread. The same thread will end the step."""
     _state.thread = threading.get_ident()
 
 

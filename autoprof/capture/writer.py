@@ -58,9 +58,9 @@ class _WriterState(process.State):
         self.begin()
 
     def at_exit(self) -> None:
-        begun = time.monotonic()
+        start_s = time.monotonic()
         for job in list(self.writing):
-            job.wait(begun + job.patience_s - time.monotonic())
+            job.wait(start_s + job.patience_s - time.monotonic())
 
 
 _state = _WriterState()

@@ -89,11 +89,11 @@ class Wait:
     """
 
     def block(self) -> Any:
-        """Wait and return the answer. Called if the hooked function is synchronous."""
+        """Wait and return the answer. Called if the hooked function is not a coroutine function."""
         raise NotImplementedError
 
     async def suspend(self) -> Any:
-        """Wait and return the answer, without blocking the event loop. Called if the hooked function is a coroutine."""
+        """Wait and return the answer, without blocking the event loop. Called in coroutine functions."""
         raise NotImplementedError
 
 
@@ -189,9 +189,9 @@ def _positional_argument(function: Any, name: str, args: tuple[Any, ...]) -> Any
     if name in names[count : count + code.co_kwonlyargcount]:
         return (function.__kwdefaults__ or {})[name]
     # In `co_varnames`, the names of `*args` and `**kwargs` follow the names of the parameters.
-    variadic = bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
-    first = count + code.co_kwonlyargcount
-    return MISSING if name in names[first : first + variadic] else _raise_missing(name)
+    variadic_count = bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
+    first_index = count + code.co_kwonlyargcount
+    return MISSING if name in names[first_index : first_index + variadic_count] else _raise_missing(name)
 
 
 def _raise_missing(name: str) -> Any:
@@ -278,7 +278,7 @@ class Behaviour(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         """Return True if `when` and `unless` select this call, so that the hook must not ignore it."""
         if self.unless and call.at(self.unless, None):
             return False
-        return not self.when or all(_matches(call.at(path, ""), wanted) for path, wanted in self.when.items())
+        return not self.when or all(_matches(call.at(path, ""), expected) for path, expected in self.when.items())
 
     def concerns(self, call: Call) -> bool:
         """Return True if the hook has work to do in a selected call. Only `recipes --try` calls this."""
@@ -320,13 +320,13 @@ class Behaviour(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         return False
 
 
-def _matches(value: Any, wanted: Value | list[Value]) -> bool:
-    if isinstance(wanted, list):
-        return any(_matches(value, choice) for choice in wanted)
+def _matches(value: Any, expected: Value | list[Value]) -> bool:
+    if isinstance(expected, list):
+        return any(_matches(value, choice) for choice in expected)
     # A boolean of numpy is not a `bool`, but has the same `str`.
-    if isinstance(wanted, (str, bool)):
-        return str(value) == str(wanted)
-    return isinstance(value, Number) and not isinstance(value, bool) and bool(operator.eq(value, wanted))
+    if isinstance(expected, (str, bool)):
+        return str(value) == str(expected)
+    return isinstance(value, Number) and not isinstance(value, bool) and bool(operator.eq(value, expected))
 
 
 def named(name: str) -> type[Behaviour]:

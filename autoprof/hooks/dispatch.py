@@ -84,7 +84,8 @@ class Coroutine(Wait):
 class RayCalls(Wait):
     """Wait for concurrent calls of Ray actors.
 
-    The answer is a list with the results in the order of the calls. If a call fails, the list contains its exception.
+    The answer is a list with the results in the order of the calls. If a call fails, the list
+    contains the exception of that call.
     """
 
     def __init__(self, references: Sequence[Any], timeout_s: float) -> None:
@@ -218,13 +219,13 @@ def _raised(error: BaseException, call: Call | None) -> Outcome:
 
 
 def compiling() -> bool:
-    """Return True if torch.compile is tracing this call. Its graph must contain only the user's function."""
+    """Return True if torch.compile is tracing this call. The traced graph must contain only the user's function."""
     torch = sys.modules.get("torch")
     return torch is not None and hasattr(torch, "compiler") and torch.compiler.is_compiling()
 
 
 def _raise_users(error: BaseException) -> NoReturn:
-    """Raise an exception of the user, which caused another error in autoprof, in place of the other error."""
+    """Raise the user's exception. It replaces the error that it has caused in autoprof."""
     raise error
 
 
@@ -338,7 +339,7 @@ class HookCall(Call):
         return None
 
     def _begin(self) -> Around | None:
-        """Return the generator of the behaviour, or None if the hook ignores the call."""
+        """Return the generator of the behaviour. Return None if the hook ignores the call or autoprof is off."""
         self._recording = recorder.current()
         behaviour = registry.behaviour(self.key)
         if behaviour is None:

@@ -107,7 +107,7 @@ def _own_recipes(settings: Settings) -> list[str]:
 
 
 def cause(hooks: Hooks, versions: Mapping[str, str], settings: Settings) -> str:
-    """Return a text that says why none of the hooks was applied, and what the user can do.
+    """Return a text with the reason why none of the hooks was applied, and with a remedy.
 
     Problems of the user's own recipes come before other reasons.
 
@@ -151,7 +151,7 @@ def _left_out_by_user(target: str, hooks: Hooks, settings: Settings) -> str:
 
 
 def of_target(target: str, hooks: Hooks, version: str, seen: str = "was imported") -> str:
-    """Return a text that says why no hook of an imported target was applied, and what the user can do.
+    """Return a text with the reason why no hook of an imported target was applied, and with a remedy.
 
     Hooks that `AUTOPROF_DISABLE` names are ignored. The target must have at least one other hook.
 
@@ -272,5 +272,5 @@ def _documents(target: str) -> Iterator[dict[str, Any]]:
 
 
 def _joined(names: list[str]) -> str:
-    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
-    return f"{', '.join(names[:MAX_NAMES])}{more}"
+    rest = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    return f"{', '.join(names[:MAX_NAMES])}{rest}"

@@ -64,8 +64,8 @@ def takes(kind: Any) -> str:
     if origin in _UNIONS:
         table = next((argument for argument in arguments if typing.get_origin(argument) is dict), None)
         if table is not None and typing.get_args(table)[1] in arguments:
-            others = ", or ".join(takes(argument) for argument in arguments if argument is not table)
-            return f"{others}, or a table; each entry is {takes(typing.get_args(table)[0])} = one of these"
+            other_types = ", or ".join(takes(argument) for argument in arguments if argument is not table)
+            return f"{other_types}, or a table; each entry is {takes(typing.get_args(table)[0])} = one of these"
         return ", or ".join(takes(argument) for argument in arguments)
     if origin is typing.Literal:
         return " or ".join(repr(value) for value in arguments)
@@ -131,8 +131,8 @@ def wrong(kind: type[msgspec.Struct], table: Any, where: str = "") -> Iterator[t
     fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
     for key in table:
         if key not in fields:
-            known = ", ".join(fields) or "none"
-            yield f"{prefix}{key}", f"there is no such key{did_you_mean(str(key), fields)}; the keys are: {known}"
+            known_keys = ", ".join(fields) or "none"
+            yield f"{prefix}{key}", f"there is no such key{did_you_mean(str(key), fields)}; the keys are: {known_keys}"
     texts = described(kind)
     for name, field in fields.items():
         if name in table:

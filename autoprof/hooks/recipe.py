@@ -349,8 +349,8 @@ def _hook_problems(hook: Any, target: Any, options: bool) -> Iterator[tuple[str,
     if name not in behaviours.BEHAVIOURS:
         if "behaviour" in texts:
             near = did_you_mean(name, behaviours.BEHAVIOURS)
-            known = ", ".join(sorted(behaviours.BEHAVIOURS))
-            yield "behaviour", f"there is no {name!r}{near}; the behaviours are {known}"
+            known_names = ", ".join(sorted(behaviours.BEHAVIOURS))
+            yield "behaviour", f"there is no {name!r}{near}; the behaviours are {known_names}"
     elif options:
         kind = behaviours.named(name)
         if isinstance(hook.get("options", {}), dict):

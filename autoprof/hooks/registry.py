@@ -109,8 +109,8 @@ def read_recipes(target: str) -> list[BoundHook]:
             _state.read.add(target)
             for path in _boot.recipe_files().get(target, []):
                 try:
-                    own = os.path.dirname(path) == _boot.own_recipes()
-                    hooks = [hook for hook in recipe.load(path, options=not own) if hook.recipe.target == target]
+                    is_own = os.path.dirname(path) == _boot.own_recipes()
+                    hooks = [hook for hook in recipe.load(path, options=not is_own) if hook.recipe.target == target]
                     bound.update({hook.key: hook for hook in hooks})
                 except RecipeError as error:
                     _leave_out(os.path.basename(path), str(error))

@@ -238,7 +238,7 @@ class _BlockHooks:
             self._entered[-1].proceed()
 
     async def enter_coroutine(self) -> None:
-        """Enter the hooks, in a coroutine."""
+        """Do the work of `enter` in a coroutine."""
         for call in self._calls:
             self._entered.append(HookCall.of(call))
             await self._entered[-1].proceed_coroutine()
@@ -260,7 +260,7 @@ class _BlockHooks:
             del traceback
 
     async def leave_coroutine(self, error: BaseException | None) -> None:
-        """Leave the hooks, in a coroutine."""
+        """Do the work of `leave` in a coroutine."""
         traceback = exceptions.traceback_of(error) if error is not None else None
         try:
             while self._entered:
@@ -327,9 +327,9 @@ def _enter(kind: Any) -> Callable[..., Any]:
 
 
 def _exit(kind: Any) -> Callable[..., Any]:
-    def exit_block(self: Any, *raised: Any, **named: Any) -> Any:
+    def exit_block(self: Any, *raised: Any, **keywords: Any) -> Any:
         with _pop(self, threading.get_ident()) as hooks:
-            swallowed = kind.__exit__(self, *raised, **named)
+            swallowed = kind.__exit__(self, *raised, **keywords)
             hooks.leave(None if swallowed or len(raised) < 2 else raised[1])
         return swallowed
 
@@ -348,9 +348,9 @@ def _aenter(kind: Any) -> Callable[..., Any]:
 
 
 def _aexit(kind: Any) -> Callable[..., Any]:
-    async def exit_block(self: Any, *raised: Any, **named: Any) -> Any:
+    async def exit_block(self: Any, *raised: Any, **keywords: Any) -> Any:
         async with _pop(self, asyncio.current_task()) as hooks:
-            swallowed = await kind.__aexit__(self, *raised, **named)
+            swallowed = await kind.__aexit__(self, *raised, **keywords)
             await hooks.leave_coroutine(None if swallowed or len(raised) < 2 else raised[1])
         return swallowed
 

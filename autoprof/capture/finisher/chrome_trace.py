@@ -19,7 +19,7 @@ _PIECE = 1 << 20
 # The `name` field of an event if the name may need a repair. Such a name contains a quote, a backslash or a character
 # outside of ASCII, or it is the name for line 0 of a Python file, which stands for a module.
 _NAME = re.compile(rb'"name": "(?:(?![ !#-\[\]-~]*",?\n)|(?=.*\.py\(0\): ))(?<=  "name": ")(.*)"(?=,?\n)')
-_OF_MODULE = re.compile(rb"(?<=\.py\(0\): ).*")
+_MODULE_NAME = re.compile(rb"(?<=\.py\(0\): ).*")
 _DEVICE_EVENTS = (b'"cat": "kernel"', b'"cat": "gpu_memcpy"', b'"cat": "gpu_memset"')
 
 
@@ -46,11 +46,11 @@ def copy(source: BinaryIO, target: Any, end: int) -> None:
     """
     while lines := source.read(min(end - source.tell(), _PIECE)):
         lines += source.readline(end - source.tell())
-        target.write(_NAME.sub(_right, lines))
+        target.write(_NAME.sub(_repaired, lines))
 
 
-def _right(found: re.Match[bytes]) -> bytes:
-    name = _OF_MODULE.sub(b"<module>", found[1])
+def _repaired(match: re.Match[bytes]) -> bytes:
+    name = _MODULE_NAME.sub(b"<module>", match[1])
     try:
         json.loads(b'"%b"' % name)
     except ValueError:
@@ -75,15 +75,15 @@ def copy_cut(source: BinaryIO, target: Any, limit: int) -> None:
     copy(source, target, length)
 
 
-def _last(source: BinaryIO, text: bytes, before: int) -> tuple[int, int]:
-    """Return the start and the end of the last occurrence of `text` before the offset `before`.
+def _last(source: BinaryIO, text: bytes, end_offset: int) -> tuple[int, int]:
+    """Return the start and the end of the last occurrence of `text` before the offset `end_offset`.
 
-    The search reads the file backwards from `before`.
+    The search reads the file backwards from `end_offset`.
 
     Raises:
         OSError: The file does not contain the text before the offset.
     """
-    end = before
+    end = end_offset
     while end > 0:
         start = max(0, end - _PIECE)
         source.seek(start)

@@ -48,13 +48,13 @@ def take(job: dict[str, Any]) -> dict[str, Any]:
     return {"bytes": os.path.getsize(final_path)}
 
 
-def _wait(known: dict[str, Any], raw: str, at_users_cost: bool) -> str:
+def _wait(description: dict[str, Any], raw: str, at_users_cost: bool) -> str:
     """Wait until nsys has finished the report, and return its path.
 
     The wait ends at the latest `patience_s` after the end of the recorded process.
 
     Args:
-        known: The description of the report, from `NsysTool.export`.
+        description: The description of the report, from `NsysTool.export`.
         raw: Path of the file with the description. The file is touched while the report may come soon, because other
             processes wait only for files that change.
         at_users_cost: True if the training process waits for the report. Then the wait takes at most `patience_s`.
@@ -62,7 +62,7 @@ def _wait(known: dict[str, Any], raw: str, at_users_cost: bool) -> str:
     Raises:
         OSError: nsys wrote no report in time.
     """
-    patience_s = known["patience_s"]
+    patience_s = description["patience_s"]
     soon_until = time.monotonic() + patience_s
     deadline = soon_until if at_users_cost else math.inf
     last_shape, last_change = (0, 0.0), 0.0
@@ -70,27 +70,28 @@ def _wait(known: dict[str, Any], raw: str, at_users_cost: bool) -> str:
     while (now := time.monotonic()) < deadline:
         if now < soon_until:
             os.utime(raw)
-        path = _complete(known)
+        path = _complete(description)
         shape = (os.path.getsize(path), os.path.getmtime(path)) if path else (0, 0.0)
         if shape != last_shape:
             last_shape, last_change = shape, now
         elif path and now - last_change >= _STILL_S:
             return path
-        if not process_ended and not os.path.exists(f"/proc/{known['pid']}"):
+        if not process_ended and not os.path.exists(f"/proc/{description['pid']}"):
             process_ended, soon_until = True, now + patience_s
             deadline = min(deadline, soon_until)
         time.sleep(_PAUSE_S if path or now < soon_until else _LONG_PAUSE_S)
     after = "the end of its process" if process_ended else "the window"
     raise OSError(
-        f"nsys wrote no report {known['report']}.{known['number']}{NSYS_REPORT} within {patience_s:g} s after {after}"
+        f"nsys wrote no report {description['report']}.{description['number']}{NSYS_REPORT} "
+        f"within {patience_s:g} s after {after}"
     )
 
 
-def _complete(known: dict[str, Any]) -> str:
+def _complete(description: dict[str, Any]) -> str:
     """Return the path of the report if it exists and nsys has finished it. Otherwise return an empty text."""
-    bases = [f"{known['report']}.{known['number']}"]
-    if known["number"] == 1:
-        bases.append(known["report"])
+    bases = [f"{description['report']}.{description['number']}"]
+    if description["number"] == 1:
+        bases.append(description["report"])
     for base in bases:
         try:
             if os.path.getsize(base + NSYS_REPORT) and not os.path.exists(base + _UNFINISHED):

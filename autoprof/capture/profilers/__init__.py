@@ -57,7 +57,10 @@ class Tool(Protocol):
         """Write the subject into the recording. Never raises."""
 
     def mark(self, name: str) -> Callable[[], None]:
-        """Begin a range in the recording. Return the function that ends it, to be called in the same thread."""
+        """Begin a range in the recording. Return the function that ends the range.
+
+        The same thread must call that function.
+        """
 
     def stop(self) -> None:
         """Stop recording."""
@@ -148,10 +151,10 @@ def choose(settings: Settings) -> Tool:
     if not _has_torch():
         return NothingTool()
     kinds: dict[str, type[Any]] = {"torch": TorchTool, "npu": NpuTool, "nsys": NsysTool, "memory": MemoryTool}
-    requested = [name for name in settings.tool if name != "memory"] or settings.tool or AUTOMATIC
-    if not NsysTool.unavailable() and "memory" not in requested:
-        return NsysTool("nsys" in requested)
-    for name in requested:
+    requested_names = [name for name in settings.tool if name != "memory"] or settings.tool or AUTOMATIC
+    if not NsysTool.unavailable() and "memory" not in requested_names:
+        return NsysTool("nsys" in requested_names)
+    for name in requested_names:
         if not (reason := kinds[name].unavailable()):
             tool: Tool = kinds[name]()
             return tool

@@ -84,7 +84,7 @@ _FUNCTIONS = {
     "torch.autograd.profiler": (_PREPARE, "_enable_profiler", _DISABLE),
     "torch.autograd.profiler_legacy": ("_enable_profiler_legacy", _DISABLE_LEGACY),
 }
-# Clock that the first module reads when a profiler starts and ends (torch 2.13).
+# Name of the clock that `torch.autograd.profiler` reads when a profiler starts and ends (torch 2.13).
 _CLOCK = "perf_counter_ns"
 _TORCH_NPU = "torch_npu.profiler.profiler"
 # Stands for the id of a thread that is not known.

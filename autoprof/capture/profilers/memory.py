@@ -117,7 +117,7 @@ def foreign_history() -> str:
     """If the history belongs to the program, return a text with this reason. Otherwise return an empty text."""
     import torch
 
-    # torch's CUDA graphs use the same function (torch 2.13, _inductor/cudagraph_trees.py).
+    # torch's CUDA graphs also call this function of torch (torch 2.13, _inductor/cudagraph_trees.py).
     enabled = getattr(torch._C, "_cuda_isHistoryEnabled", bool)
     is_foreign = _state.theirs or (not _state.ours and enabled())
     return "other code records the memory history of this process" if is_foreign else ""
@@ -125,12 +125,12 @@ def foreign_history() -> str:
 
 def _arguments(switch: Callable[..., None], options: MemoryOptions) -> dict[str, Any]:
     """Return the arguments for `_record_memory_history`, without arguments that the installed torch does not accept."""
-    requested: dict[str, Any] = {"enabled": "all", "max_entries": options.max_entries}
+    arguments: dict[str, Any] = {"enabled": "all", "max_entries": options.max_entries}
     if options.stacks == "none":
-        requested |= {"context": None, "stacks": "python"}
+        arguments |= {"context": None, "stacks": "python"}
     else:
-        requested |= {"context": "all", "stacks": options.stacks}
-    return accepted(switch, requested)
+        arguments |= {"context": "all", "stacks": options.stacks}
+    return accepted(switch, arguments)
 
 
 def _switch() -> Callable[..., None]:

@@ -17,7 +17,7 @@ from autoprof.rundir import file_names
 
 # Value of nsys's option `-o` when Ray's plug-in starts nsys. nsys replaces %p by the pid of the recorded process.
 OUTPUT = "autoprof_%p"
-# The only name that Ray's plug-in accepts (Ray 2.60, runtime_env/nsight.py, parse_nsight_config).
+# The only name of the executable that Ray's plug-in accepts (Ray 2.60, runtime_env/nsight.py, parse_nsight_config).
 EXECUTABLE = "nsys"
 _TIMEOUT_S = 30
 AT_THE_END = (

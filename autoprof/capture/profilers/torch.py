@@ -181,8 +181,8 @@ class TorchTool:
             self._profile = None
         if not _complete(path):
             limit = files.size_limit()
-            more = "" if limit is None else f", or the trace over the limit of file sizes, {limit} bytes (ulimit -f)"
-            raise OSError(f"torch could not write the whole trace; is the disk full{more}?")
+            cause = "" if limit is None else f", or the trace over the limit of file sizes, {limit} bytes (ulimit -f)"
+            raise OSError(f"torch could not write the whole trace; is the disk full{cause}?")
 
     def busy(self) -> str:
         return foreign.busy()
