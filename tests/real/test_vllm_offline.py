@@ -14,8 +14,8 @@ from tests.support.vllm_runs import SCRIPT, Driven, drive
 OFFLINE = SCRIPT.with_name("offline.py")
 # Step 6 is a beam search; in step 8 the user profiles.
 STEPS = "2,4,6,8,9"
-# A batch that takes much longer than the others opens a window in the next step.
-WHEN, LONG = "step>25x", 18
+# A batch that takes 130 times as long as the others opens a window in the next step. A busy machine does not reach 60.
+WHEN, LONG = "step>60x", 18
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +90,7 @@ def test_the_call_after_a_slow_one_is_captured_with_its_reason(driven: Driven) -
     whys = {number: {meta["window"] for meta in driven.metas(number)} for number in (9, LONG + 1)}
     assert whys[9] == {f"AUTOPROF_STEPS={STEPS}"}
     (why,) = whys[LONG + 1]
-    said = rf"step {LONG} took [0-9.]+ m?s, [0-9.]+ times the median of [0-9.]+ m?s \(step>25x\)"
+    said = rf"step {LONG} took [0-9.]+ m?s, [0-9.]+ times the median of [0-9.]+ m?s \(step>60x\)"
     assert re.fullmatch(said, why), why
 
 

@@ -62,7 +62,7 @@ def main():
     # Calls from the twelfth on: six normal ones, a long one, and another normal one.
     for _ in range(6):
         generate()
-    generate(48, prompts=40)
+    generate(48, prompts=64)
     generate()
     print("RESULT " + json.dumps(said), flush=True)
 
