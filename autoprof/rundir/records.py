@@ -1,8 +1,8 @@
 """Structs of the files and lines in a run directory.
 
 `docs/reference/files.md` is generated from these structs and their comments. A field without a default is always
-written; a field with a default is omitted while it has that value. `decoder` reads the structs, also from damaged files
-and from files of other releases.
+written; a field with a default is omitted while it has the default value. `decoder` reads the structs. It can also read
+damaged files and files of other releases.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class RunNode(Struct, frozen=True):
     """A Ray node that the run worked on."""
 
     id: str = ""  # Ray's id of the node.
-    host: str = ""  # Its host name.
-    directory: str = ""  # The run directory there.
+    host: str = ""  # The host name of the node.
+    directory: str = ""  # The path of the run directory on the node.
 
 
 class RunSettings(Struct, frozen=True):
-    """The settings that commands need. `run.json` has every setting of docs/reference/settings.md, without secrets."""
+    """The settings that commands read. `run.json` has every setting of docs/reference/settings.md, without secrets."""
 
     steps: str = ""  # `AUTOPROF_STEPS`.
     recipes: list[str] = []  # `AUTOPROF_RECIPES`.
@@ -42,74 +42,78 @@ class RunSettings(Struct, frozen=True):
 class Frame(Struct, frozen=True, omit_defaults=True):
     """One function on a stack."""
 
-    function: str = ""  # The function's name, with its class if known.
-    file: str = ""  # Its file.
-    line: Number = 0  # The current line number.
+    function: str = ""  # The name of the function, with the name of its class if known.
+    file: str = ""  # The source file of the function.
+    line: Number = 0  # The number of the line that was running.
 
 
 class NamedProcess(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A dead process that an exception of Ray or torchrun names."""
 
     pid: Number = 0  # The process id; 0 if the exception does not name it.
-    rank: Number | None = None  # Its global rank.
-    signal: str = ""  # The signal that ended it, such as `SIGKILL`.
-    status: Number | None = None  # Its exit status.
-    # `memory` if Ray's memory monitor or the kernel killed it because memory ran out; `node` if its node died.
+    rank: Number | None = None  # The global rank of the process.
+    signal: str = ""  # The signal that ended the process, such as `SIGKILL`.
+    status: Number | None = None  # The exit status of the process.
+    # `memory` if Ray's memory monitor or the kernel killed the process because memory ran out; `node` if its node died.
     cause: str = ""
-    used_bytes: Size = 0  # The used memory of the node at that time.
+    used_bytes: Size = 0  # The used memory of the node when the process died.
     limit_bytes: Size = 0  # The total memory of the node.
 
 
 class Raised(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An exception."""
+    """An exception: its type, its text and its stack."""
 
-    type: str = ""  # Its type.
-    # Its text without secrets, at most 1,000 characters; its arguments instead if its class defines `__str__`.
+    type: str = ""  # The type of the exception.
+    # The text without secrets, at most 1,000 characters. If the class of the exception defines `__str__`, the arguments
+    # of the exception instead.
     message: str = ""
-    # Its stack, the innermost function last. If Ray brought it from another process, the stack is of that process.
+    # The stack, the innermost function last. If Ray brought the exception from another process, the stack of that
+    # process.
     frames: list[Frame] = []
-    cause: str = ""  # The exception that caused it, in one line.
-    pid: Number = 0  # The process that raised it, if Ray brought it from another one.
-    named: list[NamedProcess] = []  # The dead processes that it names.
+    cause: str = ""  # The exception that caused this exception, in one line.
+    pid: Number = 0  # The id of the process that raised the exception, if Ray brought it from another process.
+    named: list[NamedProcess] = []  # The dead processes that the exception names.
 
 
 class Death(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A process of the run that ended abnormally, or whose exception ended the run."""
 
-    # `exception`; `exit`: it called `sys.exit`, or ended with a status other than 0; `crash`: a signal such as SIGSEGV
-    # that the process itself caused; `killed`: by a known signal, because memory ran out, or with its node; `gone`: it
-    # vanished without a trace, killed by a signal or ended by `os._exit`.
+    # The way in which the process ended. `exception`: by an exception. `exit`: it called `sys.exit`, or ended with a
+    # status other than 0. `crash`: by a signal such as SIGSEGV that the process itself caused. `killed`: by a known
+    # signal, because memory ran out, or because its node died. `gone`: it vanished without a trace, killed by a signal
+    # or ended by `os._exit`.
     how: str = ""
-    host: str = ""  # Its host.
-    pid: Number = 0  # Its process id.
-    role: str = ""  # The role of its last stage.
-    rank: Number | None = None  # Its rank.
-    step: Number | None = None  # The step in which it died.
-    stage: str = ""  # The innermost stage that was open.
+    host: str = ""  # The host of the process.
+    pid: Number = 0  # The process id.
+    role: str = ""  # The role of the last stage of the process.
+    rank: Number | None = None  # The rank of the process.
+    step: Number | None = None  # The step in which the process died.
+    stage: str = ""  # The innermost stage that was open when the process died.
     after: str = ""  # The last stage that had ended, if no stage was open.
     since_ns: Ns = 0  # The start of the open stage, in nanoseconds since the epoch.
     last_ns: Ns = 0  # The last sign of life, in nanoseconds since the epoch.
-    signal: str = ""  # The signal that ended it.
-    status: Number | None = None  # Its exit status.
-    killer: str = ""  # `kernel` or `Ray` if one of them killed it because memory ran out; `node` if its node died.
-    used_bytes: Size = 0  # The used memory of the container or the node at that time.
+    signal: str = ""  # The signal that ended the process.
+    status: Number | None = None  # The exit status of the process.
+    # `kernel` or `Ray` if the kernel or Ray killed the process because memory ran out; `node` if its node died.
+    killer: str = ""
+    used_bytes: Size = 0  # The used memory of the container or the node when the process died.
     limit_bytes: Size = 0  # The memory limit of the container or the node.
-    resident_bytes: Size = 0  # The resident memory of the process at its last check.
-    started: bool = False  # True if it started the run.
-    earlier: bool = False  # True if it died in an attempt before the run was resumed.
-    exception: Raised | None = None  # The exception.
-    frames: list[Frame] = []  # Its stack when it crashed, the innermost function last.
+    resident_bytes: Size = 0  # The resident memory of the process when autoprof last checked it.
+    started: bool = False  # True if the process started the run.
+    earlier: bool = False  # True if the process died in an attempt before the run was resumed.
+    exception: Raised | None = None  # The exception that ended the process.
+    frames: list[Frame] = []  # The stack of the process when it crashed, the innermost function last.
     file: str = ""  # The file with the evidence: a crash dump or a journal.
 
 
 class Attempt(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """An attempt at a run that was resumed later."""
 
-    host: str = ""  # The host of the process that started it.
-    pid: Number = 0  # The id of that process.
-    started: Seconds | None = None  # The start, in seconds since the epoch.
-    ended: Seconds | None = None  # The end, if known.
-    state: str = ""  # `ended`, `failed` or `unfinished`.
+    host: str = ""  # The host of the process that started the attempt.
+    pid: Number = 0  # The id of the process that started the attempt.
+    started: Seconds | None = None  # The start of the attempt, in seconds since the epoch.
+    ended: Seconds | None = None  # The end of the attempt, in seconds since the epoch; null if unknown.
+    state: str = ""  # The state of the attempt: `ended`, `failed` or `unfinished`.
 
 
 @structs.complete
@@ -120,64 +124,66 @@ class RankFile(Struct, frozen=True, kw_only=True):
     """
 
     program: str = ""  # A random id of the program that the launcher started.
-    host: str = ""  # Its host.
-    pid: Number = 0  # The id of the process that joined.
-    ticks: Number = 0  # Its start time, as in `run.json`.
-    started: Seconds = 0.0  # The time when it joined, in seconds since the epoch.
+    host: str = ""  # The host of the rank.
+    pid: Number = 0  # The id of the process that joined as this rank.
+    ticks: Number = 0  # The start time of that process, as in `run.json`.
+    started: Seconds = 0.0  # The time when the process joined, in seconds since the epoch.
 
 
 @structs.complete
 class RunFile(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """`run.json`: the run. The process that started the run completes the file at the end.
+    """`run.json`: facts about the run. The process that started the run completes the file when the run ends.
 
-    With glibc, that process also writes its exit status, one byte, to `exit_status`; a killed process does not. An
-    exit status other than 0 means that the run failed, even if `state` is `ended`.
+    On systems with glibc, that process also writes its exit status, one byte, to `exit_status`. A killed process does
+    not write it. An exit status other than 0 means that the run failed, even if `state` is `ended`.
     """
 
-    id: str  # The run's id, the name of its directory.
+    id: str  # The id of the run, which is the name of the run directory.
     command: str  # The command line, without secrets.
     cwd: str  # The working directory.
     host: str  # The host of the process that started the run.
-    pid: Number  # The id of that process.
-    ticks: Number  # Its start time in clock ticks since the host's boot, because pids are reused; 0 if unknown.
+    pid: Number  # The id of the process that started the run.
+    # The start time of that process in clock ticks since the host's boot; 0 if unknown. It distinguishes processes with
+    # the same pid, because pids are reused.
+    ticks: Number
     started: Seconds  # The start, in seconds since the epoch.
     python: str  # The version of Python.
     autoprof: str  # The version of autoprof.
     settings: RunSettings  # The run's settings.
     hosts: list[str]  # The hosts of the processes that have a journal.
     versions: dict[str, str]  # The versions of the targets, by package.
-    recipes: list[str]  # The recipes with an applied hook.
-    # `running`, `ended`, or `failed` by an exception. Commands show `running` as `unfinished` if the process no longer
-    # exists: it was killed, or ended by `os._exit`.
+    recipes: list[str]  # The recipes of which at least one hook was applied.
+    # `running`, `ended`, or `failed` if an exception ended the run. If the state is `running` but the process that
+    # started the run no longer exists, it was killed, or ended by `os._exit`; commands then show `unfinished`.
     state: str
     earlier: list[Attempt] = []  # The attempts before the run was resumed, oldest first.
     nodes: list[RunNode] = []  # The Ray nodes that the run worked on.
     ended: Seconds | None = None  # The end, in seconds since the epoch.
-    error: str = ""  # The type of the exception that ended the process, or `SIGINT`.
-    exception: Raised | None = None  # That exception.
+    error: str = ""  # The type of the exception that ended the process that started the run, or `SIGINT`.
+    exception: Raised | None = None  # The exception that ended that process.
     # The processes that were dead at the end of the run, and the process whose exception ended it, the likely cause
     # first. For a run without this list, commands find the dead processes themselves.
     died: list[Death] = []
-    no_hooks: str = ""  # The reason, if no hook was applied in any process.
+    no_hooks: str = ""  # The reason why no hook was applied in any process, if none was applied.
 
 
 class Moment(Struct, frozen=True):
-    """One moment by both clocks of a host."""
+    """The time of one moment, read from both clocks of a host."""
 
     unix_ns: Ns = 0  # Nanoseconds since the epoch, by the wall clock, which users and NTP may set.
     monotonic_ns: Ns = 0  # Nanoseconds of the monotonic clock, which cannot be set.
 
 
 class Clock(Struct, frozen=True):
-    """The time of a capture."""
+    """The times at which a capture started and stopped."""
 
-    start: Moment = Moment()  # Its start.
-    stop: Moment = Moment()  # Its stop.
+    start: Moment = Moment()  # The time of the start.
+    stop: Moment = Moment()  # The time of the stop.
 
 
 @structs.complete
 class CaptureMeta(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """`global_step_<step>/<capture>.meta.json`: a complete or failed capture."""
+    """`global_step_<step>/<capture>.meta.json`: facts about a capture that has ended. It may have failed."""
 
     step: Number | None  # The global step.
     role: str  # The role. For a whole-step capture all roles of the process, joined by `+`.
@@ -186,18 +192,19 @@ class CaptureMeta(Struct, frozen=True, kw_only=True, omit_defaults=True):
     replica: Number | None  # The replica of the rollout engine, null in a trainer.
     part: str  # The part of the replica.
     tool: str  # `torch`, `npu`, `nsys` or `memory`; `none` if this process records nothing (see `reason`).
-    contents: list[str]  # The recorded words of `AUTOPROF_CONTENTS`.
-    left_out: list[str]  # The words and tool options that this release of the tool does not support.
+    contents: list[str]  # The words of `AUTOPROF_CONTENTS` whose data was recorded.
+    # The words of `AUTOPROF_CONTENTS` and the tool options that the installed release of the tool does not support.
+    left_out: list[str]
     window: str  # The setting or request that opened the window.
     host: str  # The host.
     pid: Number | None  # The process id.
     clock: Clock  # The start and stop of the capture.
     versions: dict[str, str]  # The versions of autoprof, the targets and the tools, by package.
-    bytes: Size  # The size of the trace.
+    bytes: Size  # The size of the trace in bytes.
     state: str  # `complete`, `truncated` or `failed`.
-    reason: str  # Why it is not complete, or another remark.
+    reason: str  # The reason why the capture is not complete, or another remark.
     stage_kind: str = ""  # The stage's [kind](recipes.md#kinds), if it has one.
-    slowest: str = ""  # Why these ranks were captured, if the slowest ranks were requested.
+    slowest: str = ""  # The reason why these ranks were captured, if the slowest ranks were requested.
     steps: list[Number] = []  # All steps in a whole-step capture.
     stages: list[Any] = []  # The stages in a whole-step capture.
     # True if the trace holds GPU work. The field is only written if something may have kept GPU work out of it.
@@ -206,18 +213,18 @@ class CaptureMeta(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class MergedMeta(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """`global_step_<step>/*merged*.meta.json`: a merged trace."""
+    """`global_step_<step>/*merged*.meta.json`: facts about a merged trace."""
 
-    step: Number | None  # The global step, null if the traces are not of a step.
-    tool: str  # `merge`.
-    merged: list[str]  # The traces in it.
-    cut: dict[str, str]  # The damaged traces, merged up to the damage, with the reason.
+    step: Number | None  # The global step, null if the traces do not belong to a step.
+    tool: str  # Always `merge`.
+    merged: list[str]  # The traces that the merged trace contains.
+    cut: dict[str, str]  # The damaged traces, of which only the part before the damage was merged, with the reason.
     left_out: dict[str, str]  # The traces that were left out, with the reason.
     versions: dict[str, str]  # The version of autoprof.
-    bytes: Size  # The size of the merged trace.
+    bytes: Size  # The size of the merged trace in bytes.
     state: str  # `complete` or `failed`.
-    reason: str  # Why it failed.
-    said: list[str]  # Further messages of the command, for example about clocks.
+    reason: str  # The reason why the merge failed.
+    said: list[str]  # The other messages of the command, for example about clocks.
     role: str = ""  # The role, if the traces are of one replica.
     stage: str = ""  # The stage, if the traces are of one replica.
     replica: Number | None = None  # The replica.
@@ -226,29 +233,29 @@ class MergedMeta(Struct, frozen=True, kw_only=True, omit_defaults=True):
 class OutOfMemoryMeta(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """`oom/<host>.pid<pid>.meta.json`: a snapshot of CUDA's allocator when it ran out of memory."""
 
-    tool: str  # `memory`.
+    tool: str  # Always `memory`.
     host: str  # The host.
     pid: Number  # The process id.
-    unix_ns: Ns  # The time, in nanoseconds since the epoch.
+    unix_ns: Ns  # The time of the snapshot, in nanoseconds since the epoch.
     device: Number  # The number of the device.
     asked_bytes: Size  # The size of the failed allocation.
     total_bytes: Size  # The memory of the device.
     free_bytes: Size  # The free memory of the device.
     versions: dict[str, str]  # The versions of the tools, by package.
-    bytes: Size  # The size of the snapshot.
-    state: str  # `complete`.
-    reason: str  # Empty.
+    bytes: Size  # The size of the snapshot in bytes.
+    state: str  # Always `complete`.
+    reason: str  # Always empty.
     step: Number | None = None  # The step of the capture that was being recorded, if any.
     role: str = ""  # The role of that capture.
-    stage: str = ""  # Its stage.
-    stage_kind: str = ""  # The stage's [kind](recipes.md#kinds), if it has one.
-    rank: Number | None = None  # Its rank.
-    replica: Number | None = None  # Its replica.
-    part: str = ""  # Its part of the replica.
+    stage: str = ""  # The stage of that capture.
+    stage_kind: str = ""  # The [kind](recipes.md#kinds) of that stage, if it has one.
+    rank: Number | None = None  # The rank of that capture.
+    replica: Number | None = None  # The replica of that capture.
+    part: str = ""  # The part of that replica.
 
 
 class Offset(Struct, frozen=True, kw_only=True):
-    """A line of `clocks/<host>-<pid>.jsonl`: another host's clock minus the clock of the trainer's host.
+    """A line of `clocks/<host>-<pid>.jsonl`: the time of another host's clock minus the time of the trainer's host.
 
     A host that does not answer within half a minute has no line.
     """
@@ -260,12 +267,12 @@ class Offset(Struct, frozen=True, kw_only=True):
 
 
 class Missing(Struct, frozen=True):
-    """Something of the run that was not collected."""
+    """A file, or the whole part of a node, that was not collected."""
 
     node: str = ""  # Ray's id of the node.
-    host: str = ""  # Its host name.
-    path: str = ""  # The file; empty if nothing of the node was collected.
-    reason: str = ""  # Why it was not collected.
+    host: str = ""  # The host name of the node.
+    path: str = ""  # The path of the file; empty if no file of the node was collected.
+    reason: str = ""  # The reason why it was not collected.
 
     @property
     def line(self) -> str:
@@ -275,101 +282,107 @@ class Missing(Struct, frozen=True):
 
 
 class NodeState(Struct, frozen=True, kw_only=True):
-    """A node of the cluster and its part of the run."""
+    """A node of the cluster, and the files of the run that it has."""
 
     id: str = ""  # Ray's id of the node.
-    host: str = ""  # Its host name.
-    # `here`: it shares this disk; `collected`; `incomplete`: something is missing; `nothing`: it has no files of the
-    # run; `no autoprof`: it has no files because autoprof is not installed there; `dead`; `no answer`; `unreadable`.
+    host: str = ""  # The host name of the node.
+    # `here`: the node has the same disk as this host. `collected`: all files of the node are here. `incomplete`: some
+    # files of the node are missing here. `nothing`: the node has no files of the run. `no autoprof`: the node has no
+    # files because autoprof is not installed there. `dead`, `no answer`, `unreadable`: the files could not be read.
     state: str = ""
-    directory: str = ""  # The run directory there.
-    files: Size = 0  # The number of files of its part, including those collected before.
-    bytes: Size = 0  # Their total size.
-    fetched: Size = 0  # The bytes fetched this time.
+    directory: str = ""  # The path of the run directory on the node.
+    files: Size = 0  # The number of files of the run on the node, including the files that were collected before.
+    bytes: Size = 0  # The total size of these files in bytes.
+    fetched: Size = 0  # The number of bytes that this collection fetched.
 
 
 @structs.complete
 class CollectedFile(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """`collected.json`: the result of collecting the run's parts."""
+    """`collected.json`: the result of `autoprof collect`, which copies the files of a run from all nodes."""
 
     run: str  # The run's id.
     directory: str  # The run directory on this host.
-    nodes: list[NodeState]  # The nodes and their parts of the run.
+    nodes: list[NodeState]  # The nodes, and the files of the run that each of them has.
     missing: list[Missing]  # The files that were not collected.
     left_out: list[Missing]  # The files left out on purpose: links, and paths that lead out of the run directory.
-    when: Seconds | None = None  # The time, in seconds since the epoch.
+    when: Seconds | None = None  # The time at which the file was written, in seconds since the epoch.
 
     @property
     def fetched(self) -> int:
-        """Return the bytes fetched from all nodes."""
+        """Return the number of bytes that this collection fetched from all nodes."""
         return sum(node.fetched for node in self.nodes)
 
 
-# A count of tokens. The limit is more than any engine generates in one span.
+# A count, such as of tokens. The limit is more than any engine generates in one span.
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=10**12)] | Annotated[float, Meta(ge=0, le=1e12)]
-# A value that identifies one of many spans of a name. A span has few of them.
+# A value that distinguishes a span from other spans with the same name. A span has few such values.
 Id: TypeAlias = str | int | float | bool
 
 
 class MemoryState(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Memory of a process, and of the control group or machine that limits it."""
 
-    resident_bytes: Size = 0  # The process's resident memory.
-    peak_bytes: Size = 0  # Its peak.
-    cgroup: str = ""  # The folder of its control group, which counts `kills`.
-    # Used memory of the control group or machine with the least free memory, without file pages that can be dropped.
+    resident_bytes: Size = 0  # The resident memory of the process.
+    peak_bytes: Size = 0  # The peak of the resident memory.
+    cgroup: str = ""  # The folder of the process's control group, which counts `kills`.
+    # The used memory of the control group or the machine, whichever has the least free memory. File pages that the
+    # kernel can drop do not count.
     used_bytes: Size = 0
-    used_peak_bytes: Size = 0  # Its peak with these file pages, if the kernel records it.
-    limit_bytes: Size = 0  # Its limit.
-    kills: Size = 0  # The number of processes of the group that the kernel has killed because memory ran out.
-    machine_kills: Size = 0  # The same number for the whole machine.
+    used_peak_bytes: Size = 0  # The peak of that used memory, if the kernel records it. It includes these file pages.
+    limit_bytes: Size = 0  # The memory limit of that control group or machine.
+    kills: Size = 0  # The number of processes of the control group that the kernel killed because memory ran out.
+    machine_kills: Size = 0  # The number of processes of the machine that the kernel killed because memory ran out.
 
 
 class ProcessLine(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind", tag="process"):
-    """The first line of a part of `journal/<host>-<pid>.jsonl`, which has one process.
+    """The first line of a part of `journal/<host>-<pid>.jsonl`. It describes the process that writes the file.
 
-    A part can be read alone: the starts of open spans, the hooks that failed and the errors of autoprof follow again. A
-    part begins at the start, after 64 kB of other lines, and if the title, the node or a version has changed.
+    A reader can read a part without the earlier parts: after this line, the part repeats the starts of open spans, the
+    hooks that failed and the errors of autoprof. A part begins at the start of the file, after 64 kB of other lines,
+    and when the title, the node or a version has changed.
     """
 
     host: str  # The host.
     pid: Number  # The process id.
-    clock: Moment  # The time of writing, by both clocks.
+    clock: Moment  # The time at which the line was written, by both clocks.
     version: str  # The version of autoprof.
-    ticks: Number = 0  # Its start time, as in `run.json`.
-    namespace: Number = 0  # The id of its pid namespace, 0 if unknown: several containers use the same pids.
+    ticks: Number = 0  # The start time of the process, as in `run.json`.
+    # The id of the process's pid namespace, 0 if unknown. Processes of two containers may have the same pid.
+    namespace: Number = 0
     boot: str = ""  # The machine's boot id.
-    parent: Number = 0  # The id of its parent process.
-    process: str = ""  # Its command line, or the title that Ray gave it.
+    parent: Number = 0  # The id of the parent process.
+    process: str = ""  # The command line of the process, or the title that Ray gave it.
     python: str = ""  # The version of Python.
     node: str = ""  # Ray's id of the node.
     ray: str = ""  # The address of the node's Ray cluster.
     versions: dict[str, str] = {}  # The versions of the imported targets, by package.
-    stderr: str = ""  # The file of its stderr, if no other process writes to it. Ray's workers have one.
-    memory: MemoryState = MemoryState()  # Its memory at that time.
-    hooks: dict[str, str] = {}  # The states of its hooks at that time, by name: `applied`, `called` or `failed`.
-    steps: Size = 0  # The number of steps that it had ended.
-    raised: Size = 0  # The number of its `raised` lines.
+    # The file to which the process writes its stderr, if no other process writes to that file. Ray's workers have one.
+    stderr: str = ""
+    memory: MemoryState = MemoryState()  # The memory of the process when the line was written.
+    # The states of the process's hooks when the line was written, by name: `applied`, `called` or `failed`.
+    hooks: dict[str, str] = {}
+    steps: Size = 0  # The number of steps that had ended in the process.
+    raised: Size = 0  # The number of `raised` lines that the process had written.
 
 
 class HookLine(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind", tag="hook"):
-    """The outcome of a hook in this process. If it changes, or at the first call, another line follows."""
+    """The outcome of a hook in this process. Another line follows when the outcome changes, and at the first call."""
 
     hook: str  # The recipe and the name of the hook: `verl/update-actor`.
     module: str = ""  # The module of the function.
     attribute: str = ""  # The function in that module.
     behaviour: str = ""  # The behaviour that the hook runs.
     state: str = "unknown"  # `applied`, `skipped` or `failed`.
-    reason: str = ""  # Why it was skipped or failed.
-    called: bool = False  # True if it was called.
+    reason: str = ""  # The reason why the hook was skipped or has failed.
+    called: bool = False  # True if the hook was called.
 
 
 class ErrorLine(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind", tag="error"):
-    """An error of autoprof itself, at one place. Lines are written at the counts 1, 2, 4, 8, ..."""
+    """An error of autoprof itself, at one place. A line is written when the count reaches 1, 2, 4, 8, ..."""
 
     where: str  # The place.
-    count: Size = 1  # The number of times it happened.
-    last: str = ""  # The last error.
+    count: Size = 1  # The number of errors at this place so far.
+    last: str = ""  # The text of the last error.
 
 
 # The place of the error line that counts lines that could not be written.
@@ -377,15 +390,15 @@ LOST_LINES = "timeline"
 
 
 class BegunLine(Struct, frozen=True, omit_defaults=True, gc=False, tag_field="kind", tag="begun"):
-    """The start of a span. The span is open until another line ends it.
+    """The start of a span. The span is open until a later line ends it.
 
-    The start of a step, stage or window is written immediately. The start of another span is written once it is ten
-    seconds old; at most 256 starts are open at once. A later `begun` of the same kind, name, role, rank and ids also
-    ends an earlier one.
+    The start of a step, stage or window is written immediately. The start of any other span is written once the span
+    has been open for ten seconds. At most 256 written starts are open at the same time. A `begun` line also ends an
+    earlier span of the same kind, name, role, rank and ids.
     """
 
     span: str  # The kind of the span.
-    name: str  # Its name.
+    name: str  # The name of the span.
     step: Number | None  # The trainer's step, null if the process does not know it.
     role: str  # The role.
     rank: Number | None  # The rank, null if the process has no rank.
@@ -395,34 +408,38 @@ class BegunLine(Struct, frozen=True, omit_defaults=True, gc=False, tag_field="ki
 
 
 class DroppedLine(Struct, frozen=True, omit_defaults=True, gc=False, tag_field="kind", tag="dropped"):
-    """The end of a span that is left out of the timeline although its start was written."""
+    """A line that removes a span from the timeline, because the start of the span was written before."""
 
     span: str  # The kind of the span.
-    name: str  # Its name.
-    start_ns: Ns  # Its start, in nanoseconds since the epoch.
+    name: str  # The name of the span.
+    start_ns: Ns  # The start of the span, in nanoseconds since the epoch.
 
 
 class ExitLine(Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="exit"):
-    """A process's last line, at its exit. It is missing if the process was killed, crashed, or called `os._exit`."""
+    """The last line of a process, written at its exit.
 
-    unix_ns: Ns  # The time, in nanoseconds since the epoch.
+    The line is missing if the process was killed, crashed, or called `os._exit`.
+    """
+
+    unix_ns: Ns  # The time of the exit, in nanoseconds since the epoch.
     error: str = ""  # The type of the uncaught exception, or `SIGINT`.
-    exception: Raised | None = None  # The same exception with its stack; missing after `SIGINT`.
-    peak_bytes: Size = 0  # The peak of its resident memory.
-    steps: Size = 0  # The number of steps that it ended.
-    raised: Size = 0  # The number of its raised lines.
+    exception: Raised | None = None  # The uncaught exception with its stack; missing after `SIGINT`.
+    peak_bytes: Size = 0  # The peak of the resident memory of the process.
+    steps: Size = 0  # The number of steps that ended in the process.
+    raised: Size = 0  # The number of `raised` lines that the process wrote.
 
 
 class RaisedLine(Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="raised"):
-    """An exception that left a step, a stage, a window, a reward or a sample. Only the innermost of these has a line.
+    """An exception that left a step, a stage, a window, a reward or a sample.
 
-    A process writes at most 50 lines for stages and windows. For samples and rewards, it writes at most 20 lines, and
-    at most 2 of the same name and exception type, per 1 MB of other lines.
+    If an exception leaves several of these spans, only the innermost span gets a line. A process writes at most 50 such
+    lines for stages and windows. For samples and rewards, a process writes at most 20 such lines per 1 MB of the file,
+    and at most 2 of them for the same span name and exception type.
     """
 
-    unix_ns: Ns  # The time, in nanoseconds since the epoch.
+    unix_ns: Ns  # The time of the exception, in nanoseconds since the epoch.
     span: str  # The kind of the span.
-    name: str  # Its name.
+    name: str  # The name of the span.
     step: Number | None  # The step.
     role: str  # The role.
     rank: Number | None  # The rank.
@@ -432,43 +449,43 @@ class RaisedLine(Struct, frozen=True, omit_defaults=True, tag_field="kind", tag=
 class MemoryLine(Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="memory"):
     """The memory of the process, checked every ten seconds.
 
-    A line is written if the process has grown by an eighth and at least 64 MiB, or if the kernel has killed a process
-    of the control group or the machine because memory ran out. It is also written as a sign of life.
+    A line is written if the resident memory has grown by an eighth and by at least 64 MiB, or if the kernel has killed
+    a process of the control group or the machine because memory ran out. A line is also written as a sign of life.
     """
 
-    unix_ns: Ns  # The time, in nanoseconds since the epoch.
-    memory: MemoryState  # The memory.
+    unix_ns: Ns  # The time of the check, in nanoseconds since the epoch.
+    memory: MemoryState  # The memory of the process.
 
 
 class Line(Struct, frozen=True, omit_defaults=True, gc=False):
-    """A line of `journal/<host>-<pid>.jsonl`: one span, written after it ends.
+    """A line of `journal/<host>-<pid>.jsonl`: one span, written after the span has ended.
 
     Steps, stages, windows and exceptions are written immediately. Other spans are buffered. The buffer is written when
-    it has 256 lines, when its first line is one second old, with the next immediate line, when the process has no open
-    span, and at exit. A killed process therefore loses the spans of its last second. A node that crashes may lose the
-    last ten seconds. Each line is written whole or not at all. Lines contain ids that recipes name, but no prompts,
-    answers or arguments.
+    it has 256 lines, when its first line is one second old, together with the next line that is written immediately,
+    when the process has no open span, and at exit. A killed process therefore loses the spans of its last second. A
+    node that crashes may lose the last ten seconds. Each line is written whole or not at all. Lines contain the ids
+    that recipes name, but no prompts, answers or arguments.
 
     A file grows by about 230 bytes per span of a sample: 0.35 MB in a step of 512 samples, 3.6 GB in 10,000 such
-    steps. Without these spans (`AUTOPROF_DISABLE='verl/sample*'`), 10,000 steps need 75 MB.
+    steps. If these spans are disabled (`AUTOPROF_DISABLE='verl/sample*'`), 10,000 steps need 75 MB.
     """
 
     kind: str  # The kind of the span.
-    name: str  # Its name.
+    name: str  # The name of the span.
     step: Number | None  # The trainer's step, null if the process does not know it.
     role: str  # The role.
     rank: Number | None  # The rank, null if the process has no rank.
     start_ns: Ns  # The start, in nanoseconds since the epoch, by the host's clock.
-    end_ns: Ns  # The start plus the duration by the monotonic clock.
+    end_ns: Ns  # The end: `start_ns` plus the duration that the monotonic clock measured.
     error: str | None = None  # The type of the exception that ended the span.
     ids: Mapping[str, Id | None] = {}  # The ids of the sample, request or replica.
     counts: Mapping[str, Count | None] = {}  # Counts, such as tokens.
     stage_kind: str = ""  # The [kind](recipes.md#kinds) of a stage or timer, if it has one.
 
 
-# The name of the `profiling` span of an export: a thread writes the trace while the process continues.
+# The name of the `profiling` span for an export, in which a thread writes the trace while the process continues.
 EXPORT = "export"
-# The kinds of spans, with their ids and counts.
+# Dict from the kind of a span to its meaning, its ids and its counts.
 SPAN_KINDS = {
     "step": "the trainer's step; a generation batch if there is no trainer",
     "stage": "a stage or another call: `rollout` in the trainer, `generate_sequences` in an agent loop",
@@ -498,11 +515,12 @@ SPAN_KINDS = {
 }
 
 
-# Folder of stacks that a user requested, and folder of stacks that a slow step requested.
+# Folder for stacks that a user requested, and folder for stacks that were requested because a step is slow.
 STACKS, HANGS = "stacks", "hangs"
-# Maximum size of one file of a process. For a hang it writes two: its stacks, and torch's record of collectives.
+# Maximum size in bytes of one file of a process. For a hang, a process writes two such files: its stacks, and torch's
+# record of collectives.
 MAX_STACKS_BYTES = 1 << 19
-# Name of the file with the origin of the request and its reason.
+# Name of the file that says which process requested the stacks, and why.
 WHY = "why.json"
 
 
@@ -510,7 +528,7 @@ class OpenSpan(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A span that has begun and not ended."""
 
     kind: str = ""  # The kind of the span.
-    name: str = ""  # Its name.
+    name: str = ""  # The name of the span.
     step: Number | None = None  # The step.
     role: str = ""  # The role.
     rank: Number | None = None  # The rank.
@@ -520,7 +538,7 @@ class OpenSpan(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @classmethod
     def of(cls, line: BegunLine) -> OpenSpan:
-        """Return the span that began with a line."""
+        """Return the open span that a `begun` line describes."""
         return cls(
             kind=line.span,
             name=writable(line.name),
@@ -536,22 +554,22 @@ class OpenSpan(Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Thread(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A thread and its stack, the outermost function first."""
 
-    name: str = ""  # Its name in Python; empty if Python does not know the thread.
+    name: str = ""  # The name of the thread in Python; empty if Python does not know the thread.
     ident: Number = 0  # Python's id of the thread.
     native: Number = 0  # The kernel's id of the thread.
-    main: bool = False  # True if it is the main thread.
-    frames: list[Frame] = []  # Its functions.
-    spans: list[Number] = []  # The spans that it works on, as indexes into `spans` of the file.
+    main: bool = False  # True for the main thread.
+    frames: list[Frame] = []  # The functions on the stack.
+    spans: list[Number] = []  # The spans that the thread works on, as indexes into `spans` of the file.
 
 
 class Task(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A task of asyncio and the coroutines that await each other, the outermost first."""
+    """A task of asyncio and its chain of coroutines, the outermost first. Each coroutine awaits the next one."""
 
-    name: str = ""  # Its name.
-    frames: list[Frame] = []  # Its coroutines.
+    name: str = ""  # The name of the task.
+    frames: list[Frame] = []  # The coroutines of the task.
     waits_on: str = ""  # The object that the innermost coroutine awaits, such as `Future` or `Task-7`.
-    spans: list[Number] = []  # The spans that it works on, as indexes into `spans` of the file.
-    thread: Number = 0  # Python's id of the thread that runs it now; 0 if it waits.
+    spans: list[Number] = []  # The spans that the task works on, as indexes into `spans` of the file.
+    thread: Number = 0  # Python's id of the thread that runs the task now; 0 if the task waits.
 
 
 @structs.complete
@@ -559,7 +577,7 @@ class Why(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """`stacks/<time>/why.json` and `hangs/step_<step>/why.json`: who requested the stacks of all processes, and why."""
 
     host: str = ""  # The host of the process that requested them.
-    pid: Number = 0  # The id of that process.
+    pid: Number = 0  # The id of the process that requested them.
     unix_ns: Ns = 0  # The time of the request, in nanoseconds since the epoch.
     step: Number | None = None  # The step that takes too long.
     since_ns: Ns = 0  # The start of that step, in nanoseconds since the epoch.
@@ -573,17 +591,18 @@ class ProcessStacks(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     host: str  # The host.
     pid: Number  # The process id.
-    unix_ns: Ns  # The time, in nanoseconds since the epoch.
-    process: str = ""  # Its command line, or the title that Ray gave it.
+    unix_ns: Ns  # The time at which the stacks were read, in nanoseconds since the epoch.
+    process: str = ""  # The command line of the process, or the title that Ray gave it.
     rank: Number | None = None  # The rank.
-    by: str = ""  # `itself`, or the tool that read the stacks from outside.
-    left_out: list[str] = []  # The missing items, each with its reason.
+    # `itself` if the process read its own stacks, or the name of the tool that read them from outside.
+    by: str = ""
+    left_out: list[str] = []  # The missing items, each with the reason why it is missing.
     spans: list[OpenSpan] = []  # The open spans, oldest first.
     threads: list[Thread] = []  # The threads, the main thread first.
     tasks: list[Task] = []  # The tasks of asyncio.
     # Sizes in bytes by name: `resident`, `peak_resident`, `used`, `limit`, `device_used`, `device_total`. `used` and
-    # `limit` are those of `MemoryState`. The device sizes sum up the devices that the process uses: `device_used` is
-    # the memory that torch has reserved there.
+    # `limit` mean the same as `used_bytes` and `limit_bytes` of `MemoryState`. The device sizes are sums over the
+    # devices that the process uses. `device_used` is the memory that torch has reserved on these devices.
     memory: dict[str, Size] = {}
     # The state of an engine by name: `running`, `waiting`, `free_blocks`, `total_blocks`, `longest_s`, `longest`.
     engine: dict[str, Count | str] = {}
