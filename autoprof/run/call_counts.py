@@ -1,6 +1,7 @@
-"""Counts of the calls of each hook by step, for `autoprof recipes --try`: `calls/<host>-<pid>.txt`.
+"""Counter of the calls of each hook in each step, for `autoprof recipes --try`: `calls/<host>-<pid>.<number>.txt`.
 
-Each change of a count is written immediately, so that a killed process loses none. Other runs do not count calls.
+Each change of a count is written immediately, so that a killed process loses no count. Only `autoprof recipes --try`
+counts calls.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _DIGITS = 15
 
 
 class _CallCountState(process.State):
-    """The counts of this process by hook, step and `fired`, each with its position in the file."""
+    """The counts of this process: a dict from hook, step and `fired` to the position in the file and the count."""
 
     def begin(self) -> None:
         self.on = bool(os.environ.get(VARIABLE))
@@ -43,7 +44,10 @@ state = _CallCountState()
 
 
 def add(key: str, fired: bool) -> None:
-    """Count a call of the hook `key` in the current step. `fired` is true if the hook applies to this call."""
+    """Count a call of the function that the hook `key` hooks, in the current step.
+
+    `fired` is true if the hook applies to this call, for example because the conditions of the hook are met.
+    """
     run = runtime.current()
     if run is None:
         return

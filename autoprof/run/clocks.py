@@ -1,7 +1,8 @@
-"""Clock offsets of a Ray cluster's nodes from the trainer's host: `clocks/<host>-<pid>.jsonl`.
+"""Measurement of the clocks of a Ray cluster's nodes: `clocks/<host>-<pid>.jsonl`.
 
-When a captured step begins, a thread measures them by short calls to each node. A call that takes 1 ms gives the other
-clock with an error of at most 0.5 ms.
+A clock offset is the time of a node's clock minus the time of the trainer's clock. When a captured step begins, a
+thread measures the offsets by short calls to each node. A call that takes 1 ms gives the offset with an error of at
+most 0.5 ms.
 """
 
 from __future__ import annotations
@@ -19,24 +20,24 @@ from autoprof.run.hook_log import HookLog
 from autoprof.rundir.layout import RunDir
 from autoprof.rundir.records import Offset
 
-# Age at which a measurement is repeated. Working clocks drift by less than 1 ms per minute.
+# Age of a measurement from which it is repeated. Working clocks drift by less than 1 ms per minute.
 _REPEAT_AFTER_S = 60.0
 # Timeout for the first answer of a node: Ray may have to start a worker there.
 _FIRST_ANSWER_S = 30.0
-# Timeout for all further answers of a node together.
+# Timeout for all later answers of a node together.
 _FURTHER_ANSWERS_S = 10.0
 _PINGS = 9
-# A clock with a larger error is measured again, at most _ROUNDS times, because the node was busy.
+# If the error of an offset is larger, the node was busy. The offset is then measured again, at most _ROUNDS times.
 _MAX_ERROR_NS = 2_000_000
 _ROUNDS = 5
 _PAUSE_S = 0.5
 _POLL_S = 0.2
-# Maximum wait for the thread before Ray shuts down: the thread must not be inside a call of Ray then.
+# Maximum wait for the thread before Ray shuts down. The thread must not be inside a call of Ray when Ray shuts down.
 _END_S = 2.0
 
 
 class _ClockState(process.State):
-    """The measuring thread, and the time (`time.monotonic`) of the last measurement of each node."""
+    """The thread that measures the clocks, and the time (`time.monotonic`) of the last measurement of each node."""
 
     def begin(self) -> None:
         self.thread: threading.Thread | None = None
@@ -48,7 +49,10 @@ _state = _ClockState()
 
 
 def measure(run: RunDir, hooks: HookLog) -> None:
-    """Start a thread that measures the nodes without a recent measurement, unless it is running or Ray is not up."""
+    """Start a thread that measures the clocks of all nodes whose last measurement is old.
+
+    Do nothing if the thread is already running or Ray is not up.
+    """
     if not cluster.is_up() or (_state.thread is not None and _state.thread.is_alive()):
         return
     import ray
@@ -61,7 +65,7 @@ def measure(run: RunDir, hooks: HookLog) -> None:
 
 
 def stop() -> None:
-    """End the measurement, because Ray is about to shut down."""
+    """Stop the thread, because Ray is about to shut down. Wait at most 2 s for its end."""
     _state.stop.set()
     if _state.thread is not None and _state.thread is not threading.current_thread():
         _state.thread.join(_END_S)
@@ -84,7 +88,7 @@ def _measure(run: RunDir, hooks: HookLog, ray: Any) -> None:
 
 
 def write(run: RunDir, measured: Sequence[Offset]) -> None:
-    """Append a line for each host to the clocks file of this process.
+    """Append the offsets to the clocks file of this process, one line for each host.
 
     Raises:
         OSError: The file can't be written.
@@ -95,12 +99,12 @@ def write(run: RunDir, measured: Sequence[Offset]) -> None:
 
 
 def offsets(ray: Any, nodes: Sequence[str], host: Callable[[str, str], str] = lambda node, name: name) -> list[Offset]:
-    """Measure the clocks of nodes. Omit nodes that do not answer in time, and nodes on this host.
+    """Measure the clocks of nodes. Omit nodes on this host, and nodes that do not answer in time.
 
     Args:
-        ray: The module, connected to a cluster.
+        ray: The module `ray`, connected to a cluster.
         nodes: Ray's ids of the nodes.
-        host: Function from a node's id and host name to the name in the result.
+        host: Function that returns the host name to write, from Ray's id of a node and the node's own host name.
     """
     task = cluster.shipped(ray, cluster.NODE_FUNCTIONS)
     on_node = {node: cluster.on_node(task, node, "autoprof_clock") for node in nodes}
@@ -126,7 +130,7 @@ def offsets(ray: Any, nodes: Sequence[str], host: Callable[[str, str], str] = la
 
 
 def _improve(best: dict[str, Offset], node: str, ray: Any, call: Any, host: Callable[[str, str], str]) -> None:
-    """Measure a node, and keep the result in `best` if its error is smaller than before."""
+    """Measure the clock of a node. Keep the offset in `best` if its error is smaller than that of the offset there."""
     try:
         measured = _measure_node(ray, call, node, host)
     except ray.exceptions.RayError:  # the node has died
@@ -136,7 +140,10 @@ def _improve(best: dict[str, Offset], node: str, ray: Any, call: Any, host: Call
 
 
 def _measure_node(ray: Any, call: Any, node: str, host: Callable[[str, str], str]) -> Offset | None:
-    """Measure the clock of one node by the fastest of several calls."""
+    """Measure the clock of a node by several calls. Return the offset of the fastest call, or None if none is answered.
+
+    `call` is a remote function that runs on the node.
+    """
     best: Offset | None = None
     deadline = time.monotonic() + _FURTHER_ANSWERS_S
     for _ in range(_PINGS):

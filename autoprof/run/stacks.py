@@ -1,8 +1,8 @@
-"""Snapshot of this process: stacks of its threads and asyncio tasks, open spans and memory.
+"""Snapshot of this process: the stacks of its threads and asyncio tasks, its open spans and its memory.
 
-Stacks are bounded, contain no secrets, and omit autoprof's own wrappers. The locals of the program's frames are never
-read, because up to Python 3.12 reading them leaves a copy in the frame. Only the locals of autoprof's own frames are
-read, to find the spans of each stack.
+Stacks have a limited size, contain no secrets, and omit autoprof's own wrappers. The locals of the program's frames are
+never read, because up to Python 3.12 reading the locals leaves a copy of them in the frame. The locals of autoprof's
+own frames are read, to find the spans that belong to each stack.
 """
 
 from __future__ import annotations
@@ -31,37 +31,41 @@ from autoprof.rundir.layout import RunDir
 from autoprof.rundir.records import MAX_STACKS_BYTES, Frame, OpenSpan, ProcessStacks, Task, Thread
 
 _encoder = msgspec.json.Encoder()
-# Limits of a snapshot that is larger than a file may be: functions of each stack, bytes of all spans.
+# Limits for a snapshot that is too large for a file: the number of functions of each stack, the bytes of all spans.
 _MAX_CUT_FRAMES, _MAX_SPANS_BYTES = 15, MAX_STACKS_BYTES // 4
-# Space for the entries of `left_out` about these limits.
+# Number of bytes that are kept free for the texts in `left_out` that say what was omitted.
 _LEFT_OUT_BYTES = 1 << 10
 
 
 def encoded(snapshot: ProcessStacks) -> bytes:
-    """Return the JSON of a snapshot in less than `MAX_STACKS_BYTES`. `left_out` lists the missing parts."""
+    """Return the JSON of a snapshot, shorter than `MAX_STACKS_BYTES`.
+
+    If the snapshot is too large, parts of it are omitted, and the field `left_out` lists them.
+    """
     content = _encoder.encode(snapshot)
     return content if len(content) < MAX_STACKS_BYTES else _encoder.encode(_cut(snapshot))
 
 
 def _cut(snapshot: ProcessStacks) -> ProcessStacks:
-    """Return the oldest spans and the most important stacks of a snapshot that fit into a file.
+    """Return a snapshot with only the oldest spans and the most important stacks, so that it fits into a file.
 
-    First comes the main thread, then one stack of each group of equal stacks. Stacks with spans precede others.
+    The main thread is the most important. Then comes one stack of each group of equal stacks, then the other stacks. In
+    both cases, stacks with spans come before stacks without spans.
     """
     spans = snapshot.spans[: _fitting(snapshot.spans, _MAX_SPANS_BYTES)]
-    whole: list[Thread | Task] = [*snapshot.threads, *snapshot.tasks]
+    uncut_stacks: list[Thread | Task] = [*snapshot.threads, *snapshot.tasks]
     stacks = [
         replace(
             stack, frames=stack.frames[-_MAX_CUT_FRAMES:], spans=[index for index in stack.spans if index < len(spans)]
         )
-        for stack in whole
+        for stack in uncut_stacks
     ]
-    equal: Counter[tuple[Frame, ...]] = Counter()
+    equal_counts: Counter[tuple[Frame, ...]] = Counter()
     order = []
     for index, stack in enumerate(stacks):
         frames = tuple(stack.frames)
-        order.append((index > 0, equal[frames] > 0, not stack.spans, equal[frames], index))
-        equal[frames] += 1
+        order.append((index > 0, equal_counts[frames] > 0, not stack.spans, equal_counts[frames], index))
+        equal_counts[frames] += 1
     indexes = [key[-1] for key in sorted(order)]
     rest = replace(snapshot, spans=spans, threads=[], tasks=[])
     room = MAX_STACKS_BYTES - len(_encoder.encode(rest)) - _LEFT_OUT_BYTES
@@ -82,74 +86,77 @@ def _cut(snapshot: ProcessStacks) -> ProcessStacks:
 
 
 def _fitting(items: Sequence[Any], max_bytes: int) -> int:
-    """Return the number of first items whose JSON fits into `max_bytes`, with a comma after each."""
+    """Return how many items, from the first on, fit into `max_bytes` as JSON, with a comma after each item."""
     sizes = itertools.accumulate(len(_encoder.encode(item)) + 1 for item in items)
     return sum(1 for _ in itertools.takewhile(lambda size: size <= max_bytes, sizes))
 
 
-# Number of functions that are kept of a stack: the outermost and the innermost ones.
+# Maximum number of functions of a stack that are kept: of the outermost and of the innermost functions.
 _MAX_OUTER, _MAX_INNER = 20, 120
-# Number of functions that are read of a stack.
+# Maximum number of functions of a stack that are read.
 MAX_DEPTH = 3_000
 _MAX_NAME_CHARS = 300
 
-# A code object and the current line in it.
+# A code object, and the number of the line that is running in it.
 Place: TypeAlias = "tuple[CodeType, int]"
 
 
 class Names:
-    """Cache of the names of code objects for one snapshot, in which most of them occur often."""
+    """Cache of the names of code objects for one snapshot. Most code objects occur often in a snapshot."""
 
     def __init__(self) -> None:
         self._known: dict[CodeType, tuple[str, str]] = {}
 
     def frames(self, places: list[Place]) -> list[Frame]:
-        """Return the frames of a stack, the outermost first. `places` begin with the innermost.
+        """Return the frames of a stack, the outermost first. `places` has the innermost first.
 
-        Omit autoprof's wrappers around functions of the user. Keep the innermost functions of autoprof, because there
-        autoprof itself is working.
+        Omit autoprof's wrappers around functions of the user. If the innermost functions belong to autoprof, keep them,
+        because autoprof itself is working in that case.
         """
-        inside = 0
-        while inside < len(places) and is_own(places[inside][0]):
-            inside += 1
-        kept = places[:inside] + [place for place in places[inside:] if not is_around(place[0])]
-        cut = len(kept) - _MAX_OUTER - _MAX_INNER
-        if cut <= 1:
-            return [self._frame(place) for place in reversed(kept)]
-        more = "at least " if len(places) >= MAX_DEPTH else ""
-        inner, outer = kept[:_MAX_INNER], kept[len(kept) - _MAX_OUTER :]
-        left_out = Frame(f"... {more}{cut} more functions ...")
+        own_count = 0
+        while own_count < len(places) and is_own(places[own_count][0]):
+            own_count += 1
+        kept_places = places[:own_count] + [place for place in places[own_count:] if not is_around(place[0])]
+        cut_count = len(kept_places) - _MAX_OUTER - _MAX_INNER
+        if cut_count <= 1:
+            return [self._frame(place) for place in reversed(kept_places)]
+        at_least = "at least " if len(places) >= MAX_DEPTH else ""
+        inner, outer = kept_places[:_MAX_INNER], kept_places[len(kept_places) - _MAX_OUTER :]
+        left_out = Frame(f"... {at_least}{cut_count} more functions ...")
         return [*map(self._frame, reversed(outer)), left_out, *map(self._frame, reversed(inner))]
 
     def _frame(self, place: Place) -> Frame:
         code, line = place
-        known = self._known.get(code)
-        if known is None:
+        names = self._known.get(code)
+        if names is None:
             function = getattr(code, "co_qualname", code.co_name)
-            known = self._known[code] = place_text(function), place_text(code.co_filename)
-        return Frame(*known, line)
+            names = self._known[code] = place_text(function), place_text(code.co_filename)
+        return Frame(*names, line)
 
 
 def place_text(name: str) -> str:
-    """Return a name from the user's code in a form that a file may contain: short and without secrets."""
+    """Return a name from the user's code, cut if it is long, and without secrets."""
     return writable(hidden(name if len(name) <= _MAX_NAME_CHARS else f"{name[:_MAX_NAME_CHARS]}..."))
 
 
-# Folder of the package in the file names of its code.
+# OWN is the folder of the package, as in the file names of the package's code objects.
 _HERE = "run/stacks.py"
 OWN = sys._getframe().f_code.co_filename.removesuffix(_HERE)
-# End of the file name of a wrapper that was pickled on another machine.
+# End of the file name of autoprof's wrapper. A wrapper that was pickled on another machine has the folder of that
+# machine before it.
 _WRAPPER = "/autoprof/hooks/wrapper.py"
 # Folder of the wrappers around functions of the user.
 _WRAPPERS = f"{OWN}hooks/"
-# Functions that drive behaviours around a call, with the local variable that holds the behaviour or the list of them.
+# Dict from a function that runs behaviours around a call, to its local variable that has the behaviour, or the list of
+# the behaviours.
 _DRIVERS = {
     (f"{OWN}hooks/dispatch.py", "drive"): "hook_call",
     (f"{OWN}hooks/dispatch.py", "drive_coroutine"): "hook_call",
     (f"{OWN}hooks/dispatch.py", "within"): "hook_calls",
     (f"{OWN}hooks/dispatch.py", "within_coroutine"): "hook_calls",
 }
-# Local variables that the drivers delete before they return. In a copy they would keep an exception alive.
+# Local variables that the functions in _DRIVERS delete before they return. If a copy of the locals kept these
+# variables, it would keep an exception alive.
 _DELETED_LOCALS = ("error", "traceback", "result")
 
 
@@ -166,13 +173,13 @@ def is_around(code: CodeType) -> bool:
 
 
 def spans_in_frame(frame: FrameType) -> list[Span]:
-    """Return the spans of a frame of a driver, which may be running; empty for other frames."""
+    """Return the spans of a frame, which may be running. The list is empty if its function is not in `_DRIVERS`."""
     name = _DRIVERS.get((frame.f_code.co_filename, frame.f_code.co_name))
     if name is None:
         return []
     if sys.version_info >= (3, 13):
         return list(_spans_of(frame.f_locals.get(name)))
-    # A trace function of the user may be using the copy of the locals that Python makes.
+    # Python makes a copy of the locals. If the frame has a trace function of the user, that function may use the copy.
     if frame.f_trace is not None:
         return []
     local = frame.f_locals
@@ -183,7 +190,10 @@ def spans_in_frame(frame: FrameType) -> list[Span]:
 
 
 def spans_in_awaited(awaited: Any, code: CodeType, frame: FrameType | None) -> list[Span]:
-    """Return the spans of a coroutine or a generator. If it is suspended, its locals are read without a copy."""
+    """Return the spans of a coroutine or a generator. The list is empty if its function is not in `_DRIVERS`.
+
+    The locals of a suspended coroutine or generator are read without a copy of them.
+    """
     if (code.co_filename, code.co_name) not in _DRIVERS:
         return []
     spans = [span for value in _referents(awaited, frame) for span in _spans_of(value)]
@@ -191,7 +201,7 @@ def spans_in_awaited(awaited: Any, code: CodeType, frame: FrameType | None) -> l
 
 
 def _spans_of(value: Any) -> Iterator[Span]:
-    """Yield the spans of a running behaviour, or of a list of them."""
+    """Yield the spans of a running behaviour, or of a list of running behaviours."""
     if type(value) is list:
         for behaviour in value[:]:
             if type(behaviour) is not list:
@@ -212,31 +222,34 @@ def _spans_of(value: Any) -> Iterator[Span]:
 
 def _referents(generator: Any, frame: FrameType | None) -> list[Any]:
     """Return the objects that a suspended generator or coroutine refers to, including its locals."""
-    # Up to Python 3.10, the locals belong to its frame.
+    # Up to Python 3.10, the locals belong to the frame of the generator.
     return gc.get_referents(generator) if sys.version_info >= (3, 11) else gc.get_referents(generator, frame)
 
 
-# Number of tasks that are read.
+# Maximum number of tasks that are read.
 _MAX_TASKS = 10_000
-# Number of tasks that are named of one `asyncio.gather`.
+# Maximum number of tasks whose names are written for one `asyncio.gather`.
 _MAX_NAMED_TASKS = 3
-# `waits_on` of a task that is ready to run and waits for its event loop.
+# Value of `Task.waits_on` for a task that is ready to run and waits for its event loop.
 _TURN = "its turn"
 
 _KINDS = {CoroutineType: "cr_await", GeneratorType: "gi_yieldfrom", AsyncGeneratorType: "ag_await"}
-# C objects between two coroutines. They reveal the awaited coroutine only to the garbage collector.
+# Types of C objects between two coroutines. Only the garbage collector can find the awaited coroutine in them.
 _BETWEEN = {"coroutine_wrapper", "async_generator_asend", "async_generator_athrow", "anext_awaitable"}
 
 
 class TaskStack(NamedTuple):
-    """A task and the spans that its coroutines work on."""
+    """A task, and the spans that its coroutines work on."""
 
     task: Task
     spans: list[Span]
 
 
 def task_stacks(names: Names) -> tuple[list[TaskStack], int]:
-    """Return the pending tasks of all loops, tasks with spans first, and the number of pending tasks."""
+    """Return the stacks of the pending tasks of all event loops, and the number of pending tasks.
+
+    Tasks with spans come first. If there are many tasks, some stacks are left out.
+    """
     pending = 0
     stacks = []
     for task in _all_tasks():
@@ -252,24 +265,27 @@ def task_stacks(names: Names) -> tuple[list[TaskStack], int]:
 
 
 def _all_tasks() -> list[Any]:
-    """Return the tasks that asyncio knows. Sets are copied first, because a copy cannot be interrupted."""
+    """Return the tasks that asyncio knows. Each set is copied first, because no thread can interrupt a copy."""
     tasks: dict[int, Any] = {}
     for name in ("_all_tasks", "_scheduled_tasks", "_eager_tasks"):
         known = getattr(asyncio.tasks, name, ())
         for entry in list(getattr(known, "data", known)):
-            # Up to Python 3.11, all tasks are in one weak set. Later, eager tasks are in a plain set.
+            # Up to Python 3.11, all tasks are in one weak set. From Python 3.12 on, eager tasks are in a plain set.
             task = entry() if isinstance(entry, weakref.ref) else entry
             if task is not None:
                 tasks[id(task)] = task
     if sys.version_info >= (3, 14):
-        # The other tasks can be reached only through their loop.
+        # Tasks that are in none of these sets can be found only through their event loop.
         for loop in _loops():
             tasks |= {id(task): task for task in asyncio.all_tasks(loop)}
     return list(tasks.values())
 
 
 def _loops() -> list[Any]:
-    """Return the running loops of asyncio, from the locals of their frames. In these Pythons locals are not copied."""
+    """Return the running event loops of asyncio, from the locals of their frames.
+
+    The caller needs this from Python 3.14 on, where reading the locals does not leave a copy of them in the frame.
+    """
     loops = []
     for frame in sys._current_frames().values():
         caller: FrameType | None = frame
@@ -301,7 +317,10 @@ def _read_task(task: Any, names: Names) -> TaskStack:
 
 
 def _thread_of(task: Any) -> int:
-    """Return Python's id of the thread that runs a task, 0 if none does. Its stack has the task's outer coroutine."""
+    """Return Python's id of the thread that runs a task; 0 if no thread runs the task.
+
+    The stack of that thread contains the frame of the task's outermost coroutine.
+    """
     outermost = getattr(task.get_coro(), "cr_frame", None)
     for ident, frame in sys._current_frames().items() if outermost is not None else ():
         caller: FrameType | None = frame
@@ -313,7 +332,11 @@ def _thread_of(task: Any) -> int:
 
 
 def _unwrap(awaited: Any) -> tuple[Any, CodeType | None, FrameType | None]:
-    """Return the object that a coroutine or a generator awaits, its code, and its frame."""
+    """Return the object that a coroutine or a generator awaits, then the coroutine's own code and frame.
+
+    If `awaited` is a C object between two coroutines, the code and the frame are None. If it is another object, all
+    three are None.
+    """
     kind = type(awaited)
     attribute = _KINDS.get(kind)
     if attribute is not None:
@@ -332,7 +355,7 @@ def _is_between(awaited: Any) -> bool:
 
 
 def _waits_on(task: Any) -> str:
-    """Return a text for the object that a task awaits; an empty text if the task is running."""
+    """Return a text that describes the object that a task awaits; an empty text if the task is running."""
     waiter = getattr(task, "_fut_waiter", None)
     if waiter is None:
         return "" if asyncio.current_task(task.get_loop()) is task else _TURN
@@ -347,20 +370,23 @@ def _waits_on(task: Any) -> str:
     return type(waiter).__name__
 
 
-# Number of threads that are kept: the main thread, then threads with spans, then the others.
+# Maximum number of threads that are kept: first the main thread, then threads with spans, then all other threads.
 _MAX_THREADS = 256
 
 
 class ThreadStack(NamedTuple):
-    """A thread and the spans that its functions work on."""
+    """A thread, and the spans that its functions work on."""
 
     thread: Thread
     spans: list[Span]
 
 
 def thread_stacks(names: Names, own: int) -> tuple[list[ThreadStack], int]:
-    """Return the threads except the one with the id `own`, the main thread first, and the number of threads."""
-    # `threading`'s lock is not taken, because an interrupted thread may hold it. A copy cannot be interrupted.
+    """Return the stacks of all threads except the thread with the id `own`, and the number of these threads.
+
+    The main thread comes first. If there are many threads, some stacks are left out.
+    """
+    # The lock of `threading` is not taken, because an interrupted thread may hold it. No thread can interrupt the copy.
     known = dict(threading._active)  # type: ignore[attr-defined]
     main = threading.main_thread().ident
     frames = sys._current_frames()
@@ -380,12 +406,12 @@ def thread_stacks(names: Names, own: int) -> tuple[list[ThreadStack], int]:
                 name=place_text(thread.name) if thread is not None else "",
                 ident=ident,
                 native=(thread.native_id or 0) if thread is not None else 0,
-                main=not other,
+                main=not is_other,
                 frames=names.frames(stack),
             ),
             spans,
         )
-        for other, _, ident, thread, stack, spans in rows[:_MAX_THREADS]
+        for is_other, _, ident, thread, stack, spans in rows[:_MAX_THREADS]
     ]
     return stacks, len(rows)
 
@@ -402,7 +428,7 @@ def _read_thread(innermost: FrameType) -> tuple[list[Place], list[Span]]:
 
 
 def write_snapshot(run: RunDir, timeline: Timeline, folder: str) -> None:
-    """Write the snapshot of this process to a folder of `stacks/` or `hangs/`.
+    """Write a snapshot of this process into `folder`, which is a folder in `stacks/` or `hangs/`.
 
     Raises:
         OSError: The file can't be written.
@@ -414,12 +440,12 @@ def write_snapshot(run: RunDir, timeline: Timeline, folder: str) -> None:
 
 
 def take_snapshot(timeline: Timeline) -> ProcessStacks:
-    """Return the stacks and open spans of this process. Omit the calling thread, which is the watcher's."""
+    """Return the stacks and open spans of this process. Omit the calling thread, which is the watcher's thread."""
     names = Names()
     now = time.time_ns()
     threads, thread_count = thread_stacks(names, threading.get_ident())
     tasks, task_count = task_stacks(names)
-    # Read the spans after the stacks, so that every span of a stack is among them.
+    # Read the open spans after the stacks, so that the list contains every span that a stack works on.
     spans = timeline.open()
     by_thread, by_task = _owned(spans, threads, tasks)
     left_out = [
@@ -446,9 +472,9 @@ def take_snapshot(timeline: Timeline) -> ProcessStacks:
 def _owned(
     spans: list[Span], threads: list[ThreadStack], tasks: list[TaskStack]
 ) -> tuple[list[set[int]], list[set[int]]]:
-    """Return the indexes of the spans that each thread and each task works on.
+    """Return, for each thread and for each task, the indexes of the spans that it works on.
 
-    A span that is in no frame, such as one between two calls, belongs to the thread in which it began.
+    A span that no frame contains, for example between two calls, belongs to the thread in which the span began.
     """
     indexes = {id(span): index for index, span in enumerate(spans)}
     by_thread = [{indexes[id(span)] for span in stack.spans if id(span) in indexes} for stack in threads]

@@ -1,8 +1,8 @@
-"""Writer of a process's timeline, `journal/<host>-<pid>.jsonl`: one line per span.
+"""Writer of a process's timeline, `journal/<host>-<pid>.jsonl`: one journal line per span.
 
-Steps, stages and windows are written when they begin and when they end. The spans of samples, which may be thousands in
-a step, are buffered for at most a second or until a span of another kind is written. A line is written whole or not at
-all. Exceptions are written with the innermost step or stage that they left.
+Steps, stages and windows are written when they begin and when they end. Spans of samples are buffered for at most a
+second, or until a span of another kind is written, because a step may have thousands of them. A journal line is written
+whole or not at all. An exception gets a line for the innermost step or stage that it left.
 """
 
 from __future__ import annotations
@@ -40,29 +40,29 @@ from autoprof.rundir.records import (
     RaisedLine,
 )
 
-# Kinds of spans that are rare and are written immediately. All others are buffered.
+# Kinds of spans that are written immediately, because they are rare. Spans of all other kinds are buffered.
 AT_ONCE = ("step", "stage", "window")
-# Kinds of spans that have a stage kind. Without an explicit one, it follows from a well-known name.
+# Kinds of spans that have a stage kind. If the caller gives no stage kind, it is derived from the name of the span.
 _STAGES = ("stage", "timer")
 
 
 class Span:
-    """A span that begins when the object is created. `end` writes it.
+    """A span that begins when the object is created. `end` writes the span.
 
     Args:
         timeline: The timeline to write to.
         kind: The kind of the span.
-        name: Its name.
+        name: The name of the span.
         step: The global step, or None if unknown.
         role: The role.
-        rank: The rank, or None.
-        ids: The ids of its sample or request.
-        stage_kind: The kind of the stage; None to derive it from the name.
+        rank: The rank, or None if the process has no rank.
+        ids: The ids of the sample or request that the span belongs to.
+        stage_kind: The kind of the stage; None to derive the kind from the name.
 
     Attributes:
-        line: The line of its start.
+        line: The journal line for the start of the span.
         begun_ns: The start by `time.monotonic_ns`.
-        thread: The thread in which the span began. Only spans of the kinds in `AT_ONCE` have it.
+        thread: The id of the thread in which the span began. Only spans of the kinds in `AT_ONCE` have this attribute.
     """
 
     __slots__ = ("_life", "_timeline", "begun_ns", "line", "thread")
@@ -98,13 +98,13 @@ class Span:
         step: int | None = None,
         at_ns: int | None = None,
     ) -> None:
-        """Write the span. In a forked child do nothing, because the parent writes it. Never raises.
+        """Write the span. Do nothing in a forked child of the process that began the span. Never raises.
 
         Args:
-            error: The exception that ended the span.
-            counts: Counts of the span, such as tokens.
+            error: The exception that ended the span, or None.
+            counts: Dict from name to count, such as the number of tokens.
             step: The step, if it was unknown at the start.
-            at_ns: The end by `time.monotonic_ns`; None for now.
+            at_ns: The end of the span by `time.monotonic_ns`; None if the span ends now.
         """
         now = time.monotonic_ns() if at_ns is None else at_ns
         if self._life is not self._timeline.life:
@@ -117,7 +117,7 @@ class Span:
             begun.role,
             begun.rank,
             begun.start_ns,
-            # The end comes from the monotonic clock, because the wall clock may be set meanwhile.
+            # The duration comes from the monotonic clock, because the wall clock may be set during the span.
             begun.start_ns + now - self.begun_ns,
             None if error is None else type_name(error),
             begun.ids,
@@ -127,7 +127,7 @@ class Span:
         self._timeline.add(self, line, now, error)
 
     def drop(self) -> None:
-        """Omit the span from the timeline."""
+        """End the span without a place on the timeline. If its start was written, write a `dropped` line."""
         timeline = self._timeline
         timeline.running.discard(self)
         if self in timeline.announced:
@@ -157,33 +157,41 @@ def _without_surrogates(value: Any) -> Any:
     return [_without_surrogates(inner) for inner in value] if isinstance(value, list) else value
 
 
-# Exceptions that are not faults.
+# Exceptions that a working program raises too, so they get no journal line.
 _NO_FAULT = (StopIteration, StopAsyncIteration, GeneratorExit, KeyboardInterrupt, asyncio.CancelledError)
-# Number of lines for exceptions of stages per process.
+# Maximum number of `raised` lines for stages and windows that a process writes.
 _MAX_STAGE_LINES = 50
-# Kinds of spans whose exceptions lose a sample. The exceptions of tools and turns may be caught.
+# Kinds of spans for which an exception means that a sample is lost. Exceptions of tools and turns may be caught later.
 _LOST = ("sample", "reward")
-# Number of lines for exceptions of samples between two repetitions of the open spans: with one name and type, and all.
+# Maximum number of `raised` lines for samples and rewards per _LIMIT_BYTES of the file: for the same span name and
+# exception type, and for all of them.
 _MAX_ALIKE_LINES, _MAX_SAMPLE_LINES = 2, 20
 
 
 class Exceptions:
-    """Selection of the exceptions of one process that get a line. Several threads may use it.
+    """The part of the timeline that decides which exceptions of the process get a `raised` line.
+
+    Several threads may use this object.
 
     Attributes:
-        count: The number of lines.
+        count: The number of `raised` lines so far.
     """
 
     def __init__(self) -> None:
         self.count = 0
-        # The id of the last exception with a line and the start of the span that it left: for stages, and for samples.
+        # The id of the last exception, and the start of the span that it left: in stages, and in samples.
         self._stage: tuple[int, int] = 0, 0
         self._lost: tuple[int, int] = 0, 0
         self._stages = self._samples = 0
         self._alike: Counter[tuple[str, str, str]] = Counter()
 
     def line(self, line: Line, error: BaseException) -> RaisedLine | None:
-        """Return the line for an exception that leaves a span, or None if it gets none."""
+        """Return the `raised` line for an exception that leaves a span, or None if the exception gets no line.
+
+        Args:
+            line: The journal line for the end of the span.
+            error: The exception.
+        """
         if issubclass(type(error), _NO_FAULT):
             return None
         if not (self._takes_sample if line.kind in _LOST else self._takes_stage)(line, error):
@@ -192,78 +200,83 @@ class Exceptions:
         return RaisedLine(time.time_ns(), line.kind, line.name, line.step, line.role, line.rank, raised.of(error))
 
     def again(self) -> None:
-        """Reset the limits of samples, because readers look only at the end of a file."""
+        """Allow the full number of lines for samples again. Readers read only the end of a file."""
         self._alike.clear()
         self._samples = 0
 
     def _takes_stage(self, line: Line, error: BaseException) -> bool:
         if line.kind not in ("step", "stage", "window"):
             return False
-        # The same exception in a span that began earlier: it is leaving the outer spans.
-        known = self._stage[0] == id(error) and line.start_ns <= self._stage[1]
+        # If the exception already left a span that began later, it is now leaving the spans around that span.
+        is_leaving_outer_span = self._stage[0] == id(error) and line.start_ns <= self._stage[1]
         self._stage = id(error), line.start_ns
         self._stages += line.kind != "step"
-        return not known and (line.kind == "step" or self._stages <= _MAX_STAGE_LINES)
+        return not is_leaving_outer_span and (line.kind == "step" or self._stages <= _MAX_STAGE_LINES)
 
     def _takes_sample(self, line: Line, error: BaseException) -> bool:
-        known = self._lost[0] == id(error) and line.start_ns <= self._lost[1]
+        is_leaving_outer_span = self._lost[0] == id(error) and line.start_ns <= self._lost[1]
         self._lost = id(error), line.start_ns
         key = line.kind, line.name, type_name(error)
-        if known or self._alike[key] >= _MAX_ALIKE_LINES or self._samples >= _MAX_SAMPLE_LINES:
+        if is_leaving_outer_span or self._alike[key] >= _MAX_ALIKE_LINES or self._samples >= _MAX_SAMPLE_LINES:
             return False
         self._alike[key] += 1
         self._samples += 1
         return True
 
 
-# The buffer is written when it has this number of lines, or when its first line is this old.
+# The buffer is written when it has _FLUSH_LINES lines, or when its first line is _FLUSH_AFTER_NS old.
 _FLUSH_LINES = 256
 _FLUSH_AFTER_NS = 1_000_000_000
-# If a write takes longer than this, the disk is too slow, and at most _MAX_LINES lines are buffered.
+# If a write takes longer than _SLOW_WRITE_NS, the disk is too slow, and at most _MAX_LINES lines are buffered.
 _SLOW_WRITE_NS = 2_000_000_000
 _MAX_LINES = 16 * _FLUSH_LINES
-# In an idle process the buffer is written immediately, unless writing would take more than 1/20 of the time.
+# A process without open spans writes each line immediately, unless it would spend more than 1/20 of its time on this.
 _MIN_IDLE_RATIO = 20
-# Number of durations that are kept per name, and number of names.
+# Maximum number of durations that are kept per kind and name, and of pairs of kind and name with durations.
 _MAX_DURATIONS, _MAX_NAMES = 100, 256
-# The start of a sample's span is written once the span is this old, for at most _MAX_OPEN spans.
+# The start of a buffered span is written once the span has been open for _LONG_NS. At most _MAX_OPEN starts of open
+# spans are written.
 _LONG_NS = 10_000_000_000
 _MAX_OPEN = 256
-# A process with an open span writes at least one line in this time, as a sign of life.
+# A process with an open span writes at least one line in this period, as a sign of life.
 _MAX_SILENCE_NS = 30_000_000_000
-# A new part begins after this number of bytes, because readers read the end of a file. The beginnings of parts are at
-# most 1/16 of the file.
+# A new part begins after PART_BYTES, because readers read the end of a file. A part is at least 16 times as long as the
+# lines at its beginning.
 PART_BYTES, _PARTS_RATIO = 64 << 10, 16
-# The limits of exceptions of samples are reset after this number of bytes.
+# After this number of bytes, samples and rewards get the full number of `raised` lines again.
 _LIMIT_BYTES = 1 << 20
 _PYTHON = sys.version.split()[0]
 
 
 class Listener(Protocol):
-    """Receiver of the ended spans of this process."""
+    """An object that gets each span of this process when the span ends."""
 
     def hear(self, line: Line) -> None:
-        """Process an ended span. Never raises."""
+        """Process the line of an ended span. Never raises."""
 
 
 class Timeline:
-    """The spans of one process. Any thread may add lines; the thread that finds the buffer due writes it.
+    """The open spans of one process, and the writer of its journal.
 
-    The file is made when the first lines are written. If it is moved or removed later, a new one is made.
+    Any thread may add lines to the buffer. The thread whose line makes the buffer full or too old writes the buffer.
+    The file is made when the first lines are written. If the file is moved or removed later, a new file is made.
 
     Args:
         run: The run directory.
-        restore: Callback after a new file replaced an earlier one. The folder may be new and empty.
-        facts: Function that returns the fields of a process line that may change.
-        lines: Function that returns the lines of hooks and errors for the beginning of a part, or of a whole file.
+        restore: Callback that is called after a new file has replaced a file that was moved or removed. The run
+            directory may be new and empty then.
+        facts: Function that returns those fields of the process line that may change while the process runs.
+        lines: Function that returns the lines of hooks and errors for the beginning of a part. Its argument is True if
+            the part begins a file.
 
     Attributes:
-        life: An object that identifies the process: a forked child has another one.
+        life: An object that identifies the process. A forked child gets another object.
         running: Open spans of samples. The caller adds them; `Span.end` and `Span.drop` remove them.
         announced: Open spans with a `begun` line.
-        durations_ns: Durations of ended steps, stages and windows in nanoseconds, by kind and name.
-        wake: Callback for the next span that begins or ends, or None.
-        listener: Receiver of each ended span, or None. A forked child has none.
+        durations_ns: Dict from kind and name to the durations of the last ended steps, stages and windows, in
+            nanoseconds.
+        wake: Callback that is called when a span begins or ends, or None.
+        listener: The object that gets each ended span, or None. A forked child has no listener.
     """
 
     def __init__(
@@ -282,7 +295,10 @@ class Timeline:
         _state.end_first()
 
     def begin(self) -> None:
-        """Begin a file in a new process or a forked child. A child does not take over its parent's lines and locks."""
+        """Set the initial state, in a new process or a forked child. The next lines begin a new file.
+
+        A forked child does not keep the lines and locks of its parent.
+        """
         self.life = object()
         self.running: set[Span] = set()
         self.announced: set[Span] = set()
@@ -303,24 +319,34 @@ class Timeline:
         self._is_replaced = False
         # The bytes since the beginning of the last part, and the bytes after which the next part begins.
         self._size, self._part_size = 0, PART_BYTES
-        # The bytes since the limits of exceptions were reset.
+        # The bytes that were written since `Exceptions.again` was called.
         self._limited_size = 0
-        # The start of the running write by `time.monotonic_ns`; 0 if none is running.
+        # The start of the current write by `time.monotonic_ns`; 0 if no thread is writing.
         self._write_began = 0
-        # The number of lines that could not be written, the last reason, and the number that the file has.
+        # The number of lines that could not be written, the last reason, and the number that the file reports.
         self._lost, self._lost_reason, self._lost_written = 0, "", 0
 
     def write(self, *lines: BegunLine | DroppedLine | HookLine | ErrorLine) -> None:
-        """Write the start or the dropping of a span, or lines of hooks, unless the disk is too slow."""
+        """Write the line of a span that began or was dropped, or lines of hooks and errors.
+
+        If the disk is too slow, count the lines as lost instead.
+        """
         if self._has_room(len(lines)):
             self._lines.extend(lines)
             self.flush()
-        # Read it once, because another thread may reset it.
+        # Read `wake` once, because another thread may reset it.
         if (wake := self.wake) is not None:
             wake()
 
     def add(self, span: Span, line: Line, now: int, error: BaseException | None) -> None:
-        """Buffer a span that ended at `now` (`time.monotonic_ns`). Write the buffer if it is due."""
+        """Buffer the line of an ended span. Write the buffer if it is full or too old, or if the span is in `AT_ONCE`.
+
+        Args:
+            span: The span.
+            line: The journal line for the end of the span.
+            now: The end of the span by `time.monotonic_ns`.
+            error: The exception that ended the span, or None.
+        """
         self.announced.discard(span)
         self.running.discard(span)
         at_once = line.kind in AT_ONCE
@@ -349,7 +375,10 @@ class Timeline:
             self.flush()
 
     def _has_room(self, count: int = 1) -> bool:
-        """Return False if the buffer is full because a write takes long. `count` lines are then counted as lost."""
+        """Return True if the buffer takes `count` more lines.
+
+        If the buffer is full because a write takes long, count `count` lines as lost and return False.
+        """
         if len(self._lines) < _MAX_LINES:
             return True
         self.flush()
@@ -361,7 +390,7 @@ class Timeline:
         return False
 
     def _raised(self, line: Line, error: BaseException) -> bool:
-        """Add the line of the exception that leaves a span. Return False if it gets none."""
+        """Buffer a `raised` line for the exception that leaves a span. Return False if the exception gets no line."""
         raised_line = self._exceptions.line(line, error)
         if raised_line is None or not self._has_room():
             return False
@@ -370,14 +399,15 @@ class Timeline:
 
     def open(self) -> list[Span]:
         """Return the open spans, the oldest first."""
-        # `list` copies a set without interruption, while other threads add to it.
+        # Other threads may change the sets, but no thread can interrupt the copy that `list` makes.
         return sorted({*list(self.announced), *list(self.running)}, key=lambda span: span.begun_ns)
 
     def look(self) -> None:
         """Do the work that is due every ten seconds.
 
-        Follow the run's path if its folder was moved. Write the starts of spans of samples that have been open for
-        long. If a span is open and nothing else is written, write a memory line as a sign of life.
+        If the run directory was moved, begin a new file at the old path. Write the starts of buffered spans that have
+        been open for ten seconds. If a span is open and no line was written for 30 seconds, write a memory line as a
+        sign of life.
         """
         is_moved = self.has_file and self._file.is_moved()
         if is_moved:
@@ -391,13 +421,14 @@ class Timeline:
         long = [span for span in self.open() if span not in self.announced and now - span.begun_ns > _LONG_NS]
         for span in long[:room]:
             self.announced.add(span)
-            # If the span has ended meanwhile, its end may come before this start. Readers close it all the same.
+            # If another thread has just ended the span, the file may have the end before this start. Readers close the
+            # span in this case too.
             self._lines.append(span.line)
         self.flush()
         self._on_disk(self._file.sync)
 
     def leave(self) -> None:
-        """Write the last line of this process, if it has any."""
+        """Write the exit line of this process, if it has a journal, and close the file."""
         self.flush()
         if self.has_file:
             error, exception = raised.exception_type(), raised.uncaught()
@@ -413,7 +444,7 @@ class Timeline:
                 self._on_disk(self._file.close)
 
     def _on_disk(self, work: Callable[[], None]) -> None:
-        """Sync or close the file. A network file system reports a full disk only then."""
+        """Sync or close the file, and log an error. A network file system reports a full disk only at that time."""
         try:
             work()
         except OSError as problem:
@@ -421,8 +452,8 @@ class Timeline:
             log.warning_once(self._run.unwritable(problem))
 
     def flush(self) -> None:
-        """Write the buffer, unless another thread is writing: that thread also writes these lines."""
-        # `with` takes the lock without a gap in which a signal could leave it locked, unlike `acquire`.
+        """Write the buffer. If another thread is writing, do nothing: that thread also writes these lines."""
+        # A signal handler may raise an exception. With `acquire` instead of `with`, the lock could then stay locked.
         while self._lines and not self._writing.locked():
             with self._writing:
                 self._write_began = begun = time.monotonic_ns()
@@ -458,7 +489,7 @@ class Timeline:
         return ErrorLine(where=LOST_LINES, count=self._lost, last=last)
 
     def begin_part(self) -> None:
-        """Make the file if it does not exist. Otherwise begin a new part with the next lines.
+        """Make the file if it does not exist. If it exists, begin a new part with the next line that is written.
 
         Raises:
             OSError: The file can't be made.
@@ -479,7 +510,10 @@ class Timeline:
             self._exceptions.again()
 
     def _part(self, whole: bool = False) -> bytes:
-        """Return the beginning of a part, or of a whole file: the process, its open spans, hooks and errors."""
+        """Return the lines at the beginning of a part: the process line, the open spans, hooks and errors.
+
+        If `whole` is true, the part begins a file, and has the lines of all hooks instead of the failed hooks only.
+        """
         pid = os.getpid()
         process_line = ProcessLine(
             host=identity.HOST,
@@ -500,13 +534,13 @@ class Timeline:
         begun = [span.line for span in self.open() if span in self.announced]
         lost = [self._lost_line()] if self._lost_written else []
         content = _encoded([process_line, *begun, *self._hook_lines(whole), *lost])
-        # With many open spans, a part is longer.
+        # The part must be longer if these lines are long, for example with many open spans.
         self._size, self._part_size = 0, max(PART_BYTES, _PARTS_RATIO * len(content))
         return content
 
 
 class _TimelineState(process.State):
-    """The timelines of this process, flushed at its end."""
+    """The timelines of this process. The exit of the process writes their last lines."""
 
     ends = process.TIMELINE
 

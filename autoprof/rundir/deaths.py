@@ -1,7 +1,8 @@
-"""Processes of a run that died, the likely cause first, and the sentences that report them.
+"""List of the processes of a run that died, the likely cause first, and the sentences that report these deaths.
 
-Consequences come after their cause. Workers that Ray or a launcher killed because the run had ended come last. A
-process that vanished without an open span is listed only if an exception names it: Ray normally ends workers that way.
+A death that follows from another death comes after that death. Workers that Ray or a launcher killed because the run
+had ended come last. A process that vanished without an open span is listed only if an exception names it, because Ray
+normally ends its workers in this way.
 """
 
 from __future__ import annotations
@@ -26,22 +27,23 @@ from autoprof.rundir.runs import ENDED, FAILED, UNFINISHED, Run, exit_status
 EXCEPTION, EXIT, CRASH, KILLED, GONE_DEAD = "exception", "exit", "crash", "killed", "gone"
 KERNEL, RAY, NODE = "kernel", "Ray", "node"
 _MAX_DEATHS = 16
-# Messages of exceptions that follow from the death of another process: lost connections, reports of Ray and vLLM.
+# Messages of exceptions that are consequences of the death of another process: lost connections, and errors with which
+# Ray and vLLM report a death.
 _CONSEQUENCE = re.compile(
     r"connection (was |has been )?(closed|reset|refused|lost)|\bpeer\b|broken pipe|\bEOF\b|nccl|gloo|timed? ?out"
     r"|died unexpectedly|raylet died|owner has exited|\broot cause\b",
     re.IGNORECASE,
 )
-# Rank of a vanished process among the likely causes (see `_cause_rank`).
+# The result of `_cause_rank` for a vanished process.
 _GONE_RANK = 2
 _CTRL_C = "SIGINT"
 _EXIT = "SystemExit"
 
 
 def of_run(run: Run) -> list[Death]:
-    """Return the deaths that matter for a run, earlier attempts last.
+    """Return the deaths to report for a run, the likely cause first. Deaths of earlier attempts come last.
 
-    For a run that ended well, return only crashes and kills.
+    For a run that ended without a failure, return only crashes and kills.
     """
     path, info, state = Path(run.path), run.info, run.state.partition(" ")[0]
     # An empty state means that `run.json` is missing.
@@ -70,11 +72,11 @@ def find(
     """Return the processes that died, the likely cause first.
 
     Args:
-        path: The run's directory.
-        info: Its `run.json`.
-        over: True if the run has ended, so that `info.died` lists the processes that were dead at its end.
+        path: The run directory.
+        info: The content of `run.json`.
+        over: True if the run has ended. `info.died` then lists the processes that were dead when the run ended.
         own: The exception that is ending this process, if this process started the run.
-        states: The last states of its processes. Without them, the processes that may have died are read.
+        states: The last states of the run's processes. If None, read the journals of the processes that may have died.
     """
     exception = own or info.exception
     if states is None:
@@ -90,7 +92,7 @@ def find(
         elif (raised := _final_exception(state)) is not None:
             dead[state.host, state.pid] = _as_exit(_failed(state, info, *raised))
     for crash in read_crash_file(path):
-        # A process that began after the crash only has the same pid.
+        # A process that began after the crash is another process with the same pid.
         candidates = [state for state in states if state.begun_ns <= crash.ns]
         death = dead.get((crash.host, crash.pid)) or _gone_process(candidates, info, crash.host, crash.pid)
         dead[crash.host, crash.pid] = replace(
@@ -112,7 +114,7 @@ def find(
 
 
 def _attempts_ago(death: Death, info: RunFile) -> int:
-    """Return the number of times the run was resumed after a death."""
+    """Return how often the run was resumed after a death; 0 for a death in the current attempt."""
     if not death.last_ns or not info.earlier:
         return 0
     starts = [info.started, *(attempt.started or 0.0 for attempt in info.earlier[1:])]
@@ -130,7 +132,10 @@ def _in_order(dead: Sequence[Death]) -> list[Death]:
 
 
 def _without_repeats(deaths: Sequence[Death]) -> list[Death]:
-    """Return the deaths without repeated exceptions: Ray and launchers raise one exception in several processes."""
+    """Return the deaths. If several have equal exceptions, return only the first of them.
+
+    Ray and launchers raise one exception in several processes.
+    """
     kept, seen = [], set()
     for death in deaths:
         exception = death.exception if death.how == EXCEPTION else None
@@ -142,17 +147,17 @@ def _without_repeats(deaths: Sequence[Death]) -> list[Death]:
 
 
 def _is_consequence(death: Death) -> bool:
-    """Return True if the exception of a death is of a kind that the death of another process causes."""
+    """Return True if the exception of a death is probably a consequence of the death of another process."""
     exception = death.exception
     return exception is not None and bool(exception.named or _CONSEQUENCE.search(exception.message))
 
 
 def _cause_rank(death: Death, gone: bool) -> int:
-    """Return the rank of a death among the likely causes; 0 is the likeliest.
+    """Return a number by which deaths are sorted: a smaller number means a likelier cause. The likeliest causes have 0.
 
     Args:
         death: The death.
-        gone: True if a process died in a way that causes exceptions in other processes.
+        gone: True if a process of the run died in a way that causes exceptions in other processes.
     """
     if death.how == CRASH or death.killer or (death.how == KILLED and death.signal != "SIGTERM"):
         return 0
@@ -169,19 +174,19 @@ def _gone(state: ProcessState, info: RunFile) -> Death:
     spans = _stages(state.spans)
     inner = next((span for span in reversed(spans) if span.kind == "stage"), spans[-1] if spans else None)
     step = next((span.step for span in reversed(spans) if span.step is not None), None)
-    # Between two stages, the stage that ended last gives the role and rank.
-    before = state.ended if inner is None and not state.spans else None
-    last = inner or before
-    # A stage that an exception left is reported as the place of the death, not as the stage before it.
-    left = before.name if before is not None and before.error else ""
+    # If no stage was open, the role and rank come from the stage that ended last.
+    ended_stage = state.ended if inner is None and not state.spans else None
+    last = inner or ended_stage
+    # If an exception ended that stage, the death is reported as `in` that stage, otherwise as `after` that stage.
+    left = ended_stage.name if ended_stage is not None and ended_stage.error else ""
     death = _death(
         state,
         info,
         GONE_DEAD,
         role=last.role if last is not None else "",
         rank=last.rank if last is not None else None,
-        step=step if before is None else before.step,
-        after=before.name if before is not None and not left else "",
+        step=step if ended_stage is None else ended_stage.step,
+        after=ended_stage.name if ended_stage is not None and not left else "",
         stage=inner.name if inner is not None and inner.kind == "stage" else left,
         since_ns=inner.start_ns if inner is not None else 0,
         last_ns=state.last_ns,
@@ -193,7 +198,10 @@ def _gone(state: ProcessState, info: RunFile) -> Death:
 
 
 def _killed_by_kernel(death: Death, state: ProcessState) -> Death:
-    """Return a kill by the kernel if the kernel has killed a process of the same control group since this one began."""
+    """Return the death as a kill by the kernel, if the kernel probably killed the process. Otherwise do not change it.
+
+    The kernel probably killed the process if it has killed a process of the same control group since the process began.
+    """
     first, last = state.memory
     kills = last.kills
     if state.host == identity.HOST and state.boot == identity.machine():
@@ -212,9 +220,9 @@ def _killed_by_kernel(death: Death, state: ProcessState) -> Death:
 
 
 def _final_exception(state: ProcessState) -> tuple[Raised, int] | None:
-    """Return the exception that ended a process or the trainer in it, and the time when it left the innermost stage.
+    """Return the exception that ended a process, or the trainer in that process. Return None if there is none.
 
-    The time is in nanoseconds since the epoch.
+    The second element is the time at which the exception left the innermost stage, in nanoseconds since the epoch.
     """
     line = state.raised
     if state.exception is not None:
@@ -238,7 +246,10 @@ def _death(state: ProcessState, info: RunFile, how: str, **fields: Any) -> Death
 
 
 def _as_exit(death: Death) -> Death:
-    """Return the death as an exit if its exception is the `SystemExit` of `sys.exit`; its text is the status."""
+    """Return a death by `SystemExit` as an exit, and every other death unchanged.
+
+    `sys.exit` raises `SystemExit`. The text of this exception is the exit status.
+    """
     exception = death.exception
     if death.started or exception is None or exception.type != _EXIT:
         return death
@@ -257,7 +268,7 @@ def _gone_process(states: Iterable[ProcessState], info: RunFile, host: str, pid:
 def _add_named(
     dead: dict[tuple[str, int], Death], states: Sequence[ProcessState], info: RunFile, exceptions: Iterable[Raised]
 ) -> None:
-    """Add the dead processes that exceptions name."""
+    """Add the dead processes that exceptions name to `dead`, a dict from host and pid to the death."""
     for named in [named for exception in exceptions for named in exception.named]:
         if not named.pid:
             continue
@@ -284,9 +295,9 @@ def _with_details(death: Death, named: NamedProcess) -> Death:
 
 
 def _with_exit_status(deaths: list[Death], info: RunFile, status: int | None) -> list[Death]:
-    """Return the deaths with the exit status of the process that started the run, if `sys.exit` explains its end.
+    """Return the deaths, and report the process that started the run as an exit if `sys.exit` explains its end.
 
-    It explains the end if that process left a stage by `SystemExit`, or if there is no other death.
+    `sys.exit` explains the end if that process left a stage by `SystemExit`, or if there is no other death.
     """
     exits = [
         death for death in deaths if death.started and death.exception is not None and death.exception.type == _EXIT
@@ -298,9 +309,9 @@ def _with_exit_status(deaths: list[Death], info: RunFile, status: int | None) ->
 
 
 def _with_starter(deaths: list[Death], info: RunFile, states: Sequence[ProcessState]) -> list[Death]:
-    """Return the deaths of an unfinished run with the vanished process that started it.
+    """Return the deaths of an unfinished run, and add the process that started the run, if that process vanished.
 
-    Its end also ends the other processes, so it comes before all deaths except likelier causes.
+    The end of that process also ends the other processes. So it comes before all deaths except likelier causes.
     """
     own = next((death for death in deaths if death.started), None)
     starter = next((state for state in states if (state.host, state.pid) == (info.host, info.pid)), None)
@@ -314,13 +325,14 @@ def _with_starter(deaths: list[Death], info: RunFile, states: Sequence[ProcessSt
         if (trainer := max(steps, key=lambda death: death.last_ns, default=None)) is not None:
             own = replace(own, step=trainer.step, stage=trainer.stage, last_ns=trainer.last_ns)
     others = [death for death in deaths if not death.started]
-    before = [death for death in others if _cause_rank(death, gone=True) < _GONE_RANK]
+    likelier = [death for death in others if _cause_rank(death, gone=True) < _GONE_RANK]
     if own.how != GONE_DEAD:
         return deaths
-    return [*before, own, *(death for death in others if death not in before)]
+    return [*likelier, own, *(death for death in others if death not in likelier)]
 
 
-# Signal names by faulthandler's text (`faulthandler_handlers` in CPython's Modules/faulthandler.c).
+# Dict from a text of faulthandler to the signal that it names (`faulthandler_handlers` in CPython's
+# Modules/faulthandler.c).
 _SIGNALS = {
     "Segmentation fault": "SIGSEGV",
     "Aborted": "SIGABRT",
@@ -335,14 +347,21 @@ _FATAL = re.compile(r"^Fatal Python error: ([^\n]{1,100})$", re.MULTILINE)
 _TVM = "\n!!!!!!! Segfault encountered !!!!!!!\n"
 _FRAME = re.compile(r'^  File "([^"\n]{1,400})", line (\d{1,9}) in ([^\n]{1,200})$', re.MULTILINE)
 _THREAD = re.compile(r"^(?:Current thread 0x|Thread 0x|Stack \()[^\n]*$", re.MULTILINE)
-# Files of autoprof that run inside a program, in any installation folder.
+# Files of autoprof whose code runs inside the user's program. autoprof may be installed in any folder.
 _OWN = re.compile(r"[/\\]autoprof[/\\]((_boot|base|behaviours|capture|hooks|run|windows)[/\\].*|__init__|agent)\.py$")
 _MAX_CRASH_BYTES = 1 << 20
 _LOG_TAIL_BYTES = 1 << 17
 
 
 class Crash(Struct, frozen=True, kw_only=True):
-    """The crash of one process. `ns` is its time, in nanoseconds since the epoch."""
+    """The crash of one process, as its crash dump describes it.
+
+    Attributes:
+        signal: The name of the signal.
+        frames: The stack, the innermost function last.
+        ns: The time of the crash, in nanoseconds since the epoch.
+        file: The path of the crash dump, relative to the run directory.
+    """
 
     host: str
     pid: int
@@ -353,7 +372,7 @@ class Crash(Struct, frozen=True, kw_only=True):
 
 
 def read_crash_file(run: Path) -> list[Crash]:
-    """Return the crashes of a run. Skip files that are empty or unreadable."""
+    """Return the crashes of a run, from its crash dumps. Skip files that are empty or unreadable."""
     crashes = []
     for path in sorted(RunDir(run).path.glob(f"{CRASHES}/*.txt")):
         host, pid = file_names.process_of(path.name)
@@ -369,7 +388,7 @@ def read_crash_file(run: Path) -> list[Crash]:
 def crash_in_log(path: str) -> tuple[str, list[Frame]] | None:
     """Return the signal and the stack of the last crash in a log file, or None if it has no crash.
 
-    Ray enables `faulthandler` in its workers, so their stacks are in their stderr logs.
+    Ray enables `faulthandler` in its workers, so the stack of a crashed worker is in the log of its stderr.
     """
     text = ""
     with seam.suppress(OSError), io.open(files.opened(path), "rb") as file:
@@ -389,7 +408,7 @@ def parsed(text: str) -> tuple[str, list[Frame]]:
     fatal = _FATAL.search(text)
     name = fatal[1].strip() if fatal else ""
     stacks = [_frames(part) for part in _THREAD.split(text)[1:]]
-    # The crashed thread comes first or is missing. The main thread is the oldest and comes last.
+    # The stack of the crashed thread comes first or is missing. The main thread is the oldest thread and comes last.
     current = next(
         (stack for stack, mark in zip(stacks, _THREAD.findall(text), strict=True) if not mark.startswith("Thread")),
         None,
@@ -398,13 +417,16 @@ def parsed(text: str) -> tuple[str, list[Frame]]:
 
 
 def _frames(text: str) -> list[Frame]:
-    """Return a stack, the innermost function last. Omit autoprof's functions unless the stack has no others."""
+    """Return the stack in a text of faulthandler, the innermost function last.
+
+    Omit functions of autoprof, unless the stack has only functions of autoprof.
+    """
     frames = [Frame(function, file, int(line)) for file, line, function in _FRAME.findall(text)]
     program_frames = [frame for frame in frames if not _OWN.search(frame.file)]
     return (program_frames or frames)[::-1]
 
 
-# Files of libraries, as opposed to the user's own code.
+# Paths of files that belong to libraries and not to the user's own code.
 _LIBRARY = re.compile(r"[/\\](site-packages|dist-packages|lib[/\\]python3[^/\\]*)[/\\]|^<|^$")
 _MAX_MESSAGE_CHARS, _MAX_OTHERS, _MAX_FRAMES = 200, 5, 8
 
@@ -413,14 +435,17 @@ def sentence(death: Death, hosts: int = 1) -> str:
     """Describe the death of a process in one sentence.
 
     Args:
-        death: The process.
-        hosts: The number of hosts of the run. With several hosts, the sentence names the host.
+        death: The death.
+        hosts: The number of hosts of the run. If it is more than 1, the sentence names the host of the process.
     """
     return f"{'in an earlier attempt, ' if death.earlier else ''}{_subject(death, hosts)} {_predicate(death)}"
 
 
 def evidence(deaths: Sequence[Death], hosts: int = 1) -> list[str]:
-    """Return the details of the first death, and a sentence for each of the others."""
+    """Return output lines: the details of the first death, then a sentence for each of the other deaths.
+
+    `hosts` is the number of hosts of the run, as in `sentence`.
+    """
     first, *others = deaths
     lines = []
     if first.file:
@@ -442,15 +467,18 @@ def evidence(deaths: Sequence[Death], hosts: int = 1) -> list[str]:
 
 def exception_words(raised: Raised) -> str:
     """Return an exception in one line: `ValueError: no score in reward.py:44 fetch_score`."""
-    shown = _user_frame(raised.frames)
-    at = f" in {frame_words(shown)}" if shown else ""
-    first = raised.message.partition("\n")[0]
-    message = first if len(first) <= _MAX_MESSAGE_CHARS else f"{first[:_MAX_MESSAGE_CHARS]}..."
-    return f"{raised.type}{f': {message}' if message else ''}{at}"
+    frame = _user_frame(raised.frames)
+    place = f" in {frame_words(frame)}" if frame else ""
+    first_line = raised.message.partition("\n")[0]
+    message = first_line if len(first_line) <= _MAX_MESSAGE_CHARS else f"{first_line[:_MAX_MESSAGE_CHARS]}..."
+    return f"{raised.type}{f': {message}' if message else ''}{place}"
 
 
 def frame_words(frame: Frame, whole: bool = False) -> str:
-    """Return file, line and function of a stack entry: `reward.py:44 fetch_score`. `whole`: with the full path."""
+    """Return the file, line and function of a frame, such as `reward.py:44 fetch_score`.
+
+    If `whole` is true, the text has the full path of the file.
+    """
     return f"{frame.file if whole else os.path.basename(frame.file)}:{frame.line} {frame.function}"
 
 
@@ -476,12 +504,12 @@ def _predicate(death: Death) -> str:
     where = _where(death)
     place = f" {where}" if where else ""
     if death.how == CRASH:
-        shown = _user_frame(death.frames)
-        return f"{_how(death)}{place}{f': {frame_words(shown)}' if shown else ''}"
+        frame = _user_frame(death.frames)
+        return f"{_how(death)}{place}{f': {frame_words(frame)}' if frame else ''}"
     if death.how == EXCEPTION and death.exception is not None:
         return f"failed with {exception_words(death.exception)}{f',{place}' if place else ''}"
-    if death.how == EXIT and death.exception is not None and (shown := _user_frame(death.exception.frames)):
-        return f"{_how(death)} in {frame_words(shown)}{f',{place}' if place else ''}"
+    if death.how == EXIT and death.exception is not None and (frame := _user_frame(death.exception.frames)):
+        return f"{_how(death)} in {frame_words(frame)}{f',{place}' if place else ''}"
     if not death.killer and not death.signal and death.how != EXIT:
         # `os.exec` may start a program without autoprof. No trainer calls it inside a step.
         or_exec = " or os.exec" if death.started and not place else ""
@@ -516,6 +544,9 @@ def _where(death: Death) -> str:
 
 
 def _user_frame(frames: Sequence[Frame]) -> Frame | None:
-    """Return the innermost function of the user's own code, or of a library if there is no user code."""
+    """Return the innermost function of the user's own code. If the stack has none, return the innermost function.
+
+    Return None if the stack is empty.
+    """
     own = [frame for frame in frames if not _LIBRARY.search(frame.file)]
     return own[-1] if own else frames[-1] if frames else None

@@ -1,7 +1,7 @@
-"""Tolerant decoder of the run directory's records: it keeps the readable fields of a file and reports the others.
+"""Tolerant decoder of the run directory's records: it keeps the valid fields of a file and reports the invalid fields.
 
 A file may be damaged, or written by another release or another program. So each field is decoded separately: a field of
-the wrong type is left out, and the others are kept. Fields that the struct does not define are kept unchanged.
+the wrong type is left out, and all other fields are kept. Fields that the struct does not define are kept unchanged.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ from autoprof.base.originals import json, os
 from autoprof.base.redact import writable
 from autoprof.rundir.records import Line
 
-# Maximum size and nesting depth of a file. Every file that autoprof writes is smaller and flatter.
+# Maximum size in bytes and nesting depth of a file. Every file that autoprof writes is smaller and less deeply nested.
 _MAX_BYTES = 64 << 20
 _MAX_DEPTH = 16
 # Maximum number of problems that are reported per file.
 _MAX_PROBLEMS = 5
-# Values for missing fields. A field gets the first of these that its type accepts.
+# Blank values for missing fields. A field gets the first of these values that the type of the field accepts.
 _BLANKS: tuple[Any, ...] = (None, "", 0, [], {})
 
 T = TypeVar("T", bound=Struct)
 
 
 def read(path: Path, kind: type[T], left_out: list[str] | None = None) -> T:
-    """Read a file as a struct; missing and unreadable fields are blank. Never raises.
+    """Read a JSON file as a struct. Missing and invalid fields get a blank value. Never raises.
 
     Args:
         path: The file.
-        kind: The struct.
-        left_out: List that gets a line if something was left out, with the reasons.
+        kind: The type of the struct.
+        left_out: List to which one text with the reasons is added if fields were left out.
     """
     return record(fields(path, kind, left_out), kind)
 
 
 def record(content: Mapping[str, Any], kind: type[T]) -> T:
-    """Return fields as a struct; missing fields and fields of the wrong type are blank."""
+    """Return fields as a struct. Missing fields and fields of the wrong type get a blank value."""
     try:
         return msgspec.convert(content, kind)
     except msgspec.ValidationError:
@@ -54,12 +54,12 @@ def record(content: Mapping[str, Any], kind: type[T]) -> T:
 
 
 def fields(path: str | Path, kind: type[Struct], left_out: list[str] | None = None) -> dict[str, Any]:
-    """Read the fields of a file, including fields that its struct does not define. Never raises.
+    """Return the valid fields of a JSON file as a dict, including fields that the struct does not define. Never raises.
 
     Args:
-        path: The file. If it does not exist, the result is empty.
-        kind: The struct.
-        left_out: List that gets a line if something was left out, with the reasons.
+        path: The file. If the file does not exist, the dict is empty.
+        kind: The type of the struct.
+        left_out: List to which one text with the reasons is added if fields were left out.
     """
     problems: list[str] = []
     content: Any = {}
@@ -92,9 +92,9 @@ def _read(path: str | Path) -> bytes:
 
 
 def _undamaged(content: bytes, kind: type[Struct]) -> dict[str, Any] | None:
-    """Return the fields of a file if all of them are valid, or None if each field has to be checked.
+    """Return the fields of a file if all fields are valid, or None if each field must be checked separately.
 
-    This is the fast path: a run may have thousands of files, nearly all of them undamaged.
+    This function is fast for a valid file. A run may have thousands of files, and nearly all of them are valid.
     """
     if content.count(b"{") + content.count(b"[") > _MAX_DEPTH:
         return None
@@ -109,10 +109,10 @@ _decode_line = msgspec.json.Decoder(Line).decode
 
 
 def line(content: bytes) -> Line:
-    """Decode a span of a timeline. For a process line, only `kind` is set.
+    """Decode the journal line of an ended span. If the line is of another type, only the fields of `Line` are set.
 
     Raises:
-        msgspec.DecodeError: The line is not a valid line.
+        msgspec.DecodeError: The line is not valid.
         UnicodeDecodeError: The line is not UTF-8.
         RecursionError: The line is nested too deeply.
     """
@@ -141,13 +141,13 @@ def _blank(kind: Any) -> Any:
 
 
 def _kept(value: Any, kind: Any, where: str, problems: list[str]) -> Any:
-    """Return the valid parts of a value of the type `kind`, or `msgspec.UNSET` if it has none.
+    """Return the valid parts of a value, or `msgspec.UNSET` if the value has no valid part.
 
     Args:
         value: The value from JSON.
-        kind: Its type.
+        kind: The type that the value should have.
         where: The path of the value in the file, for `problems`.
-        problems: List that gets a line for each invalid part.
+        problems: List to which a text is added for each invalid part.
     """
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if isinstance(value, dict) and origin is types.UnionType:  # an optional struct
@@ -175,7 +175,9 @@ def _kept(value: Any, kind: Any, where: str, problems: list[str]) -> Any:
 
 
 def _writable(content: Any, depth: int) -> Any:
-    """Return the content in a form that JSON and terminals accept: without lone surrogates, NaN and infinity.
+    """Return the content in a form that JSON and terminals accept.
+
+    Lone surrogates are replaced. NaN and infinity become texts.
 
     Raises:
         ValueError: The content has more than `depth` nested lists or objects.

@@ -1,4 +1,4 @@
-"""Names of files and folders in a run directory."""
+"""Names of the files and folders in a run directory."""
 
 from __future__ import annotations
 
@@ -11,59 +11,63 @@ from autoprof.base.originals import os
 
 # End of the name of a torch_npu folder (torch_npu's profiler/_profiler_path_creator.py).
 FOLDER = re.compile(r"_\d+_\d+_ascend_pt$")
-# Output of torch_npu's analysis: the folder, and the file in it that Perfetto opens.
+# The folder that the analysis of torch_npu writes, and the file in that folder that Perfetto opens.
 NPU_ANALYSED = "ASCEND_PROFILER_OUTPUT"
 NPU_TIMELINE = "trace_view.json"
 NOT_ANALYSED = "torch_npu has not analysed it"
 
 # The formats of these files are in `records.py`.
 RUN = "run.json"
-# One byte: the exit status of the process that started the run.
+# File with one byte: the exit status of the process that started the run.
 EXIT = "exit_status"
 JSON = ".json"
 LINES = ".jsonl"
 PART = ".part"
 TRACE = ".pt.trace.json.gz"
 META = ".meta.json"
-# Reserves a capture's name from its start until its meta file exists.
+# Ending of the file that reserves the name of a capture, from the start of the capture until its meta file exists.
 TAKEN = META + PART
-# Marks a finished file that has its final name, but no meta file yet.
+# Ending of the file that marks a finished trace: the trace has its final name, but no meta file yet.
 NAMED = f".named{PART}"
-# torch_npu names its folder <name>_<pid>_<time>_ascend_pt. Tools that read it rely on this name.
+# torch_npu names its folder <name>_<pid>_<time>_ascend_pt. Tools that read the folder rely on this name.
 NPU_FOLDER = "_ascend_pt"
-# Written by torch.cuda.memory, for its viewer at pytorch.org/memory_viz.
+# Ending of a snapshot that torch.cuda.memory writes. The viewer at pytorch.org/memory_viz opens it.
 SNAPSHOT = ".pickle"
 NSYS_REPORT = ".nsys-rep"
-# Endings of the tools' own files, before .part.
+# Endings of the files that the profilers themselves write. While a file is incomplete, .part follows the ending.
 RAW_ENDINGS = (TRACE.removesuffix(".gz"), NPU_FOLDER, SNAPSHOT, NSYS_REPORT)
-# Name of a merged trace: `merged` is the whole step, `merged.<part>` a part of it.
+# Name of a merged trace: `merged` for the whole step, `merged.<part>` for a part of the step.
 MERGED = "merged"
-# Prefix of the temporary folder of a merge.
+# Prefix of the name of a merge's temporary folder.
 MERGING = ".merge-"
 # Folder for the incomplete files of `autoprof collect`.
 COLLECTING = ".collect"
-# Result of `autoprof collect`.
+# File in which `autoprof collect` writes its result.
 COLLECTED = "collected.json"
 STEP = "global_step_"
-# Cache of a large run, written when it is first read. `autoprof collect` copies no hidden file.
+# Cache of a large run. The first command that reads the run writes it. `autoprof collect` does not copy hidden files.
 CACHE = ".cache.msgpack"
 REPORT = "report.html"
 
 
-# Name of a file of one process: host, pid, and a number if another process with both has a file.
+# Name of a file that one process writes: its host and pid, and a number if another process with the same host and pid
+# has a file.
 _OF_PROCESS = re.compile(r"(?P<host>.*)-(?P<pid>[0-9]{1,10})(\.[0-9]+)?\.[a-z]+")
 
 
 def process_of(name: str) -> tuple[str, int]:
-    """Return the host and the pid of the process that wrote a file; for any other name, the name's stem and 0."""
+    """Return the host and the pid of the process that wrote the file with this name.
+
+    If the name does not have the form of such a file, return the name without its ending, and 0.
+    """
     match = _OF_PROCESS.fullmatch(name)
     return (match["host"], int(match["pid"])) if match else (Path(name).stem, 0)
 
 
 def tidy(name: str) -> str:
-    """Return a name for use in file names: dots, slashes and special characters of shells become `-`.
+    """Return a name in a form for file names: dots, slashes and special characters of shells become `-`.
 
-    The end of a name that is too long is replaced by a checksum, because file systems limit names to 255 bytes.
+    If the name is too long, a checksum replaces its end, because file systems limit names to 255 bytes.
     """
     short = re.sub(r"[^A-Za-z0-9_=+-]+", "-", name).strip("-") or "unnamed"
     if len(short) <= identity.MAX_NAME_CHARS:
@@ -72,7 +76,10 @@ def tidy(name: str) -> str:
 
 
 def is_merged(name: str) -> bool:
-    """Return True if a capture of this name, without endings, was merged from other captures of the step."""
+    """Return True if the capture with this name was merged from other captures of the step.
+
+    `name` is the common name of the capture's files, without endings.
+    """
     words = name.split(".")
     if words[0] == MERGED:
         return len(words) <= 2
@@ -80,7 +87,10 @@ def is_merged(name: str) -> bool:
 
 
 def same_place(path: Path, other: Path) -> bool:
-    """Return True if two paths name the same file, which need not exist. A symbolic link counts as a file itself."""
+    """Return True if two paths name the same file. The file need not exist.
+
+    If a path is a symbolic link, the link itself is compared, not the file to which it points.
+    """
     return _resolved(path) == _resolved(other)
 
 

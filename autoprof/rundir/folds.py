@@ -1,4 +1,4 @@
-"""States of a run's processes for readers: from the cache if a journal has not changed."""
+"""Reader of the last states of a run's processes, which uses the cache for each journal that has not changed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from autoprof.rundir.layout import RunDir
 from autoprof.rundir.processes import ProcessState
 from autoprof.rundir.records import HookLine
 
-# Name of this part of the cache.
+# Name of the part of the cache with the states of processes.
 _PART = "processes"
 
 
@@ -29,7 +29,13 @@ def read(run: Path) -> list[ProcessState]:
 
 
 class _CachedFold(Struct, array_like=True):
-    """State of a process after the last line of its journal, without its hooks. Equal ranks have equal hooks."""
+    """State of a process after the last line of its journal.
+
+    Attributes:
+        stamp: The inode, size and time of change of the journal.
+        hooks: The index of the process's hooks in `_CachedFolds.hooks`.
+        state: The state, without the hooks. Similar ranks have equal hooks, so they are stored once.
+    """
 
     stamp: Stamp
     hooks: int
@@ -37,14 +43,22 @@ class _CachedFold(Struct, array_like=True):
 
 
 class _CachedFolds(Struct, array_like=True):
-    """Part `processes` of the cache: states by the name of the journal, and the hooks by number."""
+    """The part `processes` of the cache.
+
+    Attributes:
+        folds: Dict from the name of a journal to the state of its process.
+        hooks: The different dicts of hooks. `_CachedFold.hooks` is an index of this list.
+    """
 
     folds: dict[str, _CachedFold]
     hooks: list[dict[str, HookLine]]
 
 
 class _Folds:
-    """States of the processes after the last lines of their journals, from the cache if a journal has not changed."""
+    """The states of the processes after the last lines of their journals.
+
+    The state of a process comes from the cache if its journal has not changed. Otherwise the journal is read.
+    """
 
     def __init__(self, run: Path, paths: Sequence[Path]) -> None:
         stamps = {path.name: cache.stamp(path) for path in paths}
@@ -54,11 +68,14 @@ class _Folds:
         cached = cache.get(run, _PART, _CachedFolds, _as_path) if self._is_worth else None
         self._cached = cached or _CachedFolds({}, [])
         self._new: dict[str, ProcessState] = {}
-        # Equal hooks of several processes as one object.
+        # The dicts of hooks that were read, by the ids of their lines. Processes with equal hooks share one dict.
         self._hooks: dict[tuple[int, ...], dict[str, HookLine]] = {}
 
     def of(self, path: Path) -> ProcessState | None:
-        """Return the state of the process with this journal, as `processes.fold` does. None if it can't be read."""
+        """Return the state of the process that wrote the journal `path`, as `processes.fold` does.
+
+        Return None if the journal can't be read.
+        """
         fold = self._cached.folds.get(path.name)
         if fold is not None and fold.stamp == self._stamps.get(path.name) and fold.hooks < len(self._cached.hooks):
             return structs.replace(fold.state, hooks=self._cached.hooks[fold.hooks])
@@ -68,12 +85,12 @@ class _Folds:
         return state
 
     def keep(self) -> None:
-        """Write the states that were not in the cache, if there are many."""
+        """Write the cache again if more than a tenth of the states were not in the cache."""
         if not self._is_worth or len(self._new) <= len(self._stamps) // 10:
             return
         folds = {name: self._cached.folds[name] for name in self._stamps.keys() & self._cached.folds.keys()}
         hooks = self._cached.hooks
-        numbers = {msgspec.msgpack.encode(each): number for number, each in enumerate(hooks)}
+        numbers = {msgspec.msgpack.encode(process_hooks): number for number, process_hooks in enumerate(hooks)}
         for name, state in self._new.items():
             number = numbers.setdefault(msgspec.msgpack.encode(state.hooks), len(hooks))
             if number == len(hooks):

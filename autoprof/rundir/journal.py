@@ -1,6 +1,6 @@
-"""Reader of a run's journals: one file per process, `journal/<host>-<pid>.jsonl`, with one line per event.
+"""Reader of a run's journals: one file per process, `journal/<host>-<pid>.jsonl`, with one journal line per event.
 
-`SpanReader` decodes the ended spans of a file in batches; `search` finds those with a text.
+`SpanReader` decodes the ended spans of a file in groups of lines. `search` finds the ended spans that contain a text.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from autoprof.rundir.records import (
     RaisedLine,
 )
 
-# Exceptions for a line that can't be decoded: it is cut off, damaged, or from a newer autoprof.
+# Exceptions that the decoder raises for a line that is cut off, damaged, or written by a newer autoprof.
 NO_LINE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class Journal(Struct, frozen=True, kw_only=True):
-    """File of one process.
+    """The journal of one process.
 
     Attributes:
-        path: Its path.
+        path: The path of the file.
         host: The host of the process, from the file's name.
-        pid: The pid of the process, from the file's name; 0 if it has none.
-        shift_ns: Nanoseconds to add to its times, to get the clock of the driver's host.
+        pid: The pid of the process, from the file's name; 0 if the name has no pid.
+        shift_ns: The nanoseconds to add to the times in the file. The sums are times of the clock of the driver's host.
     """
 
     path: Path
@@ -56,7 +56,7 @@ class Journal(Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """Return its path relative to the run directory."""
+        """Return the path of the file relative to the run directory."""
         return writable(f"journal/{self.path.name}")
 
 
@@ -67,7 +67,7 @@ def journals(run: str | Path) -> list[Journal]:
 
 
 def journal_stamps(journals: Sequence[Journal]) -> dict[str, Stamp]:
-    """Return the state of each journal by name, by which cached content is recognized as current."""
+    """Return a dict from the name of a journal to its stamp. Cached content is valid while the stamp is the same."""
     stamps = {journal.path.name: stamp(journal.path) for journal in journals}
     return {name: current for name, current in stamps.items() if current is not None}
 
@@ -76,14 +76,20 @@ _CHUNK_BYTES = 1 << 20
 # Longer than any line that autoprof writes.
 _MAX_LINE_BYTES = 1 << 20
 _BATCH_LINES = 128
-# The four characters of a line after `{"kind":"`, for lines that are not ended spans.
+# The first four characters of the kind, which follow `{"kind":"`, of lines that are not ended spans.
 _OTHER_KINDS = frozenset((b"proc", b"hook", b"erro", b"begu", b"drop", b"exit", b"rais", b"memo"))
 _decode_batch = msgspec.json.Decoder(list[Line]).decode
 _decode_any = msgspec.json.Decoder().decode
 
 
 class Batch(NamedTuple):
-    """Consecutive ended spans of a file, between two offsets in bytes. They are in the order of their ends."""
+    """The ended spans of a group of consecutive journal lines.
+
+    Attributes:
+        begin: The offset of the first line, in bytes.
+        end: The offset of the end of the last line, in bytes.
+        spans: The spans, in the order of their ends.
+    """
 
     begin: int
     end: int
@@ -91,11 +97,11 @@ class Batch(NamedTuple):
 
 
 class SpanReader:
-    """Reader of ended spans, which counts the lines that it leaves out.
+    """Reader of ended spans. It counts the journal lines that it can't decode.
 
     Attributes:
-        left_out: The number of lines left out, by file and reason.
-        failed: The reason why a file can't be read to its end, by file.
+        left_out: Counter of the lines that were left out, by the name of the file and the reason.
+        failed: Dict from the name of a file that can't be read to its end, to the reason.
     """
 
     def __init__(self) -> None:
@@ -103,11 +109,11 @@ class SpanReader:
         self.failed: dict[str, str] = {}
 
     def batches(self, journal: Journal, ranges: Sequence[tuple[int, int]] = ((0, sys.maxsize),)) -> Iterator[Batch]:
-        """Yield the ended spans of a file. Never raises.
+        """Yield the ended spans of a journal, in groups. Never raises.
 
         Args:
-            journal: The file.
-            ranges: The parts of the file to read, as offsets of lines in bytes.
+            journal: The journal.
+            ranges: The parts of the file to read: for each part, the offset of its first line and of its end, in bytes.
         """
         try:
             with io.open(files.opened(journal.path), "rb") as file:
@@ -120,7 +126,7 @@ class SpanReader:
             self.failed[journal.name] = error.strerror or str(error)
 
     def spans(self, journal: Journal) -> Iterator[Line]:
-        """Yield the ended spans of a file that have a valid time, one by one. Never raises."""
+        """Yield the ended spans of a journal one by one. Omit spans without a valid start and end. Never raises."""
         for batch in self.batches(journal):
             yield from (span for span in batch.spans if 0 < span.start_ns <= span.end_ns)
 
@@ -144,7 +150,7 @@ class SpanReader:
 
 
 def is_foreign(text: bytes) -> bool:
-    """Return True if a line has a kind that this release does not know. A newer release may write such lines."""
+    """Return True if a journal line has a kind that this release does not know. A newer release may have written it."""
     with seam.suppress(*NO_LINE):
         line = _decode_any(text)
         return isinstance(line, dict) and isinstance(line.get("kind"), str) and line["kind"] not in SPAN_KINDS
@@ -152,9 +158,14 @@ def is_foreign(text: bytes) -> bool:
 
 
 def _groups(file: BinaryIO, at: int, end: int) -> Iterator[tuple[int, list[bytes]]]:
-    """Yield groups of lines between two offsets, each with the offset of its first line.
+    """Yield groups of lines, each with the offset of its first line in bytes.
 
-    A line that is too long is cut.
+    A line that is longer than `_MAX_LINE_BYTES` is cut.
+
+    Args:
+        file: The file.
+        at: The offset at which to begin, in bytes.
+        end: The offset at which to stop, in bytes.
     """
     file.seek(at)
     rest, skipping = b"", False
@@ -172,13 +183,13 @@ def _groups(file: BinaryIO, at: int, end: int) -> Iterator[tuple[int, list[bytes
             if not skipping:
                 yield begin, [rest]
             rest, skipping = b"", True
-    # A line without an end: a process is still writing it, or was killed.
+    # The last line has no newline: a process is still writing the line, or was killed while it wrote the line.
     if rest and not skipping:
         yield at - len(rest), [rest]
 
 
 def lines(path: Path) -> Iterator[bytes]:
-    """Yield the lines of a file without their ends. The last line may be cut off, and a line over 1 MiB is.
+    """Yield the lines of a file without their newlines. A line over 1 MiB is cut. The last line may be incomplete.
 
     Raises:
         OSError: The path is not a file, or can't be read to its end.
@@ -192,7 +203,15 @@ EVER = 1 << 63
 
 
 class Zone(Struct, array_like=True):
-    """A part of a journal, from its first line to the next zone. A zone without spans matches no step."""
+    """A part of a journal, from its first line to the next zone. A zone without spans matches no step.
+
+    Attributes:
+        begin: The offset of the first line, in bytes.
+        start_ns: The earliest start of a span in the zone.
+        end_ns: The latest end of a span in the zone.
+        first_step: The smallest step of a span in the zone.
+        last_step: The largest step of a span in the zone.
+    """
 
     begin: int
     start_ns: int = EVER
@@ -201,17 +220,20 @@ class Zone(Struct, array_like=True):
     last_step: int = -EVER
 
     def has(self, step: int, start_ns: int, end_ns: int) -> bool:
-        """Return True if the zone may have spans of a step, or spans that overlap a period."""
+        """Return True if the zone may have spans of the step, or spans that overlap the period of the step."""
         of_step = self.first_step <= step <= self.last_step
         return of_step or (self.start_ns < end_ns and self.end_ns > start_ns)
 
 
 def ranges(zones: Sequence[Zone], steps: Sequence[tuple[int, int, int]]) -> list[tuple[int, int]]:
-    """Return the parts of a journal to read for some steps, as offsets. Adjacent zones make one part.
+    """Return the parts of a journal that may have spans of some steps. Adjacent zones become one part.
 
     Args:
-        zones: The journal's zones. The last one includes lines that were written meanwhile.
-        steps: The number, the start and the end of each step.
+        zones: The zones of the journal. The last zone also includes lines that were written after the zones were made.
+        steps: For each step, its number, start and end. The times are in nanoseconds since the epoch.
+
+    Returns:
+        For each part, the offset of its beginning and of its end, in bytes.
     """
     ranges: list[tuple[int, int]] = []
     for zone, end in zip(zones, [*(zone.begin for zone in zones[1:]), sys.maxsize], strict=False):
@@ -223,20 +245,20 @@ def ranges(zones: Sequence[Zone], steps: Sequence[tuple[int, int, int]]) -> list
     return ranges
 
 
-# Name of the index's part of the cache.
+# Name of the part of the cache with the index.
 INDEX = "timeline"
 
 
 class JournalIndex(Struct, kw_only=True):
-    """Index of a run's journals: where the spans of a step are. All lists have an entry for each journal, in order.
+    """Index of a run's journals, by which the spans of a step are found without reading all journals.
 
     Attributes:
-        stamps: The state of the journals, by name.
-        shifts_ns: Nanoseconds that were added to their times.
-        zones: Their zones.
-        attempts: The start of each attempt of the run.
-        trainers: The numbers of the journals with spans of a trainer, by which attempts are found.
-        beyond: The number of spans that are not in the zones, by the reason.
+        stamps: Dict from the name of a journal to its stamp when the index was made.
+        shifts_ns: For each journal, in the order of their names, the nanoseconds that were added to its times.
+        zones: For each journal, in the order of their names, its zones.
+        attempts: The start of each attempt of the run, in nanoseconds since the epoch.
+        trainers: The indexes of the journals with spans of a trainer. The attempts are found in these journals.
+        beyond: Dict from a reason to the number of spans that are in no zone for that reason.
     """
 
     stamps: dict[str, Stamp]
@@ -253,8 +275,8 @@ _decode_others: Callable[[bytes], list[AnyLine]] = msgspec.json.Decoder(list[Any
 
 
 def decoded(text: bytes) -> AnyLine | Line | None:
-    """Decode a line of any kind. Return None if that is not possible."""
-    # `suppress` would take a fifth of the time.
+    """Decode a journal line of any kind. Return None if the line is damaged or of an unknown kind."""
+    # `seam.suppress` is not used, because it would take a fifth of the time of this function.
     try:
         if text[9:13] in _OTHER_KINDS:
             return _decode_other(text)
@@ -266,16 +288,17 @@ def decoded(text: bytes) -> AnyLine | Line | None:
 
 
 def all_decoded(texts: Sequence[bytes]) -> Sequence[AnyLine | Line | None]:
-    """Decode lines of any kind, as `decoded` does. For lines without damage this takes half the time."""
-    kinds = [text[9:13] in _OTHER_KINDS for text in texts]
+    """Decode journal lines of any kind, as `decoded` does for one line. This is twice as fast if no line is damaged."""
+    are_other_kinds = [text[9:13] in _OTHER_KINDS for text in texts]
     try:
-        spans = iter(_decode_batch(b"[%b]" % b",".join(itertools.compress(texts, map(operator.not_, kinds)))))
-        others = iter(_decode_others(b"[%b]" % b",".join(itertools.compress(texts, kinds))))
-        lines = [next(others) if other else next(spans) for other in kinds]
+        are_spans = map(operator.not_, are_other_kinds)
+        spans = iter(_decode_batch(b"[%b]" % b",".join(itertools.compress(texts, are_spans))))
+        others = iter(_decode_others(b"[%b]" % b",".join(itertools.compress(texts, are_other_kinds))))
+        lines = [next(others) if is_other else next(spans) for is_other in are_other_kinds]
     except (*NO_LINE, StopIteration) as error:
         seam.pass_on(error)
         return [decoded(text) for text in texts]
-    # A line with two values makes the batch longer.
+    # If a line has two JSON values, there are more decoded values than lines.
     whole = next(spans, None) is None and next(others, None) is None
     if whole and all(type(line) is not Line or line.kind in SPAN_KINDS for line in lines):
         return lines
@@ -283,9 +306,9 @@ def all_decoded(texts: Sequence[bytes]) -> Sequence[AnyLine | Line | None]:
 
 
 def search(journal: Journal, texts: Sequence[bytes]) -> Iterator[Line]:
-    """Yield the ended spans of a file whose lines contain one of the texts, in autoprof's own spelling. Never raises.
+    """Yield the ended spans of a journal whose lines contain one of the texts. Never raises.
 
-    Searching is ten times as fast as decoding all lines.
+    The texts must have the form in which autoprof writes JSON. Searching is ten times as fast as decoding all lines.
     """
     with seam.suppress(OSError), io.open(files.opened(journal.path), "rb") as file:
         rest = b""
@@ -297,26 +320,26 @@ def search(journal: Journal, texts: Sequence[bytes]) -> Iterator[Line]:
 
 
 def _matching(lines: bytes, texts: Sequence[bytes]) -> Iterator[Line]:
-    found = {}
+    line_ends = {}
     for text in texts:
-        at = lines.find(text)
-        while at >= 0:
-            end = lines.find(b"\n", at)
+        position = lines.find(text)
+        while position >= 0:
+            end = lines.find(b"\n", position)
             end = end if end >= 0 else len(lines)
-            found[lines.rfind(b"\n", 0, at) + 1] = end
-            at = lines.find(text, end)
-    for begin, end in sorted(found.items()):
+            line_ends[lines.rfind(b"\n", 0, position) + 1] = end
+            position = lines.find(text, end)
+    for begin, end in sorted(line_ends.items()):
         span = decoded(lines[begin:end])
         if isinstance(span, Line) and 0 < span.start_ns <= span.end_ns:
             yield span
 
 
-# Bytes at the end of a file in which `recent_spans` reads.
+# Number of bytes at the end of a journal that `recent_spans` reads.
 _MAX_RECENT_BYTES = 4 << 20
 
 
 def recent_spans(journal: Journal) -> list[Line]:
-    """Return the last ended spans of a file; none if it can't be read."""
+    """Return the last ended spans of a journal; an empty list if the journal can't be read."""
     status = files.status(journal.path)
     begin = max(0, status.st_size - _MAX_RECENT_BYTES) if status is not None else 0
     return [span for batch in SpanReader().batches(journal, [(begin, sys.maxsize)]) for span in batch.spans]

@@ -1,4 +1,4 @@
-"""Layout of a run directory: its folders, and files that are renamed into place once complete."""
+"""Layout of a run directory: the paths of its files and folders, and how they are made."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from autoprof.rundir.file_names import LINES
 
 # Folder for the stacks of crashed processes.
 CRASHES = "crashes"
-# Start of run ids that autoprof generates.
+# Beginning of the ids of runs that autoprof generates.
 _GENERATED_ID = re.compile(r"[0-9]{8}-[0-9]{6}-|slurm-|mpi-|ranks-")
-# Name of the default AUTOPROF_DIR. Other programs do not write to such a folder.
+# Name of the folder that is the default of AUTOPROF_DIR. Only autoprof writes to a folder with this name.
 _DEFAULT_RUNS = "autoprof_runs"
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write a record, or other JSON content, to a file that appears only when it is complete. Make its folder.
+    """Write a struct or other JSON content to a file. The file appears only when it is complete. Make its folder.
 
     Raises:
         OSError: The file can't be written.
@@ -40,9 +40,9 @@ def _plain(value: Any) -> Any:
 
 
 def step_folders(run: str | Path) -> list[tuple[int, str]]:
-    """Return the numbers and names of the step folders in a run directory, in order."""
+    """Return the numbers and names of the step folders in a run directory, sorted by number."""
     named = [(name.removeprefix(file_names.STEP), name) for name in files.folders_in(run)]
-    # Readers compute the folder's name from the number, so other spellings are skipped.
+    # Readers compute the name of the folder from the number. So a folder with any other spelling is skipped.
     return sorted((int(number), name) for number, name in named if number.isdecimal() and name == _step(int(number)))
 
 
@@ -51,7 +51,7 @@ def _step(number: int) -> str:
 
 
 class RunDir:
-    """The directory of all output of a run. Creating this object does not create the directory."""
+    """The directory with all output of a run. Creating this object does not create the directory."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -70,22 +70,22 @@ class RunDir:
 
     @property
     def oom(self) -> Path:
-        """Return the folder for snapshots of CUDA's allocator, taken when it ran out of memory."""
+        """Return the folder for the snapshots that are taken when CUDA's allocator runs out of memory."""
         return self.path / "oom"
 
     def process_file(self, folder: str, ending: str = LINES) -> Path:
-        """Return this process's file in `journal`, `clocks` or `crashes`."""
+        """Return the path of this process's file in `folder`, which is `journal`, `clocks` or `crashes`."""
         return self.path / folder / f"{identity.HOST}-{os.getpid()}{ending}"
 
     def lines(self, folder: str) -> list[Path]:
-        """Return the files of all processes in `journal` or `clocks`."""
+        """Return the paths of the files of all processes in `folder`, which is `journal` or `clocks`, sorted."""
         return sorted((self.path / folder).glob(f"*{LINES}"), key=str)
 
     def make(self, folder: Path) -> Path:
-        """Make the run directory and a folder in it, if they do not exist.
+        """Make the run directory and a folder in it, if they do not exist. Return the folder.
 
         Raises:
-            OSError: One of them can't be made, or is a symbolic link.
+            OSError: The run directory or the folder can't be made, or is a symbolic link.
         """
         runs = self.path.parent
         own = runs.name == _DEFAULT_RUNS
@@ -99,14 +99,23 @@ class RunDir:
         return folder
 
     def unwritable(self, error: BaseException) -> str:
-        """Return the warning for a run directory that can't be written. All callers use it, so it is logged once."""
+        """Return the warning for a run directory that can't be written.
+
+        All callers log the same text, so that it is logged only once.
+        """
         problem = text(error)
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             problem = os.strerror(error.errno)  # a full disk concerns all files
         return f"can't write to {self.path}: {problem}; nothing is recorded there until it can be written"
 
     def report(self, what: str, error: BaseException, log_line: Callable[[str], None] = log.warning_once) -> None:
-        """Log an error of autoprof's work for this run, once. `what` describes the work."""
+        """Log an error of autoprof's own work for this run.
+
+        Args:
+            what: A text that describes the work.
+            error: The error.
+            log_line: Function that logs one line.
+        """
         log_line(self.unwritable(error) if isinstance(error, OSError) else f"{what}: {described(error)}")
 
     def step(self, number: int) -> Path:
@@ -114,15 +123,15 @@ class RunDir:
         return self.path / _step(number)
 
     def steps(self) -> list[tuple[int, Path]]:
-        """Return the numbers and paths of the existing step folders, in order."""
+        """Return the numbers and paths of the existing step folders, sorted by number."""
         return [(number, self.path / name) for number, name in step_folders(self.path)]
 
     def parts(self) -> Iterator[Path]:
-        """Yield files that are being written, or were when their process died.
+        """Yield the paths of incomplete files: a process is writing them, or died while it was writing them.
 
-        Omit running merges, and files that only reserve the name of a capture.
+        Omit the files of running merges, and files that only reserve the name of a capture.
         """
-        # `rglob` would raise if a folder is renamed meanwhile.
+        # `rglob` is not used, because it raises if a folder is renamed during the search.
         for parent, folders, present in files.walk(self.path):
             names = [
                 name
@@ -138,7 +147,7 @@ class RunDir:
             ]
 
     def point_latest(self) -> None:
-        """Point the link `latest` in the parent folder to this run. Any other file of that name is kept."""
+        """Point the link `latest` in the parent folder to this run. If `latest` is not a link to a run, keep it."""
         link = self.path.with_name("latest")
         if files.exists(link, follow=False) and not _points_to_run(link):
             log.warning_once(f"{link} is not a link to a run, so autoprof does not change it")
@@ -151,7 +160,10 @@ class RunDir:
 
 
 def _points_to_run(link: Path) -> bool:
-    """Return True if a path is a link to a run in the same folder. The run may have been removed."""
+    """Return True if a path is a link to a run in the same folder.
+
+    Also return True if the run was removed, if the link names an id that autoprof generated.
+    """
     target = files.link_target(link)
     if os.sep in target or target in ("", ".", ".."):
         return False
@@ -173,7 +185,7 @@ def _hide_from_git(folder: Path) -> None:
             files.write(path, b"*\n")
 
 
-# File in `control/` that switches autoprof off in the run.
+# Name of the file in `control/` that switches autoprof off in the run.
 OFF = "off"
 
 

@@ -1,6 +1,7 @@
-"""Memory of this process, the limit that it reaches first, and the number of processes killed because memory ran out.
+"""Reader of the memory of this process, of the memory limit that the process will reach first, and of kernel kills.
 
-The figures come from about ten small files of the kernel. No other module reads them.
+A kernel kill is a process that the kernel killed because memory ran out. The values come from about ten small files of
+the kernel, which no other module reads.
 """
 
 from __future__ import annotations
@@ -16,25 +17,28 @@ from autoprof.base.originals import time
 from autoprof.rundir.records import MemoryLine, MemoryState
 
 _PROC, _CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
-# Limits from here on mean "no limit": cgroup version 1 then shows a number near 2 ** 63.
+# A limit of at least this number of bytes means "no limit": cgroup version 1 shows a number near 2 ** 63 in that case.
 _NO_LIMIT = 1 << 60
-# A new line is written if the process has grown by 1/8 and by at least 64 MiB.
+# A new memory line is written if the process has grown by 1/8 and by at least 64 MiB.
 _GROWTH_DIVISOR, _MIN_GROWTH_BYTES = 8, 64 << 20
 
 
 class MemoryWatch:
-    """The memory of one process at the last line of its timeline, compared with its memory now."""
+    """The memory of this process at its last memory line. `look` decides whether a new memory line is written."""
 
     def __init__(self) -> None:
         self._last = MemoryState()
 
     def first(self) -> MemoryState:
-        """Return the current memory and keep it for later comparisons. Never raises."""
+        """Return the current memory and keep it, so that `look` compares with it. Never raises."""
         self._last = state()
         return self._last
 
     def look(self, again: bool = False) -> MemoryLine | None:
-        """Return a line if the memory has grown, a process was killed, or `again` is true; else None. Never raises."""
+        """Return a memory line if the memory has grown, or if the kernel has killed a process because memory ran out.
+
+        Otherwise return None, unless `again` is true. Never raises.
+        """
         now, last = state(), self._last
         grown = now.resident_bytes - last.resident_bytes
         killed = (now.kills, now.machine_kills) != (last.kills, last.machine_kills)
@@ -45,7 +49,15 @@ class MemoryWatch:
 
 
 class _Version(NamedTuple):
-    """Names of the files in a control group's folder, and of the inactive file pages in its `memory.stat`."""
+    """Names that depend on the version of control groups.
+
+    Attributes:
+        limit: The name of the file with the memory limit.
+        used: The name of the file with the used memory.
+        peak: The name of the file with the peak of the used memory.
+        events: The name of the file with the number of kernel kills.
+        inactive: The name of the inactive file pages in the file `memory.stat`.
+    """
 
     limit: str
     used: str
@@ -65,13 +77,14 @@ _V1 = _Version(
 
 
 def state(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> MemoryState:
-    """Return the current memory; unreadable figures are 0. Never raises.
+    """Return the current memory. A value that can't be read is 0. Never raises.
 
-    The process's control group, the groups around it and the machine's memory have limits. The limit with the least
-    free memory counts, because the kernel kills processes there first.
+    The control group of the process, its parent groups and the machine each have a limit. The result has the limit with
+    the least free memory, because the kernel kills processes at this limit first.
 
-    File pages that the kernel can drop are not used memory: a group's inactive file pages, and the machine's
-    `MemAvailable`. The peak includes them, because the kernel records it so.
+    File pages that the kernel can drop do not count as used memory. In a control group, these are the inactive file
+    pages. For the machine, `MemAvailable` includes them. The peak includes them, because the kernel records the peak in
+    this way.
     """
     own = _numbers(proc / "self" / "status", 1024)
     machine = _numbers(proc / "meminfo", 1024)
@@ -93,7 +106,7 @@ def state(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> MemoryState:
 
 
 def kills(cgroup: str) -> int:
-    """Return the number of processes of a control group that the kernel has killed because memory ran out."""
+    """Return the number of processes of a control group that the kernel killed because memory ran out; 0 if unknown."""
     return max(_numbers(Path(cgroup, version.events)).get("oom_kill", 0) for version in (_V2, _V1)) if cgroup else 0
 
 
@@ -108,7 +121,10 @@ def peak() -> int:
 
 
 def _group(proc: Path, cgroups: Path) -> tuple[Path | None, _Version]:
-    """Return the folder of this process's control group, or None. A container may see only the root folder."""
+    """Return the folder of this process's control group, and its version. The folder is None if there is none.
+
+    A container may see only the root folder.
+    """
     paths = {"": "", "memory": ""}
     for line in files.text(proc / "self" / "cgroup").splitlines():
         _, _, rest = line.partition(":")
@@ -123,7 +139,7 @@ def _group(proc: Path, cgroups: Path) -> tuple[Path | None, _Version]:
 
 
 def _limits(folder: Path, version: _Version, root: Path) -> Iterator[MemoryState]:
-    """Yield the limit and the used memory of a group and of its parents, if they have a limit."""
+    """Yield the limit and the used memory of a control group and of each of its parents that has a limit."""
     for group in (folder, *folder.parents):
         limit = _number(group / version.limit)
         if 0 < limit < _NO_LIMIT:
@@ -140,7 +156,10 @@ def _number(path: Path) -> int:
 
 
 def _numbers(path: Path, unit: int = 1) -> dict[str, int]:
-    """Return the numbers by name of a file with a name and a number per line, multiplied by `unit`."""
+    """Return the numbers in a file of the kernel as a dict from name to number, each multiplied by `unit`.
+
+    Each line of the file has a name and a number.
+    """
     lines = (line.split() for line in files.text(path).splitlines())
     return {
         words[0].rstrip(":"): int(words[1]) * unit

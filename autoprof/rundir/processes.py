@@ -1,6 +1,6 @@
-"""Processes of a run: their last states, with their open spans, and a summary of their hooks.
+"""Reader of the last state of each process of a run, with its open spans, and of a summary of all processes.
 
-The state of a process is read from the last lines of its journal.
+The state of a process comes from the last lines of its journal.
 """
 
 from __future__ import annotations
@@ -38,36 +38,37 @@ RUNNING, GONE, EXITED, ELSEWHERE = "running", "gone", "exited", "elsewhere"
 
 
 class ProcessState(Struct, kw_only=True):
-    """Last state of a process, with its open spans. All times are in nanoseconds since the epoch.
+    """Last known state of a process, with its open spans. All times are in nanoseconds since the epoch.
 
     Attributes:
-        state: `running`; `exited`: it wrote an exit line; `gone`: it no longer exists and wrote no exit line, for
-            example because it was killed; `elsewhere`: it belongs to another host or container, so its state is
-            unknown.
-        error: The type of the exception that ended it, or an empty text.
-        begun_ns: The time of its first line.
-        last_ns: Its last sign of life: the end of its journal, or its crash.
-        moved_ns: The last time at which a span began or ended, or the process began or exited.
-        exception: The exception that ended it, with its stack.
-        raised: The last exception that left a step or a stage, if no outer span shows that it was caught.
-        ended: The last ended stage.
-        stepped: The last ended step.
+        state: `running`: the process exists. `exited`: the process wrote an exit line. `gone`: the process no longer
+            exists and wrote no exit line, for example because it was killed. `elsewhere`: the process belongs to
+            another host or container, so its state is unknown.
+        error: The type of the exception that ended the process, or an empty text.
+        spans: The open spans, the oldest first.
+        begun_ns: The time of the first journal line.
+        last_ns: The last sign of life: the latest time in the journal, or the time of the crash.
+        moved_ns: The last time at which a span began or ended, or at which the process began or exited.
+        exception: The exception that ended the process, with its stack.
+        raised: The last exception that left a step or a stage; None if an outer span shows that it was caught.
+        ended: The stage that ended last.
+        stepped: The step that ended last.
         lost: The exceptions that left samples and rewards.
-        within: The innermost stage, timer or span of a sample that the exception `raised` left.
-        drives: True if it has begun a step.
-        damaged: The number of lines at the end of its journal that can't be decoded.
-        boot: The boot id of its machine.
-        stderr: The file of its stderr, if no other process writes to it.
-        memory: The memory at its start, and in its last line with memory.
-        parent: The id of its parent process.
-        process: Its command line, or the title that Ray gave it.
-        node: Ray's id of its node.
-        versions: The versions of the targets that it imported, by package.
-        hooks: The last line of each of its hooks, by name.
-        errors: The last line of each error of autoprof, by place.
-        file: Its journal.
-        ticks: Its start time, as in `run.json`.
-        namespace: The id of its pid namespace, or 0.
+        within: The name of the innermost stage, timer or span of a sample that the exception `raised` left.
+        drives: True if the process has begun a step.
+        damaged: The number of lines at the end of the journal that can't be decoded.
+        boot: The boot id of the machine.
+        stderr: The file to which the process writes its stderr, if no other process writes to that file.
+        memory: The memory at the start of the process, and the memory in the last journal line that has it.
+        parent: The id of the parent process.
+        process: The command line of the process, or the title that Ray gave it.
+        node: Ray's id of the node.
+        versions: Dict from package to version, for the targets that the process imported.
+        hooks: Dict from the name of a hook to the last journal line of that hook.
+        errors: Dict from a place in autoprof to the last journal line about an error there.
+        file: The journal.
+        ticks: The start time of the process, as in `run.json`.
+        namespace: The id of the pid namespace of the process, or 0 if unknown.
     """
 
     host: str
@@ -107,22 +108,25 @@ def read(
 
     Args:
         run: The run directory.
-        running: False to skip processes that are running or have exited without an exception, except this process.
-        most: The maximum number of processes, the latest writers; None for all.
-        named: The pids of processes that are never skipped.
+        running: False to skip processes that are running, and processes that exited without an exception. This process
+            itself is not skipped.
+        most: The maximum number of processes; the processes that wrote last are kept. None for all processes.
+        named: The pids of processes that are not skipped even if `running` is false.
     """
     paths = RunDir(Path(run)).lines("journal")
     if most is not None and len(paths) > most:
         paths = sorted(sorted(paths, key=_mtime, reverse=True)[:most])
-    wanted = frozenset((os.getpid(), *named))
-    chosen = (path for path in paths if running or file_names.process_of(path.name)[1] in wanted or not _is_well(path))
-    return without_replaced([state for path in chosen if (state := last_state(path)) is not None])
+    kept_pids = frozenset((os.getpid(), *named))
+    chosen_paths = (
+        path for path in paths if running or file_names.process_of(path.name)[1] in kept_pids or not _is_well(path)
+    )
+    return without_replaced([state for path in chosen_paths if (state := last_state(path)) is not None])
 
 
 def without_replaced(states: Sequence[ProcessState]) -> list[ProcessState]:
-    """Return the processes. A process that became another program by `os.exec` has exited.
+    """Return the processes. If a process became another program by `os.exec`, mark the earlier program as exited.
 
-    `exec` keeps the pid and the start time, and the new program writes a new file.
+    `exec` keeps the pid and the start time, but the new program writes a new journal.
     """
 
     def key(state: ProcessState) -> tuple[str, int, int, int]:
@@ -145,16 +149,17 @@ def _mtime(path: Path) -> float:
 def ends(
     states: Iterable[ProcessState], going_on: bool, now_ns: int, shifts_ns: Mapping[str, int] | None = None
 ) -> list[int]:
-    """Return the time until which the spans of each process are known to be open, by the clock of its host.
+    """Return for each process the time until which its open spans are known to be open, by the clock of its host.
 
-    For a running process, and for a process of another host while the run is running, this is the current time. For all
-    others it is their own last sign of life, because later lines of other processes say nothing about them.
+    For a running process, and for a process of another host while the run is running, this time is the current time.
+    For every other process, this time is the last sign of life of the process, because later lines of other processes
+    say nothing about it.
 
     Args:
         states: The processes.
         going_on: True if the run is running.
         now_ns: The current time, in nanoseconds since the epoch.
-        shifts_ns: Nanoseconds to add to the times of each host, to bring them onto one clock.
+        shifts_ns: Dict from host to the nanoseconds to add to the times of that host. The sums are times of one clock.
     """
     shifts = shifts_ns or {}
     return [
@@ -164,22 +169,27 @@ def ends(
 
 
 def open_until_now(state: str, going_on: bool) -> bool:
-    """Return True if the spans of a process in this state are open now. `going_on`: the run is running."""
+    """Return True if the open spans of a process are still open now.
+
+    Args:
+        state: The state of the process.
+        going_on: True if the run is running.
+    """
     return state == RUNNING or (state == ELSEWHERE and going_on)
 
 
 def without_past(
     states: Iterable[ProcessState], started_ns: int, shifts_ns: Mapping[str, int] | None = None
 ) -> list[ProcessState]:
-    """Return the processes without obsolete open spans.
+    """Return the processes, and remove the open spans that are obsolete.
 
-    The open spans of earlier attempts are obsolete in a resumed run. The open spans of a dead process are obsolete once
-    another step has begun.
+    In a resumed run, the open spans of earlier attempts are obsolete. The open spans of a dead process are obsolete as
+    soon as a step has begun after its death.
 
     Args:
         states: The processes.
         started_ns: The start of the run, or of its last attempt if it was resumed.
-        shifts_ns: Nanoseconds to add to the times of each host, to bring them onto one clock.
+        shifts_ns: Dict from host to the nanoseconds to add to the times of that host. The sums are times of one clock.
     """
     states, shifts = list(states), shifts_ns or {}
     last_step_ns = max((_stepped_ns(state) + shifts.get(state.host, 0) for state in states), default=0)
@@ -193,25 +203,32 @@ def without_past(
 
 
 def _stepped_ns(state: ProcessState) -> int:
-    """Return the start of the last step that a process has begun; 0 without a step."""
+    """Return the start of the last step that a process has begun; 0 if it has begun no step."""
     open_steps = [span.start_ns for span in state.spans if span.kind == "step"]
     return max([*open_steps, state.stepped.start_ns if state.stepped is not None else 0])
 
 
-# Used if a journal has no process line.
+# The process line that stands for the missing one, if a journal has no process line.
 _UNKNOWN = ProcessLine(host="", pid=0, clock=Moment(), version="")
-# Bytes at the beginning of a file that have the lines of hooks.
+# Number of bytes at the beginning of a journal in which the lines of hooks are.
 _HEAD_BYTES = 48 << 10
-# Bytes at the end of a file from which the last state is read. More are read if lines before the last part matter.
+# Number of bytes at the end of a journal from which the last state is read. If lines before the last part are needed,
+# the next larger number is tried.
 _TAIL_BYTES = (96 << 10, 1 << 20, 4 << 20)
-# Bytes at the end that are always read, because they have the last ended stage.
+# Number of bytes at the end of a journal that are always read, because they contain the stage that ended last.
 _RECENT_BYTES = 4 << 10
 _PROCESS_LINE, _HOOK_LINE, _RAISED_LINE = (b'\n{"kind":"%s"' % kind for kind in (b"process", b"hook", b"raised"))
 _HOOK_LINES = re.compile(rb"^%b.*" % _HOOK_LINE[1:], re.MULTILINE)
 
 
 class _Ends(NamedTuple):
-    """Beginning of a journal, and whole lines from its end. A short journal is in `tail` as a whole."""
+    """The bytes at the beginning of a journal, and the last whole lines of the journal.
+
+    Attributes:
+        head: The bytes at the beginning. The last line of them may be cut off.
+        tail: The last lines; all lines if the journal is short.
+        is_whole: True if `tail` has all lines.
+    """
 
     head: bytes
     tail: bytes
@@ -219,18 +236,21 @@ class _Ends(NamedTuple):
 
     @property
     def process(self) -> ProcessLine:
-        """Return the first line."""
+        """Return the first line of the journal, or `_UNKNOWN` if it is not a process line."""
         first = journal.decoded(self.head.partition(b"\n")[0])
         return first if isinstance(first, ProcessLine) else _UNKNOWN
 
     @property
     def last(self) -> journal.AnyLine | Line | None:
-        """Return the last line, or None if it is damaged."""
+        """Return the last line of the journal, or None if that line is damaged."""
         return journal.decoded(self.tail.rstrip(b"\n").rpartition(b"\n")[2])
 
 
 def _ends(path: str | Path, length: int = _TAIL_BYTES[0]) -> _Ends | None:
-    """Return the ends of a journal, the last lines of together at most `length` bytes. None if it can't be read."""
+    """Return the beginning and the last lines of a journal. Return None if the journal can't be read.
+
+    The last lines have at most `length` bytes in total.
+    """
     with seam.suppress(OSError), io.open(files.opened(path), "rb") as file:
         head = file.read(_HEAD_BYTES)
         size = file.seek(0, os.SEEK_END)
@@ -241,15 +261,16 @@ def _ends(path: str | Path, length: int = _TAIL_BYTES[0]) -> _Ends | None:
 
 
 def last_state(path: Path) -> ProcessState | None:
-    """Return the last state of the process with this journal, or None if it can't be read."""
+    """Return the last state of the process that wrote the journal `path`, or None if the journal can't be read."""
     folded = fold(path)
     return at_present(folded, path) if folded is not None else None
 
 
 def fold(path: Path) -> ProcessState | None:
-    """Return the state of a process after the last line of its journal, or None if it can't be read.
+    """Return the state of a process after the last line of its journal, or None if the journal can't be read.
 
-    Without an exit line its `state` is empty: then it depends on the time and on the host of the reader.
+    If the journal has no exit line, the attribute `state` is empty, because it depends on the time and the host of the
+    reader. `at_present` adds it.
     """
     history = None
     for length in _TAIL_BYTES:
@@ -262,11 +283,14 @@ def fold(path: Path) -> ProcessState | None:
 
 
 def exit_line(run: Path, host: str, pid: int, ticks: int) -> ExitLine | None:
-    """Return the exit line of a process of the run, or None if it wrote none. The folder is not listed."""
+    """Return the exit line of a process of the run, or None if the process wrote no exit line.
+
+    The function opens the journals of the process by name and does not list the folder, which may be large.
+    """
     stem = str(run / "journal" / f"{host}-{pid}")
     for number in itertools.count(1):
         ends = _ends(f"{stem}.{number}{file_names.LINES}" if number > 1 else f"{stem}{file_names.LINES}")
-        if ends is None:  # there are no further files
+        if ends is None:  # the process has no journal with this number
             return None
         last, process = ends.last, ends.process
         if process.pid and ticks in (0, process.ticks) and isinstance(last, ExitLine):
@@ -275,12 +299,13 @@ def exit_line(run: Path, host: str, pid: int, ticks: int) -> ExitLine | None:
 
 
 def _is_well(path: Path) -> bool:
-    """Return True if a process is running, or has ended without an exception, or shows none on another host.
+    """Return True if a process is running or has exited without an exception, so that it did not die.
 
-    Also return True if its journal can't be read.
+    For a process of another host, return True if its journal has no `raised` line. Return True if the journal can't be
+    read.
     """
     ends = _ends(path, _RECENT_BYTES)
-    if ends is not None and not ends.tail:  # the last line is longer
+    if ends is not None and not ends.tail:  # the last line is longer than _RECENT_BYTES
         ends = _ends(path)
     if ends is None:
         return True
@@ -299,22 +324,22 @@ def _is_well(path: Path) -> bool:
 
 @functools.lru_cache(maxsize=64)
 def _hook_lines(text: bytes) -> list[HookLine]:
-    """Decode lines of hooks. They are the same in equal ranks."""
+    """Return the decoded lines of hooks. The result is cached, because similar ranks have the same lines of hooks."""
     lines = (journal.decoded(line) for line in text.split(b"\n"))
     return [line for line in lines if isinstance(line, HookLine)]
 
 
 @functools.lru_cache(maxsize=1024)
 def _shared(line: HookLine) -> HookLine:
-    """Return an equal line as the same object."""
+    """Return the same object for all equal lines, to save memory."""
     return line
 
 
 class _History:
-    """Reader of a journal, line by line, which updates the state of the process."""
+    """The state of a process while its journal is read: each journal line updates the state."""
 
     def __init__(self, path: Path, ends: _Ends) -> None:
-        """Begin with the first line of the journal, and the lines of hooks at its beginning."""
+        """Set the state after the first line of the journal and the lines of hooks at its beginning."""
         process = ends.process
         host, pid = file_names.process_of(path.name)
         self.state = ProcessState(
@@ -322,7 +347,7 @@ class _History:
             pid=pid,
             ticks=process.ticks,
             namespace=process.namespace,
-            # Without a process line, the disk was full, or the file was just made: the process may be running.
+            # The process line is missing if the disk was full or the file was just made. The process may be running.
             state="" if process.pid else ELSEWHERE,
             file=path,
             begun_ns=process.clock.unix_ns,
@@ -338,7 +363,8 @@ class _History:
         )
         self._exit: ExitLine | None = None
         self._begun: dict[tuple[str, str, int], BegunLine] = {}
-        # The last span of each kind, name, role, rank and ids. An earlier one that is still open never wrote its end.
+        # The last span of each kind, name, role, rank and ids. If an earlier span with the same values is still open,
+        # the process never wrote its end.
         self._latest: dict[tuple[object, ...], tuple[str, str, int]] = {}
         # The start of the innermost span that the exception left.
         self._within_ns = 0
@@ -346,18 +372,18 @@ class _History:
             self.state.hooks[line.hook] = line
 
     def read(self, text: bytes, whole: bool) -> bool:
-        """Add lines, from the last part on. Return False if earlier lines matter too.
+        """Update the state by the lines of the last part. Return False if earlier lines are also needed.
 
         Args:
-            text: The lines at the end of the file.
-            whole: True if these are all lines of the file.
+            text: The lines at the end of the journal.
+            whole: True if `text` has all lines of the journal. All of them are then read.
         """
         begin = 0 if whole else text.rfind(_PROCESS_LINE, 0, max(0, len(text) - _RECENT_BYTES)) + 1
         texts = list(filter(None, text[begin:].split(b"\n")))
-        for line, each in zip(journal.all_decoded(texts), texts, strict=True):
+        for line, line_text in zip(journal.all_decoded(texts), texts, strict=True):
             if line is not None:
                 self.add(line)
-            elif each.strip() and not journal.is_foreign(each):
+            elif line_text.strip() and not journal.is_foreign(line_text):
                 self.state.damaged += 1
         if whole:
             return True
@@ -368,7 +394,7 @@ class _History:
         return not part.raised and (self.state.stepped is not None or not part.steps)
 
     def add(self, line: journal.AnyLine | Line) -> None:
-        """Add the next line."""
+        """Update the state by the next journal line."""
         match line:
             case BegunLine():
                 self._begin(line)
@@ -411,12 +437,12 @@ class _History:
     def _begin(self, line: BegunLine) -> None:
         span = (line.span, line.name, line.start_ns)
         self.state.drives |= line.span == "step"
-        # Only one step is open at a time.
+        # A process has only one open step at a time.
         ids = str(line.ids) if line.ids else ""
         key = ("step",) if line.span == "step" else (line.span, line.name, line.role, line.rank, ids)
-        before = self._latest.get(key)
-        if before is not None and before != span:
-            self._begun.pop(before, None)
+        earlier_span = self._latest.get(key)
+        if earlier_span is not None and earlier_span != span:
+            self._begun.pop(earlier_span, None)
         self._latest[key] = span
         self._begun[span] = line
         self._moved(line.start_ns)
@@ -430,7 +456,7 @@ class _History:
         elif line.kind == "step":
             state.stepped, state.drives = line, True
         if line.error is None:
-            # A span around the exception that ended without an error shows that it was caught.
+            # If a span was open when the exception was raised, and ended without an error, the exception was caught.
             raised_in = state.raised is not None and line.start_ns < state.raised.unix_ns
             if line.kind == "step" or (line.kind == "stage" and raised_in):
                 state.raised, state.within, self._within_ns = None, "", 0
@@ -443,7 +469,7 @@ class _History:
             self.state.last_ns = max(self.state.last_ns, unix_ns)
 
     def ended(self) -> ProcessState:
-        """Return the state of the process after the last line, as `fold` does."""
+        """Return the state of the process after the last line of the journal, as `fold` does."""
         state, exit_line = self.state, self._exit
         if exit_line is not None:
             state.state, state.error, state.exception = EXITED, exit_line.error, exit_line.exception
@@ -455,50 +481,58 @@ class _History:
 
 
 def at_present(folded: ProcessState, path: Path) -> ProcessState:
-    """Return a state after the last line as the state at present."""
+    """Return the current state of a process, from its state after the last line of the journal `path`."""
     state = folded.state or _live_state(folded.host, folded.pid, folded.namespace, folded.ticks)
     last_ns = max(folded.last_ns, _crashed_ns(path)) if state == GONE else folded.last_ns
     return structs.replace(folded, state=state, last_ns=last_ns, file=path)
 
 
 def _crashed_ns(path: Path) -> int:
-    """Return the time of a process's crash, in nanoseconds since the epoch; 0 without a crash dump."""
+    """Return the time at which a process crashed, in nanoseconds since the epoch; 0 if it has no crash dump."""
     host, pid = file_names.process_of(path.name)
     status = files.status(path.parent.parent / CRASHES / f"{host}-{pid}.txt")
     return status.st_mtime_ns if status is not None and status.st_size else 0
 
 
 def _live_state(host: str, pid: int, namespace: int, ticks: int) -> str:
-    """Return the state of a process without an exit line. In another container, its pid may be another process's."""
+    """Return `running`, `gone` or `elsewhere` for a process that wrote no exit line.
+
+    A process of another container is `elsewhere`, because another process may have its pid here.
+    """
     if host != identity.HOST or namespace not in (0, identity.pid_namespace()):
         return ELSEWHERE
     began = identity.start_ticks(pid)
     return RUNNING if began is not None and ticks in (0, began) else GONE
 
 
-# Reason of a hook whose module was not imported.
+# Value of `HookLine.reason` for a hook whose module was not imported.
 WAITING = "the module was not imported here"
 _LOOPBACK = ("127.", "localhost:", "[::1]:")
 
 
 def merged_hooks(processes: Iterable[Mapping[str, HookLine]], *states: str) -> dict[str, HookLine]:
-    """Return the most important entry of each hook: the later a state is in `states`, the more important it is."""
+    """Return a dict from the name of a hook to the most important line of that hook in any process.
+
+    Args:
+        processes: For each process, a dict from the name of a hook to its last line.
+        states: The states of hooks, the most important last.
+    """
 
     def importance(hook: HookLine) -> tuple[int, bool]:
         return states.index(hook.state) if hook.state in states else -1, hook.reason != WAITING
 
     hooks: dict[str, HookLine] = {}
-    # The processes of a large run share few objects.
+    # In a large run, most processes share one dict of hooks, so each dict is read only once.
     for process in {id(process): process for process in processes}.values():
         for key, hook in process.items():
-            before = hooks.setdefault(key, hook)
-            if before is not hook and importance(hook) > importance(before):
+            best_so_far = hooks.setdefault(key, hook)
+            if best_so_far is not hook and importance(hook) > importance(best_so_far):
                 hooks[key] = hook
     return hooks
 
 
 def last_facts(path: Path) -> ProcessLine | None:
-    """Return the last process line of a journal, with the last states of its hooks.
+    """Return the last process line of a journal. Its field `hooks` has the last states of the hooks.
 
     Return None if the journal has no process line, or can't be read.
     """
@@ -519,11 +553,11 @@ def last_facts(path: Path) -> ProcessLine | None:
 
 
 def summary(directory: RunDir, versions: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Return the hosts, versions and used recipes of a run's processes, as fields of `run.json`.
+    """Return fields of `run.json` that summarize all processes of a run: `hosts`, `versions` and `recipes`.
 
     Args:
         directory: The run directory.
-        versions: Further versions, by package.
+        versions: Dict from package to version. These versions are added to those in the journals.
     """
     hosts: set[str] = set()
     hooks: set[tuple[str, str]] = set()
@@ -540,7 +574,7 @@ def summary(directory: RunDir, versions: Mapping[str, str] | None = None) -> dic
 def ray_address(directory: RunDir) -> str:
     """Return the address of the run's Ray cluster from the newest journal that has one, or an empty text.
 
-    A loopback address counts only on the host that wrote it, because on another host it means another cluster.
+    A loopback address is used only on the host that wrote it, because on another host it names another cluster.
     """
     for path in sorted(directory.lines("journal"), key=_mtime, reverse=True):
         process = last_facts(path)

@@ -1,8 +1,9 @@
-"""Ranks of a run that a launcher started: each rank writes one file when it joins and another when it ends.
+"""Files by which the ranks of a launcher agree on one run: each rank writes a file when it joins and when it ends.
 
-No single process starts such a run and outlives it. So the first rank that joins writes `run.json`, and the last rank
-that ends completes it. Each disk has its own files: nodes without a shared disk each have a complete part of the run.
-If the file of a rank already exists, a later program of the same launch has started, and it makes the next run.
+In such a run, no process starts before all ranks and ends after all ranks. So the first rank that joins writes
+`run.json`, and the last rank that ends completes it. Nodes without a shared disk each have these files, so each node
+has a complete part of the run. If the file of a rank already exists, the launcher has started another program. The
+ranks of that program make the next run.
 """
 
 from __future__ import annotations
@@ -24,16 +25,17 @@ FOLDER = "ranks"
 ENDED = ".ended"
 _FIRST = "first"
 _LAST = "last"
-# Maximum time between the first and the last rank of a launch, if only an address identifies the launch.
+# Maximum time between the joining of the first and of the last rank of a launch, if the launch is only known by an
+# address, which a later launch may also have.
 _JOIN_S = 3600.0
 
 
 class Seat:
-    """The place of a program among the ranks of a run.
+    """The place of this process among the ranks of a run.
 
     Attributes:
         run_id: The id of the run.
-        first: The file of the rank that joined first.
+        first: The content of the file `first`: the rank that joined first.
     """
 
     def __init__(self, folder: Path, rank: int, run_id: str, own: RankFile) -> None:
@@ -42,16 +44,16 @@ class Seat:
         self._folder = folder
         self._rank = str(rank)
         self._own = own
-        # True if this process is the first of its program to join.
+        # True if this process made the file of the rank. Another process of the same program may have the same rank.
         self._holds = False
 
     @property
     def leads(self) -> bool:
-        """Return True if this process joined first, so that it writes `run.json`."""
+        """Return True if this process joined first. The process that joined first writes `run.json`."""
         return self.first == self._own
 
     def take(self) -> bool:
-        """Take the place and read which rank was first. Return False if another program has the place.
+        """Take the place, and read which rank joined first. Return False if another program has the place.
 
         Raises:
             OSError: The files can't be written.
@@ -61,17 +63,17 @@ class Seat:
             holder = decoder.read(self._folder / self._rank, RankFile)
             if holder.program != self._own.program:
                 return False
-        # If all other ranks have already ended, the run ends again with this rank.
+        # If all other ranks have already ended, the run has ended. It then ends a second time, with this rank.
         (self._folder / _LAST).unlink(missing_ok=True)
         if not _publish(self._folder / _FIRST, self._own):
             self.first = decoder.read(self._folder / _FIRST, RankFile)
         return True
 
     def leave(self, error: str) -> bool:
-        """Record that this rank ends. Return True if it is the last of the ranks that have joined.
+        """Record that this rank ends. Return True if all other ranks that have joined have already ended.
 
         Args:
-            error: The type of the exception that ended it, if one did.
+            error: The type of the exception that ended this rank, or an empty text.
 
         Raises:
             OSError: The file can't be written.
@@ -82,7 +84,10 @@ class Seat:
         return not any(_running(self._folder)) and files.claim(self._folder / _LAST)
 
     def errors(self) -> str:
-        """Return the type of the exception of the first failed rank by file name, or an empty text."""
+        """Return the type of the exception of a failed rank, or an empty text if no rank failed.
+
+        If several ranks failed, use the rank whose file name comes first.
+        """
         contents = (files.try_read(path, 1000) for path in sorted(self._folder.glob(f"*{ENDED}")))
         return next((content.decode(errors="replace") for content in contents if content), "")
 
@@ -98,10 +103,10 @@ def join(runs: Path, run_id: str, launch: str, program: str, rank: int, *, again
 
     Args:
         runs: The folder of the runs.
-        run_id: The id of the run if the user chose one; otherwise empty, and the id is the name of the launch.
-        launch: The name of the launch, the same for all of its ranks.
-        program: The random id of this program.
-        rank: The rank.
+        run_id: The id of the run if the user chose an id. If it is empty, the id is the name of the launch.
+        launch: The name of the launch, which is the same for all ranks of the launch.
+        program: The random id of the program that the launcher started.
+        rank: The rank of this process.
         again: True if a later launch may have the same name.
 
     Raises:
@@ -130,7 +135,7 @@ def is_running(run: Path) -> bool:
 
 
 def _running(folder: Path) -> Iterator[RankFile]:
-    """Yield the ranks without an `.ended` file, except dead processes of this host."""
+    """Yield the ranks that have no `.ended` file. Omit ranks whose process died on this host."""
     names = set(files.names_in(folder))
     for name in names:
         if name.isdecimal() and f"{name}{ENDED}" not in names:
@@ -140,10 +145,13 @@ def _running(folder: Path) -> Iterator[RankFile]:
 
 
 def _is_over(folder: Path) -> bool:
-    """Return True if a folder belongs to an earlier launch: it is over an hour old, or one of its ranks failed."""
+    """Return True if a folder of `ranks/` belongs to an earlier launch.
+
+    This is the case if its first rank joined over an hour ago, or if one of its ranks failed.
+    """
     if (first := files.status(folder / _FIRST)) is None:
         return False
-    # Compare times of the disk, because the clocks of hosts may differ.
+    # Get the current time from a new file on the same disk, because the clocks of hosts may differ.
     mark = folder / f"now.{os.urandom(4).hex()}{PART}"
     files.write(mark, b"")
     try:
@@ -154,7 +162,7 @@ def _is_over(folder: Path) -> bool:
 
 
 def _publish(path: Path, content: RankFile) -> bool:
-    """Write a file in one step, so that it appears with its content. Return False if the file exists."""
+    """Write a file that appears only with its whole content. Return False if the file already exists."""
     part = path.with_name(f"{path.name}.{os.urandom(4).hex()}{PART}")
     files.write(part, msgspec.json.encode(content))
     try:

@@ -1,4 +1,4 @@
-"""Runs on disk: search by name, state, steps and captures."""
+"""Reader of runs on disk: it finds a run by name, and returns its state, steps and captures."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _TRACES = (".json", ".json.gz")
 
 
 def describe_no_run(path: Path) -> str:
-    """Return a message that a path is not a run, with its contents and the path to give instead."""
+    """Return a message that `path` is not a run directory. It names the path to give instead, or the contents."""
     for parent in path.absolute().parents:
         if (parent / RUN).is_file():
             step = f" --step {int(number)}" if (number := path.name.removeprefix(STEP)).isdecimal() else ""
@@ -74,17 +74,25 @@ def _kind(path: Path) -> str:
     return f"{ending[1:].upper()} file" if ending else "file"
 
 
-# State of a capture or a run whose process vanished.
+# State of a capture or run if its process vanished.
 UNFINISHED = "unfinished"
-# Endings of a capture's complete files, and of its unfinished files.
+# Endings of the names of complete files of a capture, and of its incomplete files.
 _COMPLETE_ENDINGS = (TRACE, SNAPSHOT, NSYS_REPORT)
 _PART_ENDINGS = tuple(f"{ending}{PART}" for ending in (TRACE, *RAW_ENDINGS, META))
 
 
 class _CachedCapture(Struct, array_like=True):
-    """A capture in the cache: its name, its trace and the trace's size, and the fields of its meta file.
+    """A capture in the cache.
 
-    `ls` needs the other values only, so the fields are decoded on first use.
+    `autoprof ls` does not need `fields`, so they stay encoded until they are used.
+
+    Attributes:
+        name: The common name of the capture's files, without endings.
+        trace: The name of the trace, or an empty text.
+        bytes: The size of the trace.
+        state: The state in the meta file.
+        tool: The tool in the meta file.
+        fields: All fields of the meta file, encoded.
     """
 
     name: str
@@ -96,26 +104,29 @@ class _CachedCapture(Struct, array_like=True):
 
 
 class _CachedStep(Struct, array_like=True):
-    """The captures of a step's folder that had this inode, size and time of change."""
+    """The captures in a step's folder, and the inode, size and time of change of the folder when they were read."""
 
     stamp: cache.Stamp
     captures: list[_CachedCapture]
 
 
-# The part of the cache with the captures, by the name of the step's folder.
+# Name of the part of the cache with the captures: a dict from the name of a step's folder to its captures.
 _PART = "captures"
-# Captures from which a run has a cache of them.
+# Number of captures from which the captures of a run are cached.
 _MANY_CAPTURES = 1_000
-# Age from which a folder's time of change shows each later change.
+# A folder that has not changed for this time gets a new time of change if it changes later. If it changes twice within
+# a shorter time, the time of change may stay the same.
 _SETTLED_NS = 2_000_000_000
 
 
 class CaptureFile:
-    """One capture in a step's folder. Its files are read on first use, because a run may have thousands of captures.
+    """One capture in a step's folder.
+
+    The files of the capture are read on first use, because a run may have thousands of captures.
 
     Attributes:
-        name: The common name of its files, without endings.
-        left_out: The problems found while reading its files.
+        name: The common name of the capture's files, without endings.
+        left_out: The problems that were found while these files were read.
     """
 
     def __init__(self, folder: str, name: str, trace: str = "", cached: _CachedCapture | None = None) -> None:
@@ -127,7 +138,7 @@ class CaptureFile:
 
     @cached_property
     def bytes(self) -> int:
-        """Return the size of its trace; 0 without a trace."""
+        """Return the size of the trace in bytes; 0 if the capture has no trace."""
         if self._cached is not None:
             return self._cached.bytes
         try:
@@ -138,7 +149,7 @@ class CaptureFile:
 
     @cached_property
     def fields(self) -> dict[str, Any]:
-        """Return the fields of the meta file; empty if it does not exist."""
+        """Return the fields of the meta file as a dict; empty if the file does not exist."""
         if self._cached is not None:
             cached: dict[str, Any] = msgspec.msgpack.decode(self._cached.fields)
             return cached
@@ -147,45 +158,46 @@ class CaptureFile:
 
     @property
     def state(self) -> str:
-        """Return the state in the meta file, or `unfinished`."""
+        """Return the state in the meta file, or `unfinished` if the capture has no meta file."""
         return self._cached.state if self._cached is not None else str(self.fields.get("state", UNFINISHED))
 
     @cached_property
     def meta(self) -> CaptureMeta:
-        """Return the meta file."""
+        """Return the meta file as a struct, for a capture that is not a merged trace."""
         return decoder.record(self.fields, CaptureMeta)
 
     @property
     def untraced(self) -> bool:
-        """Return True if this process was not meant to record a trace, for the reason in `meta.reason`."""
+        """Return True if the process was not meant to record a trace. `meta.reason` gives the reason."""
         tool = self._cached.tool if self._cached is not None else self.fields.get("tool")
         return self.state == "complete" and tool == "none"
 
     @cached_property
     def merged(self) -> MergedMeta:
-        """Return the meta file of a merged trace."""
+        """Return the meta file as a struct, for a merged trace."""
         return decoder.record(self.fields, MergedMeta)
 
     def to_cache(self) -> _CachedCapture:
-        """Return the capture for the cache."""
+        """Return the capture in the form that is written into the cache."""
         fields, tool = Raw(msgspec.msgpack.encode(self.fields)), str(self.fields.get("tool", ""))
         return self._cached or _CachedCapture(self.name, self._trace, self.bytes, self.state, tool, fields)
 
     def described(self) -> dict[str, Any]:
-        """Return the capture as JSON content."""
+        """Return the capture as a dict that can be written as JSON."""
         return {"name": self.name, "bytes": self.bytes, "state": self.state, "meta": self.fields}
 
 
 class Step:
-    """One step's folder.
+    """The captures in the folder of one step.
 
     Attributes:
-        captures: Its captures, sorted by name.
-        merged: The merged traces.
-        left_out: The reason, if the folder could not be read.
+        number: The global step.
+        captures: The captures, sorted by name.
+        merged: The merged traces, sorted by name.
+        left_out: The reason why the folder could not be read, if it could not.
         folder: The path of the folder.
-        stamp: The state of the folder.
-        is_cached: True if the captures are from the cache.
+        stamp: The inode, size and time of change of the folder, as in `cache.stamp`.
+        is_cached: True if the captures come from the cache.
     """
 
     def __init__(self, number: int, folder: str, cached: _CachedStep | None = None) -> None:
@@ -196,7 +208,7 @@ class Step:
         self.is_cached = cached is not None and cached.stamp == self.stamp
         try:
             captures = (
-                [CaptureFile(folder, each.name, each.trace, each) for each in cached.captures]
+                [CaptureFile(folder, capture.name, capture.trace, capture) for capture in cached.captures]
                 if cached is not None and self.is_cached
                 else _captures(folder)
             )
@@ -232,7 +244,7 @@ NONE_LEFT = (
 )
 # Name of the link to the newest run.
 LATEST = "latest"
-# Start of an id that contains the time of the run's start.
+# Beginning of the id of a run, if the id contains the start time of the run.
 _TIMED_ID = re.compile(r"[0-9]{8}-[0-9]{6}-")
 
 
@@ -241,7 +253,7 @@ class NotFound(LookupError):
 
 
 class Run:
-    """A run on disk. Its files are read on first use."""
+    """A run on disk. The files of the run are read on first use."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = str(path)
@@ -250,32 +262,36 @@ class Run:
 
     @cached_property
     def fields(self) -> dict[str, Any]:
-        """Return the fields of `run.json`."""
+        """Return the content of `run.json` as a dict; empty if the file can't be read."""
         return decoder.fields(f"{self.path}/{RUN}", RunFile, self._left_out)
 
     @cached_property
     def info(self) -> RunFile:
-        """Return `run.json`."""
+        """Return the content of `run.json` as a struct."""
         return decoder.record(self.fields, RunFile)
 
     @cached_property
     def steps(self) -> list[Step]:
-        """Return the steps that have a folder, in order."""
+        """Return the steps that have a folder, sorted by number."""
         cached = cache.get(Path(self.path), _PART, dict[str, _CachedStep]) or {}
         folders = layout.step_folders(self.path)
         return [Step(number, f"{self.path}/{name}", cached.get(name)) for number, name in folders]
 
     def keep_captures(self) -> None:
-        """Write the captures of a large run into its cache, for the next command. This reads all of their files."""
+        """Write the captures of a large run into the cache of the run, so that the next command is faster.
+
+        This reads all files of the captures. Do nothing if the run is small, or if all captures came from the cache.
+        """
         if len(self.captures) < _MANY_CAPTURES or all(step.is_cached for step in self.steps):
             return
         steps: dict[str, _CachedStep] = {}
         for step in self.steps:
-            of_step = sorted([*step.captures, *step.merged], key=lambda capture: capture.name)
-            captures = [capture.to_cache() for capture in of_step]
-            left_out = [*step.left_out, *(line for capture in of_step for line in capture.left_out)]
-            settled = step.stamp is not None and time.time_ns() - step.stamp[2] > _SETTLED_NS
-            if step.stamp is not None and settled and not left_out and all(capture.fields for capture in of_step):
+            step_captures = sorted([*step.captures, *step.merged], key=lambda capture: capture.name)
+            captures = [capture.to_cache() for capture in step_captures]
+            left_out = [*step.left_out, *(line for capture in step_captures for line in capture.left_out)]
+            is_settled = step.stamp is not None and time.time_ns() - step.stamp[2] > _SETTLED_NS
+            has_no_problem = is_settled and not left_out
+            if step.stamp is not None and has_no_problem and all(capture.fields for capture in step_captures):
                 steps[os.path.basename(step.folder)] = _CachedStep(step.stamp, captures)
         cache.put(Path(self.path), _PART, steps)
 
@@ -286,14 +302,14 @@ class Run:
 
     @property
     def left_out(self) -> list[str]:
-        """Return the problems found while reading all of its files."""
+        """Read all files of the run, and return the problems that were found."""
         for capture in (capture for step in self.steps for capture in (*step.captures, *step.merged)):
             _ = capture.fields, capture.bytes
         _ = self.fields
         return self._problems()
 
     def _problems(self) -> list[str]:
-        """Return the problems found while reading files so far."""
+        """Return the problems that were found in the files that have been read so far."""
         found = [self._left_out]
         for step in self.steps:
             found += [step.left_out, *(capture.left_out for capture in (*step.captures, *step.merged))]
@@ -311,14 +327,14 @@ class Run:
     def state(self) -> str:
         """Return `running`, `ended`, `failed`, or `unfinished` if the process that started the run vanished.
 
-        For a running run that is switched off, return `running (off)`.
+        If the run is running and autoprof is switched off in it, return `running (off)`.
         """
         current = state(self.info, Path(self.path))
         return f"{current} (off)" if current == "running" and layout.switched_off(RunDir(Path(self.path))) else current
 
     @property
     def outcome(self) -> str:
-        """Return the state. For a failed run, add the exception and the exit status, if known."""
+        """Return the state of the run. If the state is `failed`, add the type of the exception and the exit status."""
         current = self.state
         if current != FAILED:
             return current
@@ -327,7 +343,7 @@ class Run:
         return f"{current} ({reason})"
 
     def described(self) -> dict[str, Any]:
-        """Return the run as JSON content. This reads all of its files."""
+        """Read all files of the run, and return the run as a dict that can be written as JSON."""
         info = self.fields
         steps = []
         for step in self.steps:
@@ -338,9 +354,10 @@ class Run:
 
 
 def state(info: RunFile, path: Path) -> str:
-    """Return the state of the run in the folder `path`, as in `Run.state`.
+    """Return the state of the run in the folder `path`: `running`, `ended`, `failed` or `unfinished`.
 
-    A run that another host started counts as running, because its processes are not visible here.
+    If `run.json` says `running` and another host started the run, return `running`, because the processes of another
+    host are not visible here.
     """
     if info.state == "running":
         if info.host != identity.HOST or _is_alive(info.pid, info.ticks) or ranks.is_running(path):
@@ -357,8 +374,8 @@ def state(info: RunFile, path: Path) -> str:
 def killed(path: Path) -> str:
     """Return a warning if the process that started a run was killed, or an empty text.
 
-    Only `run.json` and the journal of that process are read, so that the next run starts as fast after a large run as
-    after a small one.
+    The next run calls this function at its start. So that a large run does not slow that start down, only `run.json`
+    and the journal of that process are read.
     """
     run = Run(path)
     if not run.fields or run.state != UNFINISHED:
@@ -369,27 +386,31 @@ def killed(path: Path) -> str:
 
 
 def exit_status(path: Path) -> int | None:
-    """Return the exit status of the process that started the run in the folder `path`, or None if unknown."""
+    """Return the exit status of the process that started the run in the folder `path`, or None if it is unknown."""
     content = files.try_read(path / EXIT, 1)
     return content[0] if content else None
 
 
 def _is_alive(pid: int, ticks: int) -> bool:
-    """Return True if a process of this host is running. Pids are reused, so its start time `ticks` must match too.
+    """Return True if the process with this pid and start time is running on this host.
 
-    The start time is ignored if it is 0 (unknown).
+    `ticks` is the start time. It must match because pids are reused. If it is 0 (unknown), only the pid must match.
     """
     began = identity.start_ticks(pid)
     return began is not None and (not ticks or ticks == began)
 
 
 def own(uid: int | None) -> bool:
-    """Return True if a run belongs to this user, or if its user is unknown."""
+    """Return True if `uid` is the id of this user, or None because the user of the run is unknown."""
     return uid is None or uid == os.geteuid()
 
 
 def with_users(users: Mapping[str, int | None]) -> str:
-    """Return the ids of runs for a message. Add the user's name to runs of other users."""
+    """Return the ids of runs for a message. If a run belongs to another user, add the name of that user.
+
+    Args:
+        users: Dict from the id of a run to the id of its user.
+    """
     named = [
         run if uid is None or own(uid) else f"{run} of user {identity.user_name(uid)}" for run, uid in users.items()
     ]
@@ -412,7 +433,10 @@ def runs(parent: Path) -> list[Run]:
 
 
 def _sort_key(run: Run) -> tuple[str, str]:
-    """Return the local start time of a run, then its id. Most ids begin with that time; other ids need `run.json`."""
+    """Return a key that sorts runs by their local start time, then by id.
+
+    Most ids begin with the start time. For all other ids, the start time is read from `run.json`.
+    """
     if _TIMED_ID.match(run.id):
         return run.id, ""
     return time.strftime("%Y%m%d-%H%M%S", time.localtime(run.info.started)), run.id
@@ -422,7 +446,7 @@ def find(parent: Path, name: str) -> Run:
     """Return the run with the name `name`: a path, an id, the first characters of an id, or `latest`.
 
     Raises:
-        NotFound: No run matches, or several do.
+        NotFound: No run matches the name, or several runs match it.
     """
     for path in (Path(name), parent / name):
         if (path / RUN).is_file():
@@ -445,15 +469,15 @@ def find(parent: Path, name: str) -> Run:
 
 
 def read(path: Path) -> Run:
-    """Return the run in a directory. Unreadable parts are left out."""
+    """Return the run in a directory. Files that can't be read are left out."""
     return Run(path)
 
 
 def step(run: Run, number: int | None) -> Step:
-    """Return a captured step of a run. Without a number, return the only one.
+    """Return a captured step of a run. If `number` is None, return the only captured step of the run.
 
     Raises:
-        NotFound: The step does not exist; or there is no number, and the run has several steps.
+        NotFound: The run has no such step; or `number` is None, and the run does not have exactly one captured step.
     """
     numbers = [captured.number for captured in run.steps]
     if number is None and len(run.steps) == 1:
@@ -468,7 +492,7 @@ def step(run: Run, number: int | None) -> Step:
 
 
 def no_step(number: int | None, numbers: Sequence[int]) -> str:
-    """Return the existing steps for a message, and the step nearest to `number`."""
+    """Return a text that lists the existing steps and the step nearest to `number`, for a message."""
     if not numbers:
         return "there are none"
     listed = ", ".join(map(str, numbers)) if len(numbers) <= _MAX_NAMED_STEPS else units.ranges(numbers)
