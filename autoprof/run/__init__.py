@@ -1,1 +1,1 @@
-"""One run as its processes share it."""
+"""The part of autoprof that works in each process of a run: it joins the run and writes the run directory."""

@@ -1,6 +1,7 @@
-"""Ray cluster of a run: its key-value store, its nodes, small tasks on chosen nodes, and connections of commands.
+"""Access to the Ray cluster of a run: its key-value store, its nodes, and small tasks on chosen nodes.
 
-All keys share one namespace. A call of the store needs a round trip to the head node: a few hundred microseconds.
+Commands also connect to the cluster with this module. All keys of autoprof in the store have one namespace. A call of
+the store needs a round trip to the head node: a few hundred microseconds.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ def is_up() -> bool:
 
 
 def own_address() -> str:
-    """Return HOST:PORT of the cluster that this process is connected to, or an empty text in a Ray client.
+    """Return HOST:PORT of the cluster that this process is connected to.
 
-    A client (`ray://`) does not know the address of the cluster's head.
+    Return an empty text in a Ray client (`ray://`), because a client does not know the address of the cluster's head.
     """
     import ray
 
@@ -41,7 +42,7 @@ def own_address() -> str:
 
 
 def put(key: str, value: bytes, overwrite: bool = True) -> bool:
-    """Store `value` under `key`. Without `overwrite`, keep an existing value. Return False if Ray is not up."""
+    """Store `value` under `key`. If `overwrite` is false, keep an existing value. Return False if Ray is not up."""
     if not is_up():
         return False
     _kv()._internal_kv_put(key.encode(), value, overwrite=overwrite, namespace=_NAMESPACE)
@@ -57,7 +58,7 @@ def claim(key: str) -> bool:
 
 
 def get(key: str) -> bytes | None:
-    """Return the value under `key`, or None."""
+    """Return the value under `key`, or None if there is no value or Ray is not up."""
     value: bytes | None = _kv()._internal_kv_get(key.encode(), namespace=_NAMESPACE) if is_up() else None
     return value
 
@@ -70,7 +71,10 @@ def keys(prefix: str) -> Sequence[str]:
 
 
 def entries(prefix: str) -> dict[str, bytes]:
-    """Return the values of all keys that begin with `prefix`, in two round trips (with Ray 2.60)."""
+    """Return a dict from key to value for all keys that begin with `prefix`.
+
+    With Ray 2.60, this takes two round trips.
+    """
     matching = keys(prefix)
     client = getattr(_kv(), "global_gcs_client", None) if matching else None
     if client is None or not hasattr(client, "internal_kv_multi_get"):
@@ -93,11 +97,11 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         id: Ray's id of the node.
-        host: Its host name, as in file names.
-        directory: The folder of its part of the run.
-        disk: The identity of that folder (`disk_of`), equal on all nodes that share the disk.
+        host: The host name of the node, as in file names.
+        directory: The path of the run directory on the node.
+        disk: The identity of the run directory (`disk_of`). It is equal on all nodes that share the disk.
         driver: True if the process that started the run is on this node.
-        uid: The user id of the user who started the run; None in entries of older releases.
+        uid: The user id of the user who started the run; None if an older release of autoprof registered the node.
     """
 
     id: str
@@ -109,15 +113,21 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def register_node(run_id: str, directory: str, driver: bool, uid: int | None = None) -> tuple[str, str]:
-    """Register this process's node with the run, if Ray is up. Never raises.
+    """Register the node of this process with a run, if Ray is up. Never raises.
+
+    Args:
+        run_id: The id of the run.
+        directory: The path of the run directory.
+        driver: True if this process started the run.
+        uid: The user id of the user who started the run.
 
     Returns:
-        Ray's id of the node and the address of its cluster, or empty texts if Ray is not up.
+        Ray's id of the node and the address of its cluster. Both are empty texts if Ray is not up.
     """
     here = address = ""
     if not is_up():
         return here, address
-    # If it fails, the run continues. `collect` also asks nodes that are not registered.
+    # If the registration fails, the run continues. `collect` also asks nodes that are not registered.
     with seam.guard("this node could not be registered", lambda what, error: log.debug(f"{what}: {described(error)}")):
         import ray
 
@@ -130,17 +140,20 @@ def register_node(run_id: str, directory: str, driver: bool, uid: int | None = N
 
 
 def nodes_of_run(run_id: str) -> Sequence[Node]:
-    """Return the registered nodes of a run. Skip unreadable entries."""
+    """Return the registered nodes of a run. Skip values of the store that can't be decoded."""
     return [node for _, node in _entries(f"{run_id}/")]
 
 
 def users_of_run() -> dict[str, int | None]:
-    """Return the user id of each run with a registered node, by run id, sorted by id."""
+    """Return a dict from the id of a run to its user id, for all runs with a registered node, sorted by run id."""
     return {run_id: node.uid for run_id, node in sorted(_entries(""), key=lambda entry: entry[0])}
 
 
 def _entries(prefix: str) -> list[tuple[str, Node]]:
-    """Return the run id and the node of each entry. Skip unreadable entries."""
+    """Return the run id and the node for each registered node. Skip values of the store that can't be decoded.
+
+    `prefix` is the beginning of the run id; an empty text for all runs.
+    """
     nodes = []
     for key, value in entries(f"{_NODE_PREFIX}{prefix}").items():
         with contextlib.suppress(msgspec.MsgspecError):
@@ -150,29 +163,31 @@ def _entries(prefix: str) -> list[tuple[str, Node]]:
 
 
 def disk_of(directory: str) -> str:
-    """Return the identity of a folder on its machine, or an empty text if the folder does not exist.
+    """Return a text that identifies a folder and its machine, or an empty text if the folder does not exist.
 
-    A restarted node on the same machine gets a new id, but has the same folder. `node_functions.py` has a copy of this
-    function, because its code runs on nodes without autoprof.
+    If a node is restarted on the same machine, Ray gives it a new id, but the identity of the folder stays the same.
+    `node_functions.py` has a copy of this function, because the code of that module runs on nodes without autoprof.
     """
     status = files.status(directory)
     return "" if status is None else f"{identity.machine()}:{status.st_dev}:{status.st_ino}"
 
 
 def nodes_for_run_json(nodes: Sequence[Node]) -> list[dict[str, Any]]:
-    """Return nodes in the form of `run.json`."""
+    """Return nodes in the form in which `run.json` has them."""
     return [{"id": node.id, "host": node.host, "directory": node.directory} for node in nodes]
 
 
-# The module of clocks and `collect/`.
+# The module with the functions that `clocks.py` and `collect/` run on other nodes.
 NODE_FUNCTIONS = "autoprof.run.node_functions"
 
 
 def shipped(ray: Any, module: str) -> Any:
-    """Return a remote function that calls a function of `module`. Its arguments are the name and the arguments.
+    """Return a remote function that calls a function of `module` on a node. Its arguments are the name of that function
+    and the arguments of that function.
 
-    The node need not have the module: Ray pickles a nested function by value, here with the module's source text. The
-    module may use the standard library only. It is not imported here, because patches of the program would reach it.
+    The module need not exist on the node, because the remote function contains the source text of the module: Ray
+    pickles a nested function by value. The module may use the standard library only. The module is not imported here,
+    so that changes that the program made to other modules do not affect the code.
     """
     spec: Any = importlib.util.find_spec(module)
     source: str = spec.loader.get_source(module)
@@ -187,9 +202,9 @@ def shipped(ray: Any, module: str) -> Any:
 
 
 def on_node(task: Any, node: str, name: str, retries: int = 0) -> Any:
-    """Return a remote function that runs only on the node with the id `node`. Ray shows it as `name`.
+    """Return a remote function that runs `task` only on the node with the id `node`. Ray's tools show it as `name`.
 
-    If its worker process dies, Ray calls it again, at most `retries` times.
+    If the worker process that runs it dies, Ray calls the function again, at most `retries` times.
     """
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -212,12 +227,14 @@ class Gone(Exception):
 
 
 class Lost(Gone):
-    """The cluster no longer exists. A call of Ray then waits for a minute and ends the process."""
+    """The cluster no longer exists. A further call of Ray would wait for a minute and then end this process."""
 
 
 @contextlib.contextmanager
 def connected(address: str) -> Iterator[Any]:
-    """Yield the module `ray`, connected to the cluster at `address`, as `ray.init` takes it, until the block ends.
+    """Connect to the cluster at `address`, and yield the module `ray`. Disconnect when the `with` block ends.
+
+    `address` has one of the forms that `ray.init` takes.
 
     Raises:
         Unreachable: The cluster does not answer or has another release, Ray is not installed, or the address is wrong.
@@ -229,14 +246,15 @@ def connected(address: str) -> Iterator[Any]:
     except ImportError:
         raise Unreachable("Ray is not installed here; use the Python environment of the run's driver") from None
     try:
-        # If nothing listens there, `ray.init` tries for 15 minutes (Ray 2.60, ray/_private/node.py).
+        # Try a connection first. If nothing listens at the address, `ray.init` tries for 15 minutes (Ray 2.60,
+        # ray/_private/node.py).
         if "://" not in address:
             _reach(address)
     except (OSError, OverflowError, UnicodeError) as error:
         reason_text = getattr(error, "strerror", None) or error
         raise Unreachable(hidden(f"no Ray cluster at {address!r}: nothing answers there ({reason_text})")) from None
     try:
-        # Without this, workers in the cluster of a run would join that run.
+        # Workers of this connection must not join the run that works in the cluster.
         off = {"env_vars": {"AUTOPROF": "0"}}
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, runtime_env=off)
     except Exception as error:
@@ -253,10 +271,10 @@ def connected(address: str) -> Iterator[Any]:
 
 
 def _describe(error: Exception) -> str:
-    """Describe a failed connection. Add advice if a missing token may be the reason.
+    """Describe the error of a failed connection. If a missing token may be the reason, add advice.
 
-    Ray reports a missing token as a plain ConnectionError. Only its C++ code names it, on stderr (Ray 2.60,
-    gcs_client.cc: "InvalidAuthToken").
+    Ray reports a missing token as a plain ConnectionError. Only the C++ code of Ray names the missing token, on stderr
+    (Ray 2.60, gcs_client.cc: "InvalidAuthToken").
     """
     message = hidden(" ".join(reason(error).split()), 300)
     kind = type_name(error)
@@ -267,10 +285,10 @@ def _describe(error: Exception) -> str:
 
 
 def _reach(address: str) -> None:
-    """Connect to HOST:PORT, if the address has that form.
+    """Open and close a connection to the address, if it has the form HOST:PORT.
 
     Raises:
-        OSError: Nothing listens there.
+        OSError: Nothing listens at the address.
         OverflowError: The port number is too large.
         UnicodeError: The host name is not valid.
     """

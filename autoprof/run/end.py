@@ -1,4 +1,8 @@
-"""Work at the end of a run or of its last window: wait for files, `run.json`, merge, copy, the user's command."""
+"""Work at the end of a run or after its last window.
+
+autoprof waits for files that are being written, completes `run.json`, merges and copies traces, and runs the user's
+command.
+"""
 
 from __future__ import annotations
 
@@ -19,22 +23,24 @@ from autoprof.rundir.file_names import META, PART, SNAPSHOT, TAKEN, TRACE
 
 _MARK = ".on_finish"
 _AFTER = "autoprof.cli.after_run"
-# Timeout for the process that works after the run to detach itself from this one. It usually takes 100 ms.
+# Maximum wait until the process that works after the run has detached itself from this process. It usually takes 100
+# ms.
 _HAND_OVER_S = 10.0
 _PAUSE_S = 0.1
-# A file that has not grown for this time is no longer being written.
+# If a file has not grown for this time, no process is writing it any more.
 _STALE_S = 10.0
-# The same for a recording of a dead process. The process that finishes it needs less than 0.1 s to start.
+# If the recording of a dead process has not grown for this time, no process is finishing it. The process that finishes
+# such a recording needs less than 0.1 s to start.
 _ORPHAN_S = 2.0
 _GZ = ".gz"
-# Captures that a message names.
+# Maximum number of captures that a message names.
 _MAX_NAMED = 3
 _RECORDINGS = (TRACE.removesuffix(_GZ), SNAPSHOT)
 _MADE_BY = re.compile(rf"\.{re.escape(identity.HOST)}\.pid(\d{{1,7}})\.")
 
 
 def end_run(run: Runtime) -> None:
-    """End the run at the exit of the process that started it, or of its last rank. Never raises."""
+    """End the run if this process started the run, or if it is the last rank. Called at exit. Never raises."""
     with seam.guard("the end of the run can't be written", run.rundir.report):
         run.restore()
         if not _ends(run) or not files.exists(run.rundir.run_json):
@@ -49,7 +55,7 @@ def end_run(run: Runtime) -> None:
 
 
 def _ends(run: Runtime) -> bool:
-    """Return True if the run ends with this process."""
+    """Return True if the run ends with this process. If this process is a rank, record that the rank ends."""
     if run.seat is None:
         return run.started_here
     run.timeline.flush()
@@ -60,10 +66,10 @@ def _ends(run: Runtime) -> bool:
 
 
 def window_passed(run: Runtime) -> None:
-    """Merge traces and run the user's command in the trainer, after the last step that could be captured.
+    """Merge traces and run the user's command. The trainer calls this after the last step that could be captured.
 
-    If each of several ranks runs the trainer, both wait for the end of the run, because another rank may still be in
-    the step. They also wait if the parts of several nodes are to be collected first.
+    Do nothing if each of several ranks runs the trainer, because another rank may still be in the step. Also do nothing
+    if the files of several nodes must be collected first. In both cases, the end of the run does this work.
     """
     if run.settings.collect:
         return
@@ -79,18 +85,18 @@ def window_passed(run: Runtime) -> None:
 
 
 def let_workers_write(run: Runtime) -> None:
-    """If Ray is up, wait for files that its workers are writing on a disk of this host.
+    """If Ray is up, wait for files that Ray's workers are writing on a disk of this host.
 
-    Ray kills workers without warning when the last handle of their actor is deleted, or when the driver ends.
+    Ray kills a worker without warning when the last handle of its actor is deleted, or when the driver ends.
     """
     if cluster.is_up():
         wait_for_files(run, folders=False)
 
 
 def wait_for_files(run: Runtime, folders: bool = True) -> None:
-    """Wait at most `AUTOPROF_STOP_TIMEOUT_S` for files that other processes are writing.
+    """Wait for files that other processes are writing, at most `AUTOPROF_STOP_TIMEOUT_S`.
 
-    Without `folders`, do not wait for torch_npu's folders: processes that outlive the run finish them.
+    If `folders` is false, do not wait for the folders of torch_npu, because processes that outlive the run finish them.
     """
     deadline = time.monotonic() + run.settings.stop_timeout_s
     while time.monotonic() < deadline:
@@ -101,13 +107,13 @@ def wait_for_files(run: Runtime, folders: bool = True) -> None:
 
 
 def _is_fresh(part: Path, began: float) -> bool:
-    """Return True if a process is writing a part, or has just renamed it. `began`: as `Runtime.began`."""
+    """Return True if a process is writing a `.part` file, or has just renamed it. `began` is `Runtime.began`."""
     age = _age_s(part)
     return age < _STALE_S and not (age > _ORPHAN_S and _is_orphan(part, began))
 
 
 def _report_cut_off(run: Runtime) -> None:
-    """Warn of captures of this attempt that have no meta file and that no process is writing any more."""
+    """Warn about captures that were cut off in this attempt: no meta file exists, and no process is writing a file."""
     written = [str(part) for part in run.rundir.parts() if _age_s(part) < _STALE_S]
     attempt_s = time.time() - run.info.started
     captures = []
@@ -126,16 +132,16 @@ def _report_cut_off(run: Runtime) -> None:
 
 
 def _age_s(part: Path) -> float:
-    """Return the seconds since the last write to a part; 0 if it was renamed meanwhile.
+    """Return the seconds since the last write to a `.part` file; 0 if the file no longer exists.
 
-    A time in the future means that the clock was set back after the file was written.
+    The result is also positive if the time of the write is in the future, because the clock may have been set back.
     """
     changed = _changed(part)
     return abs(time.time() - changed) if changed else 0
 
 
 def _is_orphan(part: Path, began: float) -> bool:
-    """Return True if a part belongs to a recording of a dead process, and no process is finishing it."""
+    """Return True if a `.part` file is the recording of a dead process, and no process is finishing the recording."""
     name = part.name.removesuffix(PART).removesuffix(_GZ)
     match = _MADE_BY.search(name)
     if match is None or not name.endswith(_RECORDINGS):
@@ -146,18 +152,18 @@ def _is_orphan(part: Path, began: float) -> bool:
 
 
 def _is_locked(path: Path) -> bool:
-    """Return True if a process holds a lock on a file, or if that is unknown.
+    """Return True if a process has a lock on a file, or if that is unknown. Return False if the file does not exist.
 
-    The function does not try to take the lock, because that would block the process that finishes the file.
+    The function does not try to take the lock, because it would block the process that finishes the file.
     """
     status, locks = files.status(path), files.text("/proc/locks")
     return status is not None and (f":{status.st_ino} " in locks or not files.exists("/proc/locks"))
 
 
 def _changed(part: Path) -> float:
-    """Return the last write to a part, in seconds since the epoch; 0 if it no longer exists.
+    """Return the time of the last write to a `.part` file, in seconds since the epoch; 0 if it no longer exists.
 
-    Kineto writes to `<name>.tmp` first (torch 2.13).
+    Kineto first writes to `<name>.tmp` (torch 2.13), so a write to that file counts too.
     """
     if (status := files.status(part)) is None:
         return 0
@@ -170,9 +176,10 @@ def _merging(run: Runtime) -> bool:
 
 
 def _after(run: Runtime) -> None:
-    """Merge and copy traces, then run `AUTOPROF_ON_FINISH`, all in a separate process.
+    """Merge and copy traces, then run `AUTOPROF_ON_FINISH`. All this work is done in a separate process.
 
-    The command runs once per run, in the process that gets here first. A later call merges the steps captured since.
+    The command is run only once per run, by the first process that calls this function. A later call merges the steps
+    that were captured since the earlier call.
     """
     command = _command(run) if run.rundir.steps() else ""
     directory = str(run.rundir.path)
@@ -181,8 +188,8 @@ def _after(run: Runtime) -> None:
         if command:
             run_command(command, directory)
         return
-    # A merge must not keep the output of this process open: its readers would wait for the merge. The user's command
-    # keeps the output.
+    # If only a merge runs, it must not keep the output of this process open, because a reader of the output would wait
+    # for the merge. The user's command may write to the output.
     output = None if command or url_of_copy else subprocess.DEVNULL
     job = {"run": directory, "command": command, "merge": _merging(run), "to": url_of_copy, "cwd": _cwd() or directory}
     try:
@@ -212,7 +219,8 @@ def _after(run: Runtime) -> None:
                 f"the process that merges and copies traces ended with status {status}; "
                 "run autoprof merge and autoprof collect instead"
             )
-            # With a copy, the process runs the command even if the copy fails. Without one, it has failed at its start.
+            # If the process copies the run, it runs the command even if the copy fails. If it does not copy the run, it
+            # failed before it could run the command.
             if command and not url_of_copy:
                 run_command(command, directory)
     except subprocess.TimeoutExpired:  # the process continues in the background
@@ -231,9 +239,9 @@ def _cwd() -> str:
 
 
 def first_to_finish(run: Runtime) -> bool:
-    """Return True if this process runs `AUTOPROF_ON_FINISH`. One process of all nodes does.
+    """Return True if this process runs `AUTOPROF_ON_FINISH`. If Ray is up, only one process of all nodes gets True.
 
-    The processes agree while Ray is up, and keep the answer.
+    The answer is kept, because Ray may not be up any more at a later call.
     """
     if run.first_to_finish is None and cluster.is_up():
         run.first_to_finish = cluster.claim(f"finish/{run.info.id}")
@@ -241,14 +249,14 @@ def first_to_finish(run: Runtime) -> bool:
 
 
 def _command(run: Runtime) -> str:
-    """Return `AUTOPROF_ON_FINISH` to the first caller, and an empty text to all others."""
+    """Return `AUTOPROF_ON_FINISH` in the first process that calls this function, and an empty text in all others."""
     if not run.settings.on_finish or not first_to_finish(run):
         return ""
     return run.settings.on_finish if files.claim(run.rundir.path / _MARK) else ""
 
 
 def run_command(command: str, run: str) -> None:
-    """Start `AUTOPROF_ON_FINISH` without waiting for it."""
+    """Start the command `AUTOPROF_ON_FINISH`, and do not wait for its end. `run` is the path of the run directory."""
     environment: dict[str, Any] = os.environ | {"AUTOPROF": "0", "AUTOPROF_RUN_DIR": run}
     start = partial(subprocess.Popen, shell=True, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
     threads.start_process(partial(start, command))

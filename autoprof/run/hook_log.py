@@ -1,4 +1,4 @@
-"""Outcomes of hooks in this process, and errors of autoprof itself, as lines of its timeline."""
+"""Log of the outcomes of hooks in this process, and of errors of autoprof itself, as lines of the process's journal."""
 
 from __future__ import annotations
 
@@ -25,31 +25,34 @@ class LoggedHook(Protocol):
 
     @property
     def key(self) -> str:
-        """Return its name: recipe and hook."""
+        """Return the name of the hook, which begins with the name of its recipe: `verl/update-actor`."""
 
     @property
     def passive(self) -> bool:
         """Return True if applying this hook alone does not make a process part of a run."""
 
     def described(self) -> dict[str, Any]:
-        """Return the module, the attribute and the behaviour."""
+        """Return the fields `module`, `attribute` and `behaviour` of the hook's journal line."""
 
 
 class HookLog:
-    """Outcomes of hooks, written once a hook that is not passive was applied or has failed.
+    """The outcomes of the hooks in this process, and the errors of autoprof.
+
+    Nothing is written until a hook that is not passive was applied or has failed, because the process may not be a part
+    of the run before.
 
     Args:
         directory: The run directory.
-        timeline: The timeline of this process. It calls `facts` and `lines` at the beginning of a part.
-        join: Callback before the first lines are written.
-        at_work: Callback at the first call of each hook.
+        timeline: The timeline of this process. The timeline calls `facts` and `lines` at the beginning of a part.
+        join: Callback that is called before lines are written.
+        at_work: Callback that is called at the first call of each hook.
 
     Attributes:
-        hooks: The last line of each hook, by name.
-        errors: The last line of each error, by place.
+        hooks: Dict from the name of a hook to the last line of that hook.
+        errors: Dict from a place in autoprof to the last line about an error there.
         node: Ray's id of the node of this process; empty if unknown.
-        ray: Address of that node's cluster, HOST:PORT; empty if unknown.
-        versions: The versions of the targets that this process imported, by package.
+        ray: The address of the node's cluster, HOST:PORT; empty if unknown.
+        versions: Dict from package to version, for the targets that this process imported.
     """
 
     def __init__(
@@ -65,15 +68,15 @@ class HookLog:
         self.hooks: dict[str, HookLine] = {}
         self.versions: dict[str, str] = {}
         self.errors: dict[str, ErrorLine] = {}
-        # Lines that are not written yet, by kind and by name or place.
+        # Lines that are not written yet, by kind (`hook` or `error`) and by the name of the hook or the place.
         self._unwritten: dict[tuple[str, str], HookLine | ErrorLine] = {}
         self._active_target = False
         self._worth_writing = False
-        # The facts at the beginning of the last part.
+        # The facts that the beginning of the last part has.
         self._facts: dict[str, Any] = {}
 
     def add(self, hook: LoggedHook) -> None:
-        """Record a hook that waits for its module to be imported."""
+        """Record that a hook waits until its module is imported. Do nothing if the hook is already known."""
         with self._lock:
             self._active_target |= not hook.passive
             if hook.key not in self.hooks:
@@ -93,12 +96,13 @@ class HookLog:
         self._set(hook, "failed", reason)
 
     def called(self, key: str) -> None:
-        """Record that a hook fired. Write a line at its first call."""
+        """Record that a hook fired. At the first call, write a line."""
         line = self.hooks.get(key)
         if line is not None and not line.called:
             with self._lock:
                 self._put(msgspec.structs.replace(line, called=True))
-            # The driver of a run often only imports the target and calls `ray.init`: no hook of the target is applied.
+            # The driver of a run often only imports the target and calls `ray.init`. No hook of the target is then
+            # applied, but the hook of `ray.init` is called.
             self._worth_writing |= self._active_target
             self.write()
             if self._worth_writing:
@@ -115,22 +119,25 @@ class HookLog:
         return line is not None and line.called
 
     def begin_anew(self) -> None:
-        """Reset the log in a forked child: its hooks are still applied, but none has been called."""
+        """Reset the log in a forked child: the hooks of the parent are applied in the child, but not called yet."""
         self._lock = threading.RLock()
         self.errors = {}
         self._facts = {}
         self.hooks = {key: msgspec.structs.replace(line, called=False) for key, line in self.hooks.items()}
 
     def leave(self) -> None:
-        """Write the hooks of an imported target although none was applied. The run may have no `run.json` then."""
+        """If a target was imported but none of its hooks was applied, write the journal with these hooks.
+
+        The run may have no `run.json` in this case.
+        """
         if self._active_target and not self._worth_writing:
             self._timeline.begin_part()
 
     def error(self, where: str, text: str) -> None:
-        """Count an error of autoprof itself."""
+        """Count an error of autoprof itself at the place `where`, and write a line at some of the counts."""
         with self._lock:
-            before = self.errors.get(where)
-            line = ErrorLine(where=where, count=before.count + 1 if before is not None else 1, last=hidden(text))
+            last_line = self.errors.get(where)
+            line = ErrorLine(where=where, count=last_line.count + 1 if last_line is not None else 1, last=hidden(text))
             self.errors[where] = line
         # Write at counts 1, 2, 4, 8, ...: a hook may fail in each of a million calls.
         if line.count.bit_count() == 1:
@@ -138,7 +145,7 @@ class HookLog:
             self.write()
 
     def switched_off(self, key: str, reason: str) -> None:
-        """Record that a hook is disabled from now on."""
+        """Record that a hook is disabled in this process from now on."""
         with self._lock:
             if line := self.hooks.get(key):
                 self._put(msgspec.structs.replace(line, state="failed", reason=reason))
@@ -152,7 +159,7 @@ class HookLog:
         self.write()
 
     def facts(self) -> dict[str, Any]:
-        """Return the fields of a process line that may change while the process runs."""
+        """Return those fields of the process line that may change while the process runs."""
         lines = list(self.hooks.values())
         states = {line.hook: "called" if line.called else line.state for line in lines}
         facts = {"process": process_title(), "node": self.node, "ray": self.ray, "versions": dict(self.versions)}
@@ -160,19 +167,23 @@ class HookLog:
         return facts | {"hooks": {key: state for key, state in states.items() if state != "skipped"}}
 
     def lines(self, whole: bool) -> list[HookLine | ErrorLine]:
-        """Return the lines for the beginning of a part: of all hooks, or if not `whole`, of the hooks that failed."""
+        """Return the lines of hooks and errors for the beginning of a part of the journal.
+
+        If `whole` is true, the part begins a file, and all hooks have a line. Otherwise, only hooks that failed do.
+        """
         if whole:
             self._unwritten = {}
         hooks = [line for line in list(self.hooks.values()) if whole or line.state == "failed"]
         return [*hooks, *list(self.errors.values())]
 
     def write(self) -> None:
-        """Write new lines, if one of the hooks makes this process part of the run. Never raises."""
+        """Write the new lines, if one of the hooks has made this process part of the run. Never raises."""
         if not self._worth_writing:
             return
-        # Errors end here, because this also runs while an error of autoprof is being reported.
+        # Errors are not passed to the caller, because the caller may be reporting an error of autoprof.
         with seam.guard("the outcomes of hooks can't be written", self._directory.report) as writing:
-            # Join without the lock: it may import modules of Ray, and a thread in such an import may need the lock.
+            # Do not hold the lock here. `_join` may import modules of Ray, and another thread that imports these
+            # modules may need the lock.
             self._join()
             if not self._timeline.has_file:
                 self._timeline.begin_part()
@@ -190,7 +201,10 @@ class HookLog:
 
 
 def process_title() -> str:
-    """Return this process's title in `ps`, which Ray sets to the actor's class; for spawned children their name."""
+    """Return the title that `ps` shows for this process. Ray sets the title to the class of the actor.
+
+    For a child that multiprocessing spawned, return the name of the child instead.
+    """
     command = files.text("/proc/self/cmdline", _MAX_COMMAND_BYTES)
     words = command.split("\0") if command else sys.argv
     if "--multiprocessing-fork" in words:
@@ -198,7 +212,7 @@ def process_title() -> str:
 
         return hidden(multiprocessing.current_process().name)
     words = [word for word in words if word][:4]
-    shown = redacted(words)
-    if len(words) == 1:  # a title, so undo the shell quoting
-        shown = shlex.split(shown)[0]
-    return shown if len(shown) <= _MAX_TITLE_CHARS else f"{shown[:_MAX_TITLE_CHARS]}..."
+    title = redacted(words)
+    if len(words) == 1:  # a title and not a command line, so undo the shell quoting
+        title = shlex.split(title)[0]
+    return title if len(title) <= _MAX_TITLE_CHARS else f"{title[:_MAX_TITLE_CHARS]}..."

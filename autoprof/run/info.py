@@ -1,6 +1,6 @@
-"""Facts of a run, which the process that starts it passes to all others in the environment.
+"""Facts about a run. The process that starts the run passes them to its child processes in the environment.
 
-Ranks that a launcher started take their places in one run.
+If a launcher started the ranks, each rank takes its place in one common run.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from autoprof.rundir.ranks import Seat
 
 @structs.complete
 class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts of the run from the process that started it. All processes of the run have them."""
+    """Facts about the run, from the process that started the run. All processes of the run have the same facts."""
 
     id: str
     directory: str
@@ -38,9 +38,9 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     started: float
     python: str
     settings: Settings
-    # Start time of that process (`identity.start_ticks`), because pids are reused.
+    # Start time of the process that started the run (`identity.start_ticks`). Its pid may be reused.
     ticks: int = 0
-    # User id of that process. Ray's workers may run as another user: the user of the cluster.
+    # User id of the process that started the run. Ray's workers may run as another user: the user of the cluster.
     uid: int | None = None
 
 
@@ -51,14 +51,15 @@ _MAX_INFO_CHARS = 64_000
 
 
 def read_info(given: Mapping[str, object] | None = None, late: bool = False) -> tuple[RunInfo, Seat | None]:
-    """Return the facts of the run, and the place of this process among the ranks of a launch. The facts come from the
-    environment, or, in the process that starts the run, from the settings.
+    """Return the facts about the run, and the place of this process among the ranks of a launch.
 
-    The process that starts the run also writes the facts to the environment for its children.
+    If the environment has the facts, they come from there. Otherwise this process starts the run: the facts come from
+    the settings, and are written to the environment for child processes. The place is None if no launcher started this
+    process as a rank, or if the facts come from the environment.
 
     Args:
         given: Settings from the program. They replace settings from the environment.
-        late: True at the end of the run. A rank that has not joined the run by then does not join it.
+        late: True at the end of the run. A rank that has not joined the run before does not join it at the end.
 
     Raises:
         SettingsError: The settings are wrong, or too long for the environment.
@@ -96,7 +97,8 @@ def read_info(given: Mapping[str, object] | None = None, late: bool = False) -> 
         info, seat = join_launch(info, "" if chosen == name else chosen, name, program, int(rank))
     hand_on(info)
     if read.recipes:
-        # Children may have another working directory, so they get the settings file's recipes from the environment.
+        # Child processes may have another working directory and not find the settings file. So they get the recipes
+        # from the environment.
         os.environ[_boot.RECIPES] = os.pathsep.join(read.recipes)
         _boot.add_recipes()
     return info, seat
@@ -106,15 +108,16 @@ def join_launch(info: RunInfo, run_id: str, name: str, program: str, rank: int) 
     """Take the place of this process among the ranks of a launch.
 
     Args:
-        info: The facts of the run before.
-        run_id: The id that the user chose, or an empty text.
+        info: The facts about the run that this process would start alone.
+        run_id: The id of the run that the user chose, or an empty text.
         name: The name of the launch.
-        program: The random id of this program.
-        rank: The rank.
+        program: The random id of the program that the launcher started.
+        rank: The rank of this process.
 
     Returns:
-        The facts of the ranks' run, and the place. The rank that joined first counts as the starter. If the folder of
-        the runs can't be written, the facts are `info` and the place is None. The first applied hook reports it.
+        The facts about the common run of the ranks, and the place of this process. In these facts, the process that
+        joined first is the process that started the run. If the folder of the runs can't be written, return `info` and
+        None. The first applied hook then reports the problem.
     """
     read = info.settings
     files.open_to_group(read.access == GROUP)
@@ -127,21 +130,23 @@ def join_launch(info: RunInfo, run_id: str, name: str, program: str, rank: int) 
 
 
 def with_id(info: RunInfo, run_id: str) -> RunInfo:
-    """Return the facts with another run id and its directory."""
+    """Return the facts with another run id, and with the run directory of that id."""
     return msgspec.structs.replace(info, id=run_id, directory=os.path.join(info.settings.dir, run_id))
 
 
 def hand_on(info: RunInfo) -> None:
-    """Write the facts of the run to the environment, for the processes that this one starts.
+    """Write the facts about the run to the environment, for the processes that this process starts.
 
     Raises:
         SettingsError: The facts are too long, or are not UTF-8.
     """
     read = info.settings
-    # The URL of the run's copy stays in this process, because it may contain a password.
+    # The URL to which the run is copied stays in this process, because the URL may contain a password.
     public = msgspec.structs.replace(read, collect="1" if read.collect else "")
-    cut = len(info.command) - _MAX_COMMAND_CHARS
-    command = info.command if cut <= 0 else f"{info.command[:_MAX_COMMAND_CHARS]}... ({cut} characters more)"
+    cut_chars = len(info.command) - _MAX_COMMAND_CHARS
+    command = (
+        info.command if cut_chars <= 0 else f"{info.command[:_MAX_COMMAND_CHARS]}... ({cut_chars} characters more)"
+    )
     handed_on = msgspec.structs.replace(info, settings=public, command=command)
     try:
         text = msgspec.json.encode(handed_on).decode()

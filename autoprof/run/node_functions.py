@@ -1,7 +1,7 @@
-"""Functions that Ray runs on other nodes: the clock of a node, and the files of its part of a run.
+"""Functions that Ray runs on other nodes: they read the clock of the node, and the files of a run on the node.
 
-A node may have no autoprof or another release of it, so `cluster.shipped` sends the source text of this module.
-Standard library only.
+autoprof may not be installed on a node, or in another release. So `cluster.shipped` sends the source text of this
+module, and the module uses only the standard library.
 """
 
 from __future__ import annotations
@@ -14,19 +14,22 @@ import stat
 import time
 from typing import Any
 
-# Names of the run directory, as in `rundir/file_names.py` and `rundir/layout.py`.
+# Names of files and folders in a run directory, as in `rundir/file_names.py` and `rundir/layout.py`.
 CONTROL, COLLECTED, PART = "control", "collected.json", ".part"
 
 
 def clock() -> tuple[str, int]:
-    """Return the host name and the time in nanoseconds since the epoch."""
+    """Return the host name of the node, and the current time in nanoseconds since the epoch."""
     return socket.gethostname(), time.time_ns()
 
 
 def look(directory: str, mark: str) -> dict[str, Any]:
-    """Return the files below `directory`, sorted by path.
+    """Return a description of the run directory on this node, with all files in it. `NodePart` has the same fields.
 
-    `mark` is a file that the caller has just made in its own part. A node that sees it has the same disk.
+    Args:
+        directory: The path of the run directory.
+        mark: The path of a file that the caller has just made in its own run directory. If this node finds the file in
+            `directory`, it has the same disk as the caller.
     """
     spec = importlib.util.find_spec("autoprof")
     answer: dict[str, Any] = {
@@ -55,7 +58,7 @@ def look(directory: str, mark: str) -> dict[str, Any]:
 
 
 def _disk_of(directory: str) -> str:
-    """Return the identity of a folder, as `cluster.disk_of` does."""
+    """Return the text that identifies a folder and its machine, as `cluster.disk_of` does."""
     status = os.stat(directory)
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
@@ -66,7 +69,7 @@ def _disk_of(directory: str) -> str:
 
 
 def _add_files(directory: str, answer: dict[str, Any]) -> None:
-    """Add complete and incomplete files, and the paths that are left out, to an answer of `look`."""
+    """Add the complete files, the incomplete files, and the paths that are left out to an answer of `look`."""
 
     def leave_out(error: OSError) -> None:
         answer["left_out"].append((os.path.relpath(error.filename, directory), str(error)))
@@ -75,12 +78,12 @@ def _add_files(directory: str, answer: dict[str, Any]) -> None:
         folder_path = os.path.relpath(parent, directory)
         for name in [*folders, *names]:
             path = name if folder_path == "." else f"{folder_path}/{name}"
-            # Hidden files are temporary. `control` holds requests for the trainer of this node only.
+            # Hidden files are temporary. `control` has requests that are only for the trainer on this node.
             if name.startswith(".") or path in (CONTROL, COLLECTED):
                 continue
             try:
                 status = os.lstat(os.path.join(parent, name))
-            except OSError:  # the file was renamed meanwhile
+            except OSError:  # the file was just renamed
                 continue
             if name.endswith(PART):
                 answer["unfinished"].append((path, time.time() - status.st_mtime))
@@ -95,13 +98,17 @@ def _add_files(directory: str, answer: dict[str, Any]) -> None:
         ]
 
 
-# A piece of a file: its path, its offset and length, and the size and last change that the file had before. The last
-# change is `st_mtime_ns`, or 0 for a file that may grow.
+# A piece of a file: the path of the file, the offset and the length of the piece, then the size and the last change of
+# the file when `look` was called. The last change is `st_mtime_ns`, or 0 for a file that may grow.
 Request = tuple[str, int, int, int, int]
 
 
 def read(directory: str, pieces: list[Request]) -> list[tuple[bytes, str, str]]:
-    """Return pieces of files: for each its bytes, its sha256, and the problem or an empty text."""
+    """Return for each piece its bytes, its sha256, and the problem or an empty text.
+
+    The problem is `changed` if the file has changed since `look` was called. If there is a problem, the bytes and the
+    sha256 are empty.
+    """
     answers = []
     for path, offset, length, size, mtime_ns in pieces:
         try:
@@ -121,7 +128,7 @@ def read(directory: str, pieces: list[Request]) -> list[tuple[bytes, str, str]]:
 
 
 def digest(directory: str, pieces: list[Request]) -> list[str]:
-    """Return the sha256 of whole files, or an empty text for a file that can't be read."""
+    """Return for each piece the sha256 of its whole file, or an empty text if the file can't be read."""
     digests = []
     for path, *_ in pieces:
         sums = hashlib.sha256()
@@ -136,7 +143,10 @@ def digest(directory: str, pieces: list[Request]) -> list[str]:
 
 
 def _opened(directory: str, path: str) -> int:
-    """Open a file below `directory` for reading, and return its descriptor. Do not follow symbolic links."""
+    """Open a file in `directory` or in a folder below it for reading. Return the descriptor of the file.
+
+    Symbolic links are not followed.
+    """
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     *folders, name = path.split("/")
     parent = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

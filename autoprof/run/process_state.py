@@ -1,4 +1,7 @@
-"""Parts of a snapshot other than stacks: memory, torch's flight record, the state of an engine."""
+"""Reader of the parts of a snapshot that are not stacks: memory, torch's flight record, and the state of an engine.
+
+torch's flight record is its list of the last collectives of this process.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +22,12 @@ from autoprof.rundir import memory_state
 from autoprof.rundir.records import MAX_STACKS_BYTES, ProcessStacks
 
 EngineState: TypeAlias = "dict[str, int | float | str]"
-# Function that reads a scheduler's state. It adds missing items to the list, with the reason.
+# Function that returns the state of a scheduler. If it can't read an item, it adds a text with the reason to the list.
 ReadScheduler: TypeAlias = "Callable[[Any, list[str]], EngineState]"
 
 
 class _SchedulerState(process.State):
-    """The scheduler of this process, and the function that reads its state."""
+    """The scheduler of the engine in this process, and the function that reads the state of the scheduler."""
 
     def begin(self) -> None:
         self.scheduler: weakref.ref[Any] | None = None
@@ -38,13 +41,21 @@ _scheduler_state = _SchedulerState()
 
 
 def register_scheduler(scheduler: object, read: ReadScheduler) -> None:
-    """Remember the scheduler of this process. A later one replaces it."""
+    """Keep the scheduler of this process, for snapshots. A scheduler that is registered later replaces it.
+
+    Args:
+        scheduler: The scheduler of an engine.
+        read: The function that reads the state of the scheduler.
+    """
     with seam.suppress(TypeError):  # its class does not support weak references
         _scheduler_state.scheduler, _scheduler_state.read = weakref.ref(scheduler), read
 
 
 def _engine_state(left_out: list[str]) -> EngineState:
-    """Return the state of the engine; empty without an engine. Add missing items to `left_out`."""
+    """Return the state of the engine in this process as a dict; empty if there is no engine.
+
+    If an item can't be read, add a text with the reason to `left_out`.
+    """
     scheduler = _scheduler_state.scheduler() if _scheduler_state.scheduler is not None else None
     if scheduler is None or _scheduler_state.read is None:
         return {}
@@ -54,9 +65,17 @@ def _engine_state(left_out: list[str]) -> EngineState:
 def read_part(
     parts: dict[str, Any], left_out: list[str], name: str, read: Callable[[], object], of: str = "engine."
 ) -> None:
-    """Read one part of a snapshot, by default an item of the engine's state. If that fails, add it to `left_out`.
+    """Call `read`, and put the result into `parts` as `name`. If `read` raises, add a text to `left_out` instead.
 
-    Reading may raise anything: releases differ, the state changes meanwhile, and a device may be lost.
+    `read` may raise any exception, because releases of engines differ, the state may change while it is read, and a
+    device may be lost.
+
+    Args:
+        parts: Dict from the name of a part to the part.
+        left_out: List of texts about missing parts.
+        name: The name of the part.
+        read: Function that returns the part.
+        of: Text that stands before the name in `left_out`. By default, the part is an item of the engine's state.
     """
     try:
         parts[name] = read()
@@ -65,23 +84,26 @@ def read_part(
         left_out.append(f"{of}{name}: {type(error).__name__}: {error}"[:200])
 
 
-# Variables for the size of torch's flight record. torch 2.8 and later read the first one.
+# Environment variables that set the size of torch's flight record. Only torch 2.8 and later read the first variable.
 SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
-# Default size from torch 2.11 on. Up to 2.10 the default is 0, so nothing is recorded.
+# Size of the flight record, the same as the default of torch 2.11 and later. Up to torch 2.10 the default is 0, so
+# nothing is recorded.
 _ENTRIES = "2000"
 _ON_BY_DEFAULT = (2, 11)
 
 
 def enable_flight_record(environ: MutableMapping[str, str]) -> None:
-    """Let torch record its collectives in this process, if its release does not by default and the user set no size.
+    """Make torch record its collectives in this process.
+
+    Do nothing if the user has set the size of the flight record, or if this release of torch records by default.
 
     Args:
-        environ: The environment. torch reads it when it makes the first process group.
+        environ: The environment. torch reads the size from it when it makes the first process group.
     """
     if any(name in environ for name in SIZES):
         return
     version = getattr(sys.modules.get("torch"), "__version__", None)
-    with seam.suppress(ImportError, KeyError, OSError, ValueError):  # it is not installed, or its metadata is damaged
+    with seam.suppress(ImportError, KeyError, OSError, ValueError):  # torch is missing, or its metadata is damaged
         version = version or metadata.version("torch")
     match = re.match(r"(\d+)\.(\d+)", str(version))
     if match and (int(match[1]), int(match[2])) < _ON_BY_DEFAULT:
@@ -89,10 +111,11 @@ def enable_flight_record(environ: MutableMapping[str, str]) -> None:
 
 
 def write_flight_record(folder: str) -> str:
-    """Write torch's flight record into a folder. Return the file's name, or an empty text if nothing was recorded.
+    """Write torch's flight record into a folder. Return the name of the file, or an empty text if the record is empty.
 
-    This imports nothing and does not block: other threads hold torch's lock only to add an entry, never during a
-    collective. The stacks of the collectives are omitted, because torch needs seconds for them and holds the GIL.
+    This function imports nothing. It does not block, because other threads hold torch's lock only while they add an
+    entry, never during a collective. The stacks of the collectives are omitted, because torch would need seconds for
+    them and would hold the GIL in this time.
 
     Raises:
         OSError: The file can't be written.
@@ -103,7 +126,7 @@ def write_flight_record(folder: str) -> str:
     records = [record for record in map(_dumped, _dumps()) if record["entries"]]
     if not records:
         return ""
-    # A build with NCCL has one recorder for NCCL, and another one for all other backends.
+    # A build of torch with NCCL has one recorder for NCCL, and one recorder for all other backends.
     record = records[0]
     for other in records[1:]:
         record["entries"] = sorted([*record["entries"], *other["entries"]], key=lambda entry: entry["time_created_ns"])
@@ -111,14 +134,17 @@ def write_flight_record(folder: str) -> str:
     record["pg_config"] = _groups(distributed) | {
         name: group for name, group in record.get("pg_config", {}).items() if name
     }
-    # torch's analyser reads the rank from the file name: it follows the prefix.
+    # The rank must follow the prefix in the file name, because torch's analyser reads the rank there.
     name = f"{identity.HOST}-{os.getpid()}-rank_{distributed.get_rank()}"
     files.write(Path(folder, name), _bounded(record))
     return name
 
 
 def _dumps() -> list[Callable[..., bytes]]:
-    """Return torch's dump functions: `_dump_nccl_trace` in builds with NCCL, `_dump_fr_trace` from 2.8 on."""
+    """Return the functions of torch that return a flight record.
+
+    They are `_dump_nccl_trace` in builds with NCCL, and `_dump_fr_trace` from torch 2.8 on.
+    """
     module = sys.modules.get("torch._C._distributed_c10d")
     functions = (getattr(module, name, None) for name in ("_dump_nccl_trace", "_dump_fr_trace"))
     return [function for function in functions if function is not None]
@@ -130,11 +156,14 @@ def _dumped(dump: Callable[..., bytes]) -> dict[str, Any]:
 
 
 def _groups(distributed: Any) -> dict[str, dict[str, str]]:
-    """Return the process groups in the form that torch's analyser reads. torch 2.13 omits the gloo groups."""
+    """Return a dict from the name of a process group to its description, in the form that torch's analyser reads.
+
+    The record that torch 2.13 returns has no gloo groups, so they are added from here.
+    """
     groups = {}
     world = distributed.distributed_c10d._world
     for group, ranks in list(world.pg_group_ranks.items()):
-        # Groups without this process are missing from `pg_names`.
+        # Only groups that this process belongs to are in `pg_names`.
         if group not in world.pg_names:
             continue
         name = str(world.pg_names[group])
@@ -143,7 +172,7 @@ def _groups(distributed: Any) -> dict[str, dict[str, str]]:
 
 
 def _bounded(record: dict[str, Any]) -> bytes:
-    """Return the record as torch writes it, with only the latest entries if it would be too large."""
+    """Return the record as bytes, in the form in which torch writes it. If it would be too large, omit old entries."""
     content = pickle.dumps(record, protocol=2)
     while len(content) > MAX_STACKS_BYTES:
         entries = record["entries"]
@@ -153,7 +182,10 @@ def _bounded(record: dict[str, Any]) -> bytes:
 
 
 def with_process_state(taken: ProcessStacks, folder: str) -> ProcessStacks:
-    """Return the snapshot with memory, engine and flight record, which is written into the folder. Never raises."""
+    """Return the snapshot with the memory, the engine's state and the name of the flight record. Never raises.
+
+    The flight record is written into `folder`.
+    """
     left_out = list(taken.left_out)
     parts: dict[str, Any] = {}
     read_part(parts, left_out, "memory", _memory, of="")
@@ -165,7 +197,7 @@ def with_process_state(taken: ProcessStacks, folder: str) -> ProcessStacks:
 
 
 def _memory() -> dict[str, int]:
-    """Return the known sizes in bytes, by the names of `ProcessStacks.memory`."""
+    """Return a dict from name to size in bytes, for the sizes of `ProcessStacks.memory` that are known."""
     memory = memory_state.state()
     sizes = {
         "resident": memory.resident_bytes,
@@ -177,16 +209,17 @@ def _memory() -> dict[str, int]:
 
 
 def _device_memory() -> dict[str, int]:
-    """Return the memory that torch has reserved on the devices of this process; empty if it uses none.
+    """Return `device_used` and `device_total` of `ProcessStacks.memory`, for the devices of this process.
 
-    Only torch's own counters are read: a call of the driver may wait for a hanging kernel.
+    The dict is empty if torch has reserved no memory. Only torch's own counters are read, because a call of the
+    device's driver may wait for a hanging kernel.
     """
     torch = sys.modules.get("torch")
     for name in ("cuda", "npu"):
         backend: Any = getattr(torch, name, None)
         if backend is not None and backend.is_initialized():
-            held = {number: int(backend.memory_reserved(number)) for number in range(backend.device_count())}
-            used = {number: size for number, size in held.items() if size}
-            total = sum(int(backend.get_device_properties(number).total_memory) for number in used)
-            return {"device_used": sum(used.values()), "device_total": total} if used else {}
+            reserved_sizes = {number: int(backend.memory_reserved(number)) for number in range(backend.device_count())}
+            used_sizes = {number: size for number, size in reserved_sizes.items() if size}
+            total = sum(int(backend.get_device_properties(number).total_memory) for number in used_sizes)
+            return {"device_used": sum(used_sizes.values()), "device_total": total} if used_sizes else {}
     return {}

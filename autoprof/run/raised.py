@@ -1,6 +1,7 @@
-"""Record of an exception: its type, its text and its stack.
+"""Converter of exceptions to records: the type, the text and the stack of an exception.
 
-The process that started a run also records the exception that ended it, and its exit status.
+It also finds the uncaught exception that ends this process, and writes the exit status of the process that started a
+run.
 """
 
 from __future__ import annotations
@@ -18,24 +19,28 @@ from autoprof.base.originals import os
 from autoprof.base.redact import hidden, writable
 from autoprof.rundir.records import Frame, NamedProcess, Raised
 
-# Number of innermost functions that are kept of a stack.
+# Maximum number of functions that are kept of a stack: the innermost functions.
 _MAX_FRAMES = 30
-# Number of characters that are kept of an exception's text, kept of the text of its cause, and read of either.
+# Maximum number of characters that are kept of the text of an exception, that are kept of the text of its cause, and
+# that are read of each of these texts.
 _MAX_MESSAGE_CHARS = 1000
 _MAX_CAUSE_CHARS = 200
 _MAX_TEXT_CHARS = 1 << 15
-# Number of dead processes that are kept of an exception, and of nested Ray exceptions that are followed.
+# Maximum number of dead processes that are kept of an exception, and of nested Ray exceptions that are read.
 _MAX_NAMED = 8
 _OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 _FRAME = re.compile(r'^ *File "([^"\n]{1,400})", line (\d{1,9}), in ([^\n]{1,200})$', re.MULTILINE)
-# Forms of Ray 2.9 to 2.60 (`ray/exceptions.py`, and the messages of the raylet and the GCS about dead workers).
+# The following patterns match texts of Ray 2.9 to 2.60 (`ray/exceptions.py`, and the messages of the raylet and the GCS
+# about dead workers).
 _PID = re.compile(r"\bpid[:=] ?(\d{1,9})")
-# The module is checked, because other libraries have classes with these names: torch has an `OutOfMemoryError`.
+# Dict from the name of Ray's exception about a dead process to the value of `NamedProcess.cause`. The module of an
+# exception is also checked, because other libraries have classes with these names: torch has an `OutOfMemoryError`.
 _RAY_MODULE = "ray.exceptions"
 _RAY_DEATHS = {"RayActorError": "", "WorkerCrashedError": "", "OutOfMemoryError": "memory", "NodeDiedError": "node"}
 _BROUGHT = "RayTaskError"
-# First lines of Ray's tracebacks, and of Python's: also "Original Traceback" of torch and "Exception Group Traceback".
+# First line of a traceback of Ray or Python. It also matches "Original Traceback" of torch and "Exception Group
+# Traceback".
 _HEADER = re.compile(
     r"ray::[^\n]{0,400}\(pid=(\d{1,9}), ip=[^\n]*|\bTraceback \(most recent call last\):?[ \t]*$", re.MULTILINE
 )
@@ -48,14 +53,17 @@ _CONTAINED = re.compile(
 )
 _CUT = re.compile(r"\.\.\. \((\d+) more characters\)$")
 _UNITS = {"b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
-# Start of the first line after a stack, which is not indented: it names the exception.
+# Beginning of the first line after a stack. This line names the exception and is not indented.
 _RAISED = re.compile(r"^[^\s|]", re.MULTILINE)
-# Characters of the lines that torchrun and tracebacks of exception groups draw.
+# Characters with which torchrun and the tracebacks of exception groups draw lines.
 _DRAWN = " =-|+"
 
 
 def of(error: BaseException) -> Raised:
-    """Return the record of an exception. Raises nothing itself; an exception from a signal handler passes through."""
+    """Return the record of an exception. If the exception can't be read, the record has only its type.
+
+    Only an exception from a signal handler can leave this function.
+    """
     try:
         return _of(error, _text(error))
     except Exception as problem:  # a library may set any object as an attribute
@@ -64,16 +72,21 @@ def of(error: BaseException) -> Raised:
 
 
 def _text(error: BaseException) -> tuple[str, int]:
-    """Return an exception's text, cut at a limit, and the number of characters after it."""
+    """Return the text of an exception, cut at `_MAX_TEXT_CHARS`, and the number of characters that were cut off."""
     text = exception_text.text(error)
     return writable(text[:_MAX_TEXT_CHARS]), max(0, len(text) - _MAX_TEXT_CHARS)
 
 
 def _origin(error: BaseException, text: str) -> str:
-    """Describe the exception that caused `error`, or was being handled when it was raised.
+    """Describe the exception that caused `error`, or that the program was handling when it raised `error`.
 
-    For a group, describe its first exception. For an exception from another process (multiprocessing, torch's
-    DataLoader), describe the one whose traceback is in `text`.
+    If `error` is a group, describe the first exception in the group. If `error` comes from another process
+    (multiprocessing, torch's DataLoader), describe the exception whose traceback is in `text`. Return an empty text if
+    there is no such exception.
+
+    Args:
+        error: The exception.
+        text: The text of `error`.
     """
     group = exceptions.group_of(error)
     if group and issubclass(type(group[0]), BaseException):
@@ -96,7 +109,7 @@ def _words(error: BaseException, text: str) -> str:
 
 
 def _from_traceback(text: str) -> str:
-    """Describe the exception whose traceback is in a text. Return an empty text without a traceback."""
+    """Describe the exception whose traceback is in a text. Return an empty text if the text has no traceback."""
     stack, end = _last_traceback(text)
     frames = _frames_in(stack)
     lines = [line for line in end.splitlines() if line.strip(' "')]
@@ -104,25 +117,26 @@ def _from_traceback(text: str) -> str:
 
 
 def _last_traceback(text: str) -> tuple[str, str]:
-    """Return the stack of the last traceback in a text, and the text after it; both empty without a traceback.
+    """Return the stack of the last traceback in a text, and the text after that stack.
 
-    A single line such as `File "...", line 3` is not a traceback: messages of torch.compile contain such lines.
+    If the text has no traceback, both are empty. A single line such as `File "...", line 3` is not a traceback, because
+    messages of torch.compile contain such lines.
     """
     header = None
     for header in _HEADER.finditer(text[:_MAX_TEXT_CHARS]):  # noqa: B007
         pass
     if header is None:
         return "", ""
-    # Ray's header contains the repr of an actor, which may span several lines.
+    # The first line of Ray's traceback contains the repr of an actor, which may have several lines.
     frame = _FRAME.search(text, header.end())
     raised = _RAISED.search(text, frame.end() if frame else header.end())
-    # Each line of a group's traceback has a margin. Its last line with text is the exception.
+    # Each line of a group's traceback begins with a margin. The last line with text names the exception.
     end = raised.start() if raised else text.rstrip(_DRAWN + "\n").rfind("\n") + 1
     return text[header.end() : end], text[end:].lstrip(" |")
 
 
 def _frames_in(stack: str) -> list[Frame]:
-    """Return the functions in the text of a traceback, without autoprof's."""
+    """Return the functions in the text of a traceback. Omit autoprof's functions."""
     frames = [Frame(function.strip(), file, int(line)) for file, line, function in _FRAME.findall(stack)]
     return [frame for frame in frames if not frame.file.startswith(_OWN)]
 
@@ -136,7 +150,7 @@ def _of(error: BaseException, read: tuple[str, int]) -> Raised:
     cause = exceptions.attribute(error, "cause")
     frames, message, pid = _frames(exceptions.traceback_of(error)), _message(text, more), 0
     if kind.startswith(_BROUGHT) and issubclass(type(cause), BaseException):
-        # A task or an actor raised it: record it as it was raised there.
+        # A task or an actor of Ray raised the exception: record the type, the text and the stack from its process.
         remote = exceptions.attribute(error, "traceback_str")
         remote_frames, pid = _remote(remote if isinstance(remote, str) else text)
         frames, pid = remote_frames or frames, pid or exceptions.attribute(error, "pid")
@@ -162,13 +176,16 @@ def _frames(traceback: TracebackType | None) -> list[Frame]:
             name = writable(getattr(code, "co_qualname", code.co_name))
             frames.append(Frame(name, writable(code.co_filename), traceback.tb_lineno or 0))
         traceback = traceback.tb_next
-        # A recursion may have thousands of frames.
+        # Keep only the last frames, because a recursion may have thousands of them.
         del frames[: -2 * _MAX_FRAMES]
     return frames
 
 
 def _remote(text: str) -> tuple[list[Frame], int]:
-    """Return the stack and the pid in Ray's traceback. If tasks called tasks, the innermost task counts."""
+    """Return the stack and the pid in Ray's traceback. If a task called another task, use the innermost task.
+
+    The pid is 0 if the traceback has none.
+    """
     text = text[:_MAX_TEXT_CHARS]
     stack, _ = _last_traceback(text)
     pids = [int(header[1]) for header in _HEADER.finditer(text) if header[1]]
@@ -176,43 +193,52 @@ def _remote(text: str) -> tuple[list[Frame], int]:
 
 
 def _message(text: str, more: int = 0) -> str:
-    """Return an exception's text without secrets. If it contains a traceback, keep only the text after the last one."""
+    """Return the text of an exception without secrets. If it has a traceback, keep only the text after the last one.
+
+    Args:
+        text: The text of the exception.
+        more: The number of characters that were cut off from the text.
+    """
     _, end = _last_traceback(text)
     lines = [line for line in (end or text).splitlines() if line.strip(_DRAWN)]
-    shown = hidden("\n".join(lines), _MAX_MESSAGE_CHARS)
+    message = hidden("\n".join(lines), _MAX_MESSAGE_CHARS)
     if more:
-        cut = _CUT.search(shown)
-        shown = f"{_CUT.sub('', shown)}... ({more + (int(cut[1]) if cut else 0)} more characters)"
-    return shown
+        cut = _CUT.search(message)
+        message = f"{_CUT.sub('', message)}... ({more + (int(cut[1]) if cut else 0)} more characters)"
+    return message
 
 
 def _without_type(message: str, kind: str) -> str:
-    """Return a message without the exception's type and module, which a traceback puts in front of it."""
+    """Return a message without the type and module of the exception, which a traceback puts before the message."""
     named, _, rest = message.partition(": ")
     return rest if named.rpartition(".")[2] == kind and " " not in named else message
 
 
 def _named(error: BaseException, text: str) -> list[NamedProcess]:
-    """Return the dead processes that an exception of Ray or torchrun names, with a pid or the cause of the death."""
+    """Return the dead processes that an exception of Ray or torchrun names.
+
+    Omit a process of Ray if neither its pid nor the cause of its death is known.
+    """
     failures = exceptions.attribute(error, "failures")
     if isinstance(failures, dict):
         return _of_torchrun(failures)
     death = _ray_death(error)
     if not death and not _CONTAINED.search(text):
         return []
-    shares = _RAY_USED.search(text)
-    used, limit = (_bytes(shares[1], shares[2]), _bytes(shares[3], shares[4])) if shares else (0, 0)
+    sizes = _RAY_USED.search(text)
+    used, limit = (_bytes(sizes[1], sizes[2]), _bytes(sizes[3], sizes[4])) if sizes else (0, 0)
     cause = "memory" if _RAY_MEMORY.search(text) else "node" if _NODE.search(text) else _RAY_DEATHS.get(death, "")
-    # Search from the first such message on: a pid before it belongs to the process that received the exception.
+    # Search from the message about the death on. A pid before that message belongs to the process that received the
+    # exception.
     pids = _PID.findall(text[start.start() :] if (start := _CONTAINED.search(text)) else text)
     pid = int(pids[0]) if pids else 0
     return [NamedProcess(pid=pid, cause=cause, used_bytes=used, limit_bytes=limit)] if pid or cause else []
 
 
 def _ray_death(error: Any) -> str:
-    """Return the name of Ray's exception about a dead process, or an empty text for another exception.
+    """Return the name of the class in `_RAY_DEATHS` that an exception belongs to, or an empty text if there is none.
 
-    The exception may be derived from that class, or a task may have raised it.
+    The exception may be of a derived class. If a task raised the exception, look at the exception inside it.
     """
     for _ in range(_MAX_NAMED):
         kinds = exceptions.mro_of(type(error))
@@ -226,7 +252,11 @@ def _ray_death(error: Any) -> str:
 
 
 def _of_torchrun(failures: dict[object, object]) -> list[NamedProcess]:
-    """Return the ranks that torchrun's ChildFailedError names, in the order of their failures."""
+    """Return the dead ranks that torchrun's ChildFailedError names, in the order in which they failed.
+
+    Args:
+        failures: Dict from rank to torchrun's record of the failure.
+    """
     ranks = []
     for rank, failure in failures.items():
         status, pid = getattr(failure, "exitcode", None), getattr(failure, "pid", 0)
@@ -256,17 +286,20 @@ def _bytes(number: str, unit: str) -> int:
 
 
 def last_exception() -> BaseException | None:
-    """Return the uncaught exception that ends this process, or None.
+    """Return the uncaught exception that ends this process, or None if there is none.
 
-    The interpreter keeps it in `sys.last_value`, except `SystemExit`. Debuggers and notebooks keep other exceptions
-    there, so an interactive interpreter returns None.
+    The interpreter keeps an uncaught exception in `sys.last_value`, except `SystemExit`. Debuggers and notebooks keep
+    other exceptions in `sys.last_value`, so this function returns None in an interactive interpreter.
     """
-    ended_by = getattr(sys, "last_value", None)
-    return None if hasattr(sys, "ps1") or not issubclass(type(ended_by), BaseException) else ended_by
+    last_value = getattr(sys, "last_value", None)
+    return None if hasattr(sys, "ps1") or not issubclass(type(last_value), BaseException) else last_value
 
 
 def exception_type() -> str:
-    """Return the type of the uncaught exception, `SIGINT` for KeyboardInterrupt, or an empty text without one."""
+    """Return the type of the uncaught exception that ends this process, or `SIGINT` for KeyboardInterrupt.
+
+    Return an empty text if there is no uncaught exception.
+    """
     ended_by = last_exception()
     if ended_by is None:
         return ""
@@ -274,15 +307,18 @@ def exception_type() -> str:
 
 
 def uncaught() -> Raised | None:
-    """Return the record of the uncaught exception, or None if there is no exception or it is KeyboardInterrupt."""
+    """Return the record of the uncaught exception that ends this process.
+
+    Return None if there is no uncaught exception, or if it is KeyboardInterrupt.
+    """
     ended_by = last_exception()
     return None if ended_by is None or issubclass(type(ended_by), KeyboardInterrupt) else of(ended_by)
 
 
 def keep_status(path: Path) -> None:
-    """Write the exit status of this process, one byte, to a file. Never raises.
+    """Make this process write its exit status, one byte, to a file when it exits. Never raises.
 
-    The file is opened last of all, so that no function of the program that runs at exit can take its descriptor.
+    The file is opened after all exit functions of the program have run, so that none of them can use its descriptor.
     """
     if _boot.starter() == os.getpid():
         _boot.at_last = functools.partial(_write_at_exit, path)
@@ -293,9 +329,10 @@ def keep_status(path: Path) -> None:
 def _write_at_exit(path: Path) -> None:
     """Register a C exit handler that writes the exit status to a file.
 
-    When the status is known, no Python code runs any more. But glibc's `exit` calls the functions registered with
-    `on_exit` with the status and one argument. The function here is `fputc`, which writes its first argument, as a
-    byte, to the stream in its second. No status is written after a signal or `os._exit`, or without `on_exit`.
+    No Python code can do this, because the status is known only after Python has ended. But `exit` of glibc calls each
+    function that was registered with `on_exit`, with the status and one argument. The registered function is `fputc`.
+    It writes its first argument, the status, as a byte to the stream in its second argument. No status is written if a
+    signal or `os._exit` ends the process, or if the C library has no `on_exit`.
     """
     try:
         import ctypes
@@ -309,7 +346,7 @@ def _write_at_exit(path: Path) -> None:
         if not stream:
             os.close(descriptor)
             return
-        # Without a buffer, because a later exit handler may crash.
+        # The stream has no buffer, because a later exit handler may crash before the buffer is written.
         libc.setbuf(stream, None)
         register(write, stream)
     except (ImportError, AttributeError, OSError) as error:  # no ctypes, another libc, or the file can't be made

@@ -1,4 +1,4 @@
-"""View of one process on its run: settings, run directory, hooks, timeline and errors of autoprof."""
+"""State of autoprof in one process of a run: settings, run directory, hooks, timeline and errors of autoprof."""
 
 from __future__ import annotations
 
@@ -26,16 +26,22 @@ from autoprof.rundir.records import Attempt, Death, RunFile, RunNode, RunSetting
 
 
 class Runtime:
-    """One process of a run.
+    """This process as a part of its run.
 
     Attributes:
-        info: The facts of the run.
-        seat: The place of this process among the ranks that a launcher started. None without a launcher, and in
-            children of a rank.
-        began: The start, in seconds since the epoch. `os.exec` may have replaced an earlier program of this process.
-        nodes: The nodes of the run that are known at its end.
-        first_to_finish: True if this process runs `AUTOPROF_ON_FINISH`; None until it has asked the other nodes.
-        stopped: True if `autoprof.stop()` ends the run. The end of the process then does not change its state.
+        info: The facts about the run.
+        seat: The place of this process among the ranks that a launcher started. None if no launcher started this
+            process as a rank.
+        settings: The settings of the run.
+        rundir: The run directory.
+        timeline: The timeline of this process.
+        hooks: The log of the hooks of this process.
+        began: The time at which autoprof started in this program, in seconds since the epoch. `os.exec` may have
+            replaced an earlier program of the same process.
+        nodes: The nodes of the run, as they are written to `run.json` at the end of the run.
+        first_to_finish: True if this process runs `AUTOPROF_ON_FINISH`, False if a process of another node does. None
+            before the nodes have agreed.
+        stopped: True if `autoprof.stop()` ended the run. The end of the process then does not change the run's state.
     """
 
     def __init__(self, info: RunInfo, seat: Seat | None = None) -> None:
@@ -50,7 +56,7 @@ class Runtime:
         self.hooks = HookLog(self.rundir, self.timeline, self._join, lambda: watcher.start(self))
         self._joined = self._completed = False
         self._registered = False
-        # The attempts at this run before it was resumed.
+        # The earlier attempts, if this run was resumed.
         self._earlier: list[Attempt] = []
         self.began = time.time()
         self.nodes: list[dict[str, Any]] = []
@@ -64,7 +70,7 @@ class Runtime:
 
     @property
     def decides(self) -> bool:
-        """Return True if this process answers requests. If several ranks run the trainer, only one answers."""
+        """Return True if this process answers triggers. If several ranks run the trainer, only one of them does."""
         return identity.own_rank() == 0 or (self.started_here and self.seat is None)
 
     @property
@@ -76,12 +82,15 @@ class Runtime:
         return (of_launcher or self.seat is not None) and identity.own_rank() == 0
 
     def _join(self) -> None:
-        """Make the run directory when the first hook is applied. A process may import a target without using it."""
+        """Make the run directory and register this node. Called when the first hook is applied.
+
+        It is not called earlier, because a process may import a target without using it.
+        """
         self._make()
         self.register()
 
     def register(self) -> None:
-        """Register this process's node with the run, once, if Ray is up."""
+        """Register the node of this process with the run, if Ray is up and this was not done before."""
         if not self._registered:
             info = self.info
             node_and_address = cluster.register_node(info.id, info.directory, self.started_here, info.uid)
@@ -105,7 +114,10 @@ class Runtime:
             log.warning(warning)
 
     def _resume(self) -> None:
-        """Write in `run.json` that this process resumes the run, if an earlier attempt with the same id is over."""
+        """If an earlier attempt with the same run id has ended, write in `run.json` that this process resumes the run.
+
+        Do nothing if the earlier attempt is running, or if this process itself wrote `run.json`.
+        """
         info = decoder.read(self.rundir.run_json, RunFile)
         own = (self.info.host, self.info.pid, self.info.ticks)
         state = runs.state(info, self.rundir.path)
@@ -121,7 +133,7 @@ class Runtime:
             log.warning(warning)
 
     def describe(self) -> dict[str, Any]:
-        """Return the content of `run.json` that this process knows."""
+        """Return the content of `run.json` as far as this process knows it, with the state `running`."""
         known = RunFile(
             id=self.info.id,
             command=self.info.command,
@@ -144,7 +156,10 @@ class Runtime:
         return fields | {"settings": hidden_in(self.settings.public())}
 
     def restore(self) -> None:
-        """Write this process's files again if the run's folder was moved or removed. Never raises."""
+        """Write `run.json` again if the run directory was moved or removed. Never raises.
+
+        Only the process that logs the messages for the whole run does so.
+        """
         if not self._joined or self._completed:
             return
         try:
@@ -158,32 +173,39 @@ class Runtime:
             self.rundir.report("run.json", error)
 
     def complete(self, no_hooks: str = "") -> None:
-        """Complete `run.json` at the end of the run, with a summary of its processes, or why no hook was applied."""
+        """Write the complete `run.json` at the end of the run, with a summary of all processes of the run.
+
+        Args:
+            no_hooks: The reason why no hook was applied in any process, or an empty text if a hook was applied.
+        """
         # Another rank, or an earlier program of this process, may have written the attempts.
         self._earlier = self._earlier or decoder.read(self.rundir.run_json, RunFile).earlier
         error = raised.exception_type() or (self.seat.errors() if self.seat is not None else "")
         error = "" if self.stopped else error
-        known = {"ended": time.time(), "state": runs.FAILED if error else runs.ENDED}
-        known |= {"error": error} if error else {}
-        known |= self._deaths() if not self.stopped else {}
-        known |= {"no_hooks": hidden(no_hooks)} if no_hooks else {}
+        result = {"ended": time.time(), "state": runs.FAILED if error else runs.ENDED}
+        result |= {"error": error} if error else {}
+        result |= self._deaths() if not self.stopped else {}
+        result |= {"no_hooks": hidden(no_hooks)} if no_hooks else {}
         summary = processes.summary(self.rundir, self.hooks.versions)
-        layout.write_json(self.rundir.run_json, self.describe() | summary | known)
+        layout.write_json(self.rundir.run_json, self.describe() | summary | result)
         self._completed = True
 
     def _deaths(self) -> dict[str, Any]:
-        """Return the fields of `run.json` for the exception that ends this process, and for the dead processes."""
+        """Return the fields `exception` and `died` of `run.json`. Omit a field if it has no value."""
         self.timeline.flush()
         exception = raised.uncaught()
         died: list[Death] = []
         with seam.suppress(OSError):  # another process has removed the files
             info = decoder.read(self.rundir.run_json, RunFile)
             died = deaths.find(self.rundir.path, info, over=False, own=exception)
-        known = {"exception": exception, "died": died}
-        return {name: msgspec.to_builtins(value) for name, value in known.items() if value}
+        fields = {"exception": exception, "died": died}
+        return {name: msgspec.to_builtins(value) for name, value in fields.items() if value}
 
     def leave_without_hooks(self, why: str) -> None:
-        """Write a run directory that gives the reason why no hook was applied in any process of the run.
+        """Make a run directory and write the reason why no hook was applied in any process of the run.
+
+        Args:
+            why: The reason.
 
         Raises:
             OSError: The directory can't be written.
@@ -195,7 +217,7 @@ class Runtime:
 
 
 class _RuntimeState(process.State):
-    """The run that this process is part of, and whether autoprof is off in it."""
+    """The run that this process is part of. `off` is True if autoprof is switched off in this process."""
 
     def begin(self) -> None:
         self.lock = threading.RLock()
@@ -218,11 +240,15 @@ def current() -> Runtime | None:
 
 
 def start(given: Mapping[str, object] | None = None, late: bool = False) -> Runtime | None:
-    """Join the run: take the settings of the process that started it, or read them and hand them on.
+    """Join the run, or start a run if no process has started one. Return the run, or None if autoprof is off.
+
+    A process that joins a run takes the settings from the process that started the run. A process that starts a run
+    reads the settings and passes them to its child processes.
 
     Args:
         given: Settings from the program.
-        late: True at the end of the run. Another process may have warned about its settings already.
+        late: True at the end of the run. If the run directory exists, another process has already warned about wrong
+            settings.
 
     Raises:
         SettingsError: A setting from the program is wrong. If a setting from the environment is wrong, autoprof
@@ -252,10 +278,15 @@ def start(given: Mapping[str, object] | None = None, late: bool = False) -> Runt
 
 
 def move(run_id: str, launch: str, rank: int) -> None:
-    """Make this process a rank of another run. It must not have written any file yet.
+    """Make this process a rank of another run. This process must not have written any file before.
+
+    Args:
+        run_id: The id of the other run.
+        launch: The name of the launch.
+        rank: The rank of this process.
 
     Raises:
-        SettingsError: The facts of the run are too long for the environment.
+        SettingsError: The facts about the run are too long for the environment.
     """
     with _state.lock:
         run = _state.run
@@ -267,7 +298,12 @@ def move(run_id: str, launch: str, rank: int) -> None:
 
 
 def report(where: str, error: BaseException) -> None:
-    """Count an error of autoprof itself, and log it once. The program does not see the error."""
+    """Count an error of autoprof itself, and log the error once. The program does not get the error.
+
+    Args:
+        where: The place in autoprof.
+        error: The error.
+    """
     text, run = described(error), _state.run
     if run is not None and issubclass(type(error), OSError) and not files.is_folder(run.rundir.path):
         log.warning_once(run.rundir.unwritable(error))

@@ -1,8 +1,9 @@
-"""Agreement of torchrun's agents, one on each node, on one run: the first agent's. They agree in torch's own store.
+"""Agreement of torchrun's agents, one on each node, on one common run: the run of the first agent.
 
 When an agent starts, it cannot know which other agents belong to the same job: the next job may have the same address
-and port, and users seldom give an id. So each agent first names its own run. Once the agents have met, and before any
-rank starts, the first agent writes the name of its run to the store with which torch assigns the ranks.
+and port, and users seldom give an id. So each agent first makes an id for its own run. Later the agents meet in the
+store with which torch assigns the ranks. Before any rank starts, the first agent writes the id of its run to this
+store, and all other agents read the id.
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ from autoprof.config.parsers import MAX_NAME_BYTES
 from autoprof.run import runtime
 from autoprof.run.runtime import Runtime
 
-# The module in torch 1.9 to 2.13.
+# The module with the class LocalElasticAgent in torch 1.9 to 2.13.
 _MODULE = "torch.distributed.elastic.agent.server.local_elastic_agent"
 _KEY = "autoprof/run"
-# Timeout for the name of the first agent's run: that node may not have autoprof.
+# Timeout for the id of the first agent's run. The node of the first agent may not have autoprof.
 _FIRST_S = 10.0
 _PAUSE_S = 0.02
 
 
 def watch() -> None:
-    """Make the agent of this process agree with the agents of other nodes before it starts ranks."""
+    """Make the torchrun agent in this process agree with the agents of other nodes before it starts ranks."""
     _boot.when_imported(_MODULE, _wrap)
 
 
@@ -47,10 +48,10 @@ def _wrap(module: Any) -> None:
 
 
 class _Agreement:
-    """The agreement of this process's agent with the agents of other nodes.
+    """The agreement of this process's torchrun agent with the agents of other nodes.
 
     Attributes:
-        agreed: The run id and the launch, separated by a newline; empty before the agreement.
+        agreed: The id of the common run and the name of the launch, separated by a newline; empty before the agreement.
         started: True if this agent has started ranks.
     """
 
@@ -59,10 +60,10 @@ class _Agreement:
         self.started = False
 
     def reach(self, group: Any) -> None:
-        """Move this agent to the run of the first agent. After an agent has started ranks, it never changes its run."""
+        """Move this process to the run of the first agent. An agent that has already started ranks keeps its run."""
         with seam.guard("the ranks of this node form a separate run", log.error_once):
             run = runtime.current()
-            # Processes that `srun` or `mpirun` started are already in one run.
+            # If `srun` or `mpirun` started the agents, they are already in one common run.
             if run is not None and (self.agreed or run.seat is None) and (group.group_world_size or 1) > 1:
                 self._take_part(group, run)
         self.started = True
@@ -70,7 +71,7 @@ class _Agreement:
     def _take_part(self, group: Any, run: Runtime) -> None:
         if group.group_rank == 0:
             agreement = self.agreed or f"{run.info.id}\n{os.urandom(8).hex()}"
-            # Write it in each round, because each round of torchrun has a new store.
+            # Write the agreement in each round, because each round of torchrun has a new store.
             group.store.set(_KEY, agreement)
         else:
             agreement = "" if self.started else _read_agreement(group.store)

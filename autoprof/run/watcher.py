@@ -1,8 +1,9 @@
-"""Thread that flushes the timeline each second, and every ten seconds looks for hangs and requests for stacks.
+"""The watcher: a thread that flushes the timeline each second, and looks for hangs and requests for stacks every 10 s.
 
-`threading` does not know the thread, so programs do not find it. It ends before a fork. The child starts its own
-watcher with the first call of a hook. In the parent, the watcher starts again after the fork; from Python 3.13 on, with
-the next span. The watcher also checks the file to which `faulthandler` writes the stacks of a crash.
+The module `threading` does not know the thread, so programs do not find it. The thread ends before a fork. The child
+starts its own watcher at the first call of a hook. In the parent, the watcher starts again after the fork; from Python
+3.13 on, it starts again with the next span. The watcher also checks the file to which `faulthandler` writes the stacks
+of a crash.
 """
 
 from __future__ import annotations
@@ -30,15 +31,15 @@ from autoprof.rundir import file_names, layout
 from autoprof.rundir.layout import CRASHES, RunDir
 from autoprof.rundir.records import HANGS, MAX_STACKS_BYTES, STACKS, WHY, Why
 
-# Default limit of a span, in seconds and as a multiple of the median. A hang exceeds both, or the time alone while
-# there is no median.
+# Default limits of the duration of a span: in seconds, and as a multiple of the median. A span that exceeds both limits
+# hangs. As long as the median is unknown, a span that exceeds the first limit hangs.
 TIME_S, FACTOR = 1800.0, 5.0
-# Number of ended steps, or of ended stages with one name, that a median needs.
+# Number of ended steps, or of ended stages with the same name, from which a median is used.
 MIN_FOR_MEDIAN = 3
-# Default number of times that all processes write their stacks.
+# Default of the maximum number of hangs in a run for which all processes write their stacks.
 AT_MOST = 3
-# Folder of hangs outside of steps. Their limit is longer: the trainer, which checks every ten seconds, must be able to
-# report the step first.
+# Folder for a hang of a span that has no step. The limit of such a span is longer, so that the trainer, which checks
+# every ten seconds, can report the hanging step first.
 NO_STEP = "no_step"
 _NO_STEP_DELAY_S = 25.0
 # Kinds of stages that may take long outside of a step without a hang.
@@ -50,11 +51,11 @@ class WatchedRun(Protocol):
 
     @property
     def settings(self) -> Settings:
-        """Return its settings."""
+        """Return the settings of the run."""
 
     @property
     def rundir(self) -> RunDir:
-        """Return its directory."""
+        """Return the directory of the run."""
 
     @property
     def timeline(self) -> Timeline:
@@ -65,11 +66,17 @@ class WatchedRun(Protocol):
         """Return True if this process logs messages for the whole run."""
 
     def restore(self) -> None:
-        """Write this process's files again if the run's folder was moved or removed. Never raises."""
+        """Write this process's files again if the run directory was moved or removed. Never raises."""
 
 
 class Limit(NamedTuple):
-    """Limit of a duration: seconds, and multiples of the median."""
+    """Limit of the duration of a span.
+
+    Attributes:
+        text: The limit as a text for messages.
+        seconds: The limit in seconds; 0 for none.
+        factor: The limit as a multiple of the median; 0 for none.
+    """
 
     text: str
     seconds: float = 0.0
@@ -80,8 +87,8 @@ class Limit(NamedTuple):
 
         Args:
             took: The duration in seconds.
-            usual: The median in seconds; None while it is unknown.
-            endless: True if the span may legitimately never end.
+            usual: The median of such durations, in seconds; None if the median is unknown.
+            endless: True if the span may run without an end although nothing hangs.
         """
         if usual is None:
             return bool(self.seconds) and took > self.seconds and not (endless and self.factor)
@@ -89,34 +96,43 @@ class Limit(NamedTuple):
 
 
 def hang_limits(conditions: Iterable[Condition]) -> tuple[list[Limit], int]:
-    """Return the limits, and how often all processes write their stacks. A span hangs if it exceeds one limit."""
-    given = [condition for condition in conditions if condition.what == HANG]
-    if any(condition.off for condition in given):
+    """Return the limits of the duration of a span, and the maximum number of hangs for which stacks are written.
+
+    A span that exceeds one of the limits hangs. The list is empty if a condition switches the watch for hangs off.
+
+    Args:
+        conditions: The conditions of `AUTOPROF_WHEN`.
+    """
+    hang_conditions = [condition for condition in conditions if condition.what == HANG]
+    if any(condition.off for condition in hang_conditions):
         return [], 0
-    if not given:
+    if not hang_conditions:
         text = f"{in_words(TIME_S)} and {FACTOR:g} times the median"
         return [Limit(text, TIME_S, FACTOR)], AT_MOST
     limits = [
-        Limit(str(condition), condition.seconds, 0.0 if condition.unit else condition.above) for condition in given
+        Limit(str(condition), condition.seconds, 0.0 if condition.unit else condition.above)
+        for condition in hang_conditions
     ]
-    return limits, max(condition.at_most for condition in given)
+    return limits, max(condition.at_most for condition in hang_conditions)
 
 
 class HangWatch:
-    """The watch for hangs of one process."""
+    """The part of the watcher that finds a hanging span in this process and requests the stacks of all processes."""
 
     def __init__(self, run: WatchedRun) -> None:
         self._run = run
         self._limits, self._at_most = hang_limits(run.settings.when)
-        # Names of the folders of known hangs. Each hang is handled once.
+        # Names of the folders for hangs that are already known. Each hang is handled only once.
         self._seen = set(self._folders())
         self._reported = set(self._seen)
 
     def look(self) -> None:
-        """Request the stacks of all processes if a span takes too long here. Log new requests of any process.
+        """Request the stacks of all processes if a span of this process takes too long.
+
+        If this process logs the messages for the whole run, also log the new requests of all processes.
 
         Raises:
-            OSError: The folder can't be made.
+            OSError: The folder for the hang can't be made.
         """
         if not self._limits:
             return
@@ -162,13 +178,16 @@ class HangWatch:
         )
 
     def _asked_since(self, unix_ns: int) -> bool:
-        """Return True if a hang requested the stacks of all processes after this time."""
+        """Return True if stacks were requested because of a hang after `unix_ns` (nanoseconds since the epoch)."""
         folder = self._run.rundir.path / HANGS
         statuses = (files.status(folder / name / WHY) for name in self._folders())
         return any(status is not None and status.st_mtime_ns > unix_ns for status in statuses)
 
     def _ask(self, name: str, why: Why) -> None:
-        """Make the folder with its `why.json`, unless another process is first."""
+        """Make the folder `name` with a `why.json`, unless another process has already made the folder.
+
+        The new folder is the request: every process that sees it writes its stacks into it.
+        """
         folder = self._run.rundir.path / HANGS
         self._run.rundir.make(folder)
         # Watchers ignore names that begin with a dot.
@@ -183,7 +202,7 @@ class HangWatch:
                 raise
 
     def _report(self) -> None:
-        """Log one line for each new folder."""
+        """Log one line for each new request for stacks because of a hang."""
         for name in self._folders():
             if name in self._reported:
                 continue
@@ -201,12 +220,14 @@ class HangWatch:
 
 
 def _visible(folder: Path) -> list[str]:
-    """Return the names in a folder. Names that begin with a dot are not complete."""
+    """Return the names in a folder, except names that begin with a dot. Folders with such names are not complete."""
     return [name for name in files.names_in(folder) if not name.startswith(".")]
 
 
 def watched_span(spans: Iterable[Span]) -> Span | None:
-    """Return the span to watch for a hang: the newest open step, or else the oldest stage or request.
+    """Return the newest open step. If no step is open, return the oldest open stage or request, or None.
+
+    The watcher checks the duration of this span. Stages that may take long, such as validation, are omitted.
 
     Args:
         spans: The open spans, the oldest first.
@@ -214,7 +235,7 @@ def watched_span(spans: Iterable[Span]) -> Span | None:
     watched = None
     for span in spans:
         if span.line.span == "step":
-            # An older open step was interrupted and never wrote its end.
+            # If an older step is also open, it was interrupted and never wrote its end.
             watched = span
         elif watched is None and span.line.span in ("stage", "request") and span.line.stage_kind not in _LONG_KINDS:
             watched = span
@@ -222,7 +243,10 @@ def watched_span(spans: Iterable[Span]) -> Span | None:
 
 
 def usual_s(took: Mapping[tuple[str, str], Iterable[int]], kind: str, name: str) -> float | None:
-    """Return the median duration in seconds of ended spans of a kind and name, or None if too few have ended."""
+    """Return the median duration in seconds of the ended spans of a kind and name. Return None if too few have ended.
+
+    `took` is a dict from kind and name to durations in nanoseconds.
+    """
     # `statistics` is not used, because it imports many modules.
     durations = sorted(took.get((kind, name), ()))
     middle = len(durations) // 2
@@ -231,30 +255,33 @@ def usual_s(took: Mapping[tuple[str, str], Iterable[int]], kind: str, name: str)
 
 # The signals that `faulthandler` handles.
 _SIGNALS = (_signal.SIGSEGV, _signal.SIGFPE, _signal.SIGABRT, _signal.SIGBUS, _signal.SIGILL)
-# Maximum size of a crash dump in bytes. If the limit of file sizes is lower, no dump is written: SIGXFSZ would replace
-# the signal of the crash.
+# Maximum size of a crash dump in bytes. If the process has a lower limit for file sizes, no dump is written, because
+# the signal SIGXFSZ would replace the signal of the crash.
 _MAX_DUMP_BYTES = 1 << 20
 # Python 3.14 would also walk the C stack, which may hang if memory is damaged.
 _ARGUMENTS: dict[str, Any] = {"all_threads": True} | ({"c_stack": False} if sys.version_info >= (3, 14) else {})
 
 
 class _CrashFile(files.HeldFile):
-    """The open crash file. Only `faulthandler` holds a reference to it."""
+    """The open crash file of this process. Only `faulthandler` holds a reference to this object."""
 
     def __init__(self, path: str) -> None:
         self.path = path
         self._hold(files.create(path, held=True))
 
     def fileno(self) -> int:
-        """Return the descriptor, for `faulthandler`."""
+        """Return the descriptor of the file. `faulthandler` calls this method."""
         return self._number
 
     def flush(self) -> None:
-        """Do nothing: `faulthandler` calls it."""
+        """Do nothing. The method exists because `faulthandler` calls it."""
 
 
 def begin_crash_file(run: RunDir) -> None:
-    """Make a crash of this process write its stacks, unless the program handles crashes itself. Never raises."""
+    """Make `faulthandler` write the stacks of this process to a file if the process crashes. Never raises.
+
+    Do nothing if the program handles crashes itself.
+    """
     if _state.crash_file is not None:
         return
     try:
@@ -262,7 +289,7 @@ def begin_crash_file(run: RunDir) -> None:
             return
         files.check_size(_MAX_DUMP_BYTES)
         file = _make_crash_file(run)
-        # No Python code that could fork runs between these two lines.
+        # No Python code that could fork runs between the next two lines.
         _state.crash_file, _state.crash_path = ref(file), file.path
         faulthandler.enable(file, **_ARGUMENTS)
     except (OSError, RuntimeError) as error:  # no descriptor is free, the disk is full, or files may not be large
@@ -271,7 +298,7 @@ def begin_crash_file(run: RunDir) -> None:
 
 
 def _make_crash_file(run: RunDir) -> _CrashFile:
-    """Make the crash file. Try twice, because a process that ends may remove the folder while it is empty."""
+    """Make the crash file. Try twice, because a process that ends may remove the folder if the folder is empty."""
     path = str(run.process_file(CRASHES, ".txt"))
     run.make(run.path / CRASHES)
     with seam.suppress(FileNotFoundError):
@@ -281,7 +308,7 @@ def _make_crash_file(run: RunDir) -> _CrashFile:
 
 
 def check_crash_file() -> None:
-    """Disable the crash file if another file has its descriptor, or if the program has limited file sizes."""
+    """Disable the crash file if its descriptor now belongs to another file, or if file sizes are now limited."""
     file = _state.crash_file() if _state.crash_file is not None else None
     limit = files.size_limit()
     if file is not None and not (file.is_own() and (limit is None or limit >= _MAX_DUMP_BYTES)):
@@ -290,7 +317,7 @@ def check_crash_file() -> None:
 
 
 def _handles_signals() -> bool:
-    """Return True if the program or a C library handles or ignores one of the signals."""
+    """Return True if the program or a C library handles or ignores one of the signals of a crash."""
     if any(_signal.getsignal(number) != _signal.SIG_DFL for number in _SIGNALS):
         return True
     bits = sum(1 << (number - 1) for number in _SIGNALS)
@@ -299,39 +326,40 @@ def _handles_signals() -> bool:
     return any(int(values.get(name, "-1"), 16) & bits for name in ("SigCgt", "SigIgn"))
 
 
-# Time between two checks, which tests shorten.
+# Time between two checks in milliseconds, if tests set another time.
 _LOOK_MS = os.environ.get("AUTOPROF_LOOK_MS", "")
 LOOK_S = int(_LOOK_MS) / 1000 if _LOOK_MS.isdecimal() else 10.0
 # Time between two flushes of the timeline.
 FLUSH_S = 1.0
-# Maximum wait of a fork or of the process's exit for a running check.
+# Maximum time for which a fork or the exit of the process waits for the end of a running check.
 _END_S = 1.0
 # From Python 3.13 on, `os.fork` counts the threads, to warn about them, after the handlers in the parent have run
 # (`os_fork_impl` in Modules/posixmodule.c). A watcher that such a handler starts would be counted.
 _COUNTS_LAST = sys.version_info >= (3, 13)
-# Maximum wait after the check for the thread to disappear.
+# Maximum wait after the end of the check until the kernel no longer lists the thread.
 _EXIT_S = 0.1
 
 
 class Watcher:
-    """The watcher of one process."""
+    """A thread that flushes the timeline of its process, looks for hangs and answers requests for stacks."""
 
     def __init__(self, run: WatchedRun) -> None:
         self._run = run
         self._stop, self._ended = _thread.allocate_lock(), _thread.allocate_lock()
         self._native: list[int] = []
-        # Requests from before this process are not meant for it.
+        # Requests for stacks that are older than this process are not answered.
         self._answered = set(self._requests())
         self._hangs = HangWatch(run)
         self._look_at = time.monotonic() + LOOK_S
 
     def start(self) -> None:
-        """Start watching. Never raises."""
+        """Start the thread. Never raises."""
         stop, ended = _thread.allocate_lock(), _thread.allocate_lock()
         stop.acquire()
         ended.acquire()
         try:
-            # Set these before the start: a signal handler may raise during it, and the thread must still end.
+            # Set the attributes before the thread starts. A signal handler may raise during the start, and `stop` must
+            # still be able to end the thread.
             self._stop, self._ended, self._native = stop, ended, []
             threads.start(_thread.start_new_thread, _watch, (self.tick, stop, ended, self._native))
         except RuntimeError as error:  # the limit of threads is reached
@@ -340,7 +368,7 @@ class Watcher:
             log.info(f"this process is not watched: {error}")
 
     def start_later(self) -> None:
-        """Start watching with the next span that begins or ends."""
+        """Start the thread when the next span begins or ends."""
         timeline, once = self._run.timeline, _thread.allocate_lock()
 
         def start_once() -> None:
@@ -351,7 +379,7 @@ class Watcher:
         timeline.wake = start_once
 
     def stop(self) -> None:
-        """Stop watching, and wait until the current check ends. Do nothing if the thread was stopped before."""
+        """Stop the thread, and wait until its current check ends. Do nothing if the thread was stopped before."""
         stop, self._stop = self._stop, _thread.allocate_lock()
         if stop.locked():  # the thread is running and was not stopped
             stop.release()
@@ -359,14 +387,14 @@ class Watcher:
                 _await_exit(self._native)
 
     def tick(self) -> None:
-        """Write buffered lines of the timeline. Every ten seconds, also do all other work."""
+        """Write the buffered lines of the timeline. If the last `look` was ten seconds ago, also call `look`."""
         self._try(self._run.timeline.flush)
         if (now := time.monotonic()) >= self._look_at:
             self._look_at = now + LOOK_S
             self.look()
 
     def look(self) -> None:
-        """Check the run's files and the crash file and look for hangs, then answer requests."""
+        """Check the files of the run, check the crash file, look for hangs, then answer new requests for stacks."""
         for check in (self._run.timeline.look, self._run.restore, check_crash_file, self._hangs.look):
             self._try(check)
         for folder in self._requests():
@@ -375,21 +403,21 @@ class Watcher:
                 self._try(lambda: stacks.write_snapshot(self._run.rundir, self._run.timeline, folder))  # noqa: B023
 
     def _try(self, work: Callable[[], None]) -> None:
-        """Do one task. If it fails, log the error, so that the other tasks still run."""
+        """Call `work`. If `work` raises an error of autoprof, log the error, so that the caller continues."""
         with seam.guard("the watcher", partial(self._run.rundir.report, log_line=log.warning_aside)):
             work()
 
     def _requests(self) -> list[str]:
-        """Return the folders in which each process shall write its stacks."""
+        """Return the paths of the folders into which every process must write its stacks. Each is one request."""
         parents = [self._run.rundir.path / kind for kind in (STACKS, HANGS)]
         return [str(parent / name) for parent in parents for name in _visible(parent)]
 
 
 def _await_exit(native: list[int]) -> None:
-    """Wait until the thread has left the kernel's list of threads.
+    """Wait until the kernel no longer lists the thread with the id `native[0]`, at most `_EXIT_S`.
 
-    From Python 3.12 on, a fork warns if that list has more than one thread (`warn_about_fork_with_threads` in
-    Modules/posixmodule.c).
+    From Python 3.12 on, a fork warns if the kernel lists more than one thread (`warn_about_fork_with_threads` in
+    Modules/posixmodule.c). `native` is empty if the thread has not written its id yet.
     """
     until = time.monotonic() + _EXIT_S
     while native and os.path.exists(f"/proc/self/task/{native[0]}") and time.monotonic() < until:
@@ -406,7 +434,7 @@ def _watch(tick: Callable[[], None], stop: _thread.LockType, ended: _thread.Lock
 
 
 class _WatcherState(process.State):
-    """The watcher of this process, and its crash file while `faulthandler` holds it."""
+    """The watcher of this process, and the crash file while `faulthandler` holds it."""
 
     ends = process.WATCH
     watcher: Watcher | None = None
@@ -431,7 +459,7 @@ class _WatcherState(process.State):
 
     def in_child(self) -> None:
         self.watcher = None
-        # The child must neither use nor remove its parent's file.
+        # The child must neither use nor remove the crash file of its parent.
         self.crash_path = ""
         self.end_crash_file()
 
@@ -441,7 +469,7 @@ class _WatcherState(process.State):
         self.end_crash_file()
 
     def end_crash_file(self) -> None:
-        """Disable `faulthandler` if it uses autoprof's file. Remove the file if it is empty."""
+        """Disable `faulthandler` if it uses autoprof's crash file. Remove the crash file if it is empty."""
         file, path, self.crash_file, self.crash_path = self.crash_file, self.crash_path, None, ""
         if file is None:
             return
@@ -458,7 +486,7 @@ _state = _WatcherState()
 
 
 def start(run: WatchedRun) -> None:
-    """Start the watcher and the crash file of this process, unless they are running."""
+    """Start the watcher of this process and open its crash file. Do nothing if the watcher was started before."""
     if _state.watcher is None:
         begin_crash_file(run.rundir)
         _state.watcher = Watcher(run)

@@ -1,1 +1,1 @@
-"""The run directory: file names, records, and reading them."""
+"""The run directory: the names of its files, the structs of its records, and the functions that read them."""

@@ -1,1 +1,1 @@
-"""Collection of a run's parts from nodes with separate disks."""
+"""Collection of the files of a run from nodes with separate disks."""

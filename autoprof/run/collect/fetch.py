@@ -1,4 +1,7 @@
-"""Fetcher of files from one node: file by file, in pieces, verified before renaming."""
+"""Fetcher of files from one node.
+
+A file is fetched in pieces. Each piece is verified by its sha256. The file gets its final name when it is complete.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from autoprof.rundir.records import Size
 # Timeout for the answer of a node: Ray may have to start a worker there, and its disk may be slow.
 _CALL_S = 120.0
 _POLL_S = 0.2
-# Number of calls of a node that are pending at a time.
+# Maximum number of calls of one node that are pending at the same time.
 MAX_PENDING = 3
 
 
@@ -29,9 +32,13 @@ class NodeLost(Exception):
 
 
 class RayNode:
-    """A node of the Ray cluster that this process is connected to. It runs functions of `node_functions.py`.
+    """A node of the Ray cluster that this process is connected to. The node runs functions of `node_functions.py`.
 
-    All its calls end at `deadline`, by `time.monotonic`.
+    Args:
+        ray: The module `ray`, connected to the cluster.
+        task: The remote function that `cluster.shipped` returns.
+        node: Ray's id of the node.
+        deadline: The time at which all calls end, by `time.monotonic`.
     """
 
     def __init__(self, ray: Any, task: Any, node: str, deadline: float) -> None:
@@ -41,15 +48,18 @@ class RayNode:
         self._deadline = deadline
 
     def ask(self, name: str, *arguments: Any) -> tuple[Any, float]:
-        """Start a call of the function `name`. Return Ray's reference, and the time by `time.monotonic`."""
+        """Start a call of the function `name` on the node. Return the call: Ray's reference and its start.
+
+        The start is by `time.monotonic`.
+        """
         call = cluster.on_node(self._task, self._node, f"autoprof_collect_{name}", retries=2)
         return call.remote(name, *arguments), time.monotonic()
 
     def answer(self, call: tuple[Any, float]) -> Any:
-        """Wait for the result of a call.
+        """Wait for the result of a call that `ask` started, and return the result.
 
         Raises:
-            NodeLost: The node does not answer, or the time is used up.
+            NodeLost: The node does not answer in time, or the deadline has passed.
         """
         reference, since = call
         problem = ""
@@ -75,9 +85,12 @@ DIED = "the node has died"
 
 
 class File(NamedTuple):
-    """A file of a node: its path in the node's part of the run, its size in bytes, and its last change.
+    """A file on a node.
 
-    The last change is in nanoseconds since the epoch.
+    Attributes:
+        path: The path relative to the run directory on the node.
+        size: The size in bytes.
+        mtime_ns: The time of the last change, in nanoseconds since the epoch.
     """
 
     path: str
@@ -86,29 +99,38 @@ class File(NamedTuple):
 
 
 _MAX_DEPTH = 16
-# Maximum length of a name in bytes. File systems allow 255, but unfinished files have longer names.
+# Maximum length of a file name in bytes. File systems allow 255 bytes, but incomplete files have longer names.
 _MAX_NAME_BYTES = 220
 
 
 def safe(path: str) -> bool:
-    """Return True if a path from another node stays in the run directory, and is not a temporary file."""
+    """Return True if a path from another node stays in the run directory and is not the path of a temporary file."""
     parts = path.split("/")
     names = all(part not in ("", ".", "..") and len(os.fsencode(part)) <= _MAX_NAME_BYTES for part in parts)
     is_hidden = parts[0].startswith(".") or path.endswith(PART)
     return names and len(parts) <= _MAX_DEPTH and not is_hidden and "\0" not in path
 
 
-# The end of a name, which readers rely on.
+# The ending of a file name. Readers rely on it, so the id of a node is put before it.
 _ENDING = re.compile(r"_\d+_\d+_ascend_pt/|\.pt\.trace\.json\.gz\Z|\.meta\.json\Z|\.[a-z-]+\Z|\Z")
 
 
 def of_node(path: str, node: str) -> str:
-    """Return the name of a node's file here, if another file already has its own name."""
+    """Return the path that a file of a node gets here if another file already has its path.
+
+    Args:
+        path: The path of the file on the node.
+        node: Ray's id of the node.
+    """
     return _ENDING.sub(lambda ending: f".node-{node[:12]}{ending[0]}", path, count=1)
 
 
 class Index:
-    """The nodes of the files in a run directory that came from other nodes."""
+    """Index of the files in a run directory that came from other nodes.
+
+    Attributes:
+        nodes: Dict from the path of a file to Ray's id of the node that the file came from.
+    """
 
     def __init__(self, run: Path) -> None:
         self._file = run / COLLECTING / f"index{LINES}"
@@ -120,34 +142,36 @@ class Index:
                     self.nodes[str(target)] = str(node)
 
     def target(self, node: str, path: str) -> str:
-        """Return the path of a node's file here."""
+        """Return the path that a file of a node has, or gets, in the run directory here."""
         own_name = of_node(path, node)
         return own_name if self.nodes.get(own_name) == node else path
 
     def add(self, target: str, node: str) -> None:
-        """Add a file. Call this before the file appears, so that it is never taken for a file of this node.
+        """Add a file to the index.
+
+        Call this method before the file appears. Otherwise, another process could take it for a file of this node.
 
         Raises:
             OSError: The index can't be written.
         """
         if self.nodes.get(target) != node:
-            # `json`, because names may contain any bytes and msgspec refuses lone surrogates.
+            # `json` is used because a path may contain any bytes, and msgspec refuses lone surrogates.
             files.append(self._file, json.dumps([target, node]).encode() + b"\n")
             self.nodes[target] = node
 
 
-# Maximum size of a piece of files, in bytes.
+# Maximum size of one piece of a file, in bytes.
 PIECE = 8 << 20
-# Maximum number of pieces in one call.
+# Maximum number of pieces that one call asks for.
 _MAX_PIECES = 512
-# Number of bytes after which a call for checksums takes no further files.
+# Maximum total size in bytes of the files for whose checksums one call asks. A single file may be larger.
 _MAX_SUMMED_BYTES = 512 << 20
 CHANGED = "it changed while it was read"
 NOT_EQUAL = "the received bytes differ from the node's file (sha256)"
 
 
 class Piece(NamedTuple):
-    """A part of a file."""
+    """A piece of a file of a node: `length` bytes from `offset` on."""
 
     file: File
     offset: int
@@ -155,7 +179,10 @@ class Piece(NamedTuple):
 
     @property
     def request(self) -> tuple[str, int, int, int, int]:
-        """Return the arguments of `read` on the node. Processes only append to a `.jsonl` file."""
+        """Return the piece in the form that `node_functions.read` takes.
+
+        The time of the last change is 0 for a `.jsonl` file: processes only append to such a file, so it may grow.
+        """
         path, size, mtime_ns = self.file
         return path, self.offset, self.length, size, 0 if path.endswith(LINES) else mtime_ns
 
@@ -163,8 +190,15 @@ class Piece(NamedTuple):
 class Fetcher:
     """Fetcher of files from one node into a run directory.
 
+    Args:
+        run: The run directory here.
+        node: Ray's id of the node.
+        directory: The run directory on the node.
+        source: The node.
+        index: The index of the run directory here.
+
     Attributes:
-        progress: Callback with the number of bytes that were added.
+        progress: Callback that is called with a number of bytes when these bytes have been fetched or are already here.
     """
 
     def __init__(
@@ -178,7 +212,9 @@ class Fetcher:
         self.progress = progress
 
     def outdated(self, node_files: Sequence[File]) -> list[File]:
-        """Return the files that are missing here or have changed. Compare files of equal size by their sha256.
+        """Return the files of the node that are missing here, or that differ from the file here.
+
+        If the two files have the same size, compare their sha256, unless the index shows that they are equal.
 
         Raises:
             NodeLost: The node does not answer.
@@ -200,7 +236,7 @@ class Fetcher:
         return outdated
 
     def is_here(self, file: File) -> bool:
-        """Return True if a file was fetched from this node and has not changed since, on either side."""
+        """Return True if a file was fetched from this node before, and has changed neither here nor on the node."""
         target = self._index.target(self._node, file.path)
         if self._index.nodes.get(target) != self._node:
             return False
@@ -208,7 +244,7 @@ class Fetcher:
         return status is not None and (status.st_size, status.st_mtime_ns) == (file.size, file.mtime_ns)
 
     def fetch(self, wanted: Sequence[File]) -> Iterator[tuple[File, str]]:
-        """Fetch files. Yield each with its problem, or an empty text.
+        """Fetch files. Yield each file with the problem, or with an empty text if there was no problem.
 
         Raises:
             NodeLost: The node does not answer.
@@ -243,7 +279,15 @@ class Fetcher:
             files.remove(str(part))
 
     def _answers(self, name: str, pieces: Iterable[Piece], max_bytes: int) -> Iterator[tuple[Piece, Any]]:
-        """Yield pieces, each with the result of a function of the node. A few calls are pending at a time."""
+        """Yield each piece with the result that the node's function `name` returns for the piece.
+
+        At most `MAX_PENDING` calls are pending at the same time.
+
+        Args:
+            name: The name of the function, `read` or `digest`.
+            pieces: The pieces.
+            max_bytes: The maximum total size of the pieces in one call.
+        """
         pending: deque[tuple[list[Piece], Any]] = deque()
         for bundle in _bundles(pieces, max_bytes):
             if len(pending) == MAX_PENDING:
@@ -256,10 +300,11 @@ class Fetcher:
         return zip(bundle, self._source.answer(call), strict=True)
 
     def _place(self, file: File, part: Path) -> str:
-        """Rename a fetched file. Return the problem, or an empty text.
+        """Give a fetched file its final name. Return the problem, or an empty text.
 
-        Processes of two containers may have the same host name and pid. If another file has the name, keep both. If one
-        of them is the beginning of the other, both are copies of one file: keep the longer one.
+        Another file may already have this name, because processes of two containers may have the same host name and
+        pid. In that case, keep both files. But if one file is the beginning of the other, both are copies of the same
+        file: keep only the longer file.
         """
         target = self._index.target(self._node, file.path)
         path = self._run / target
@@ -284,10 +329,14 @@ class Fetcher:
 
 
 def _bundles(pieces: Iterable[Piece], max_bytes: int) -> Iterator[list[Piece]]:
-    """Yield groups of pieces for one call each."""
+    """Yield groups of pieces. One call asks for all pieces of a group.
+
+    The pieces of a group have at most `max_bytes` in total, unless a single piece is larger.
+    """
     bundle: list[Piece] = []
     for piece in pieces:
-        if bundle and (sum(each.length for each in bundle) + piece.length > max_bytes or len(bundle) == _MAX_PIECES):
+        bundle_bytes = sum(earlier_piece.length for earlier_piece in bundle)
+        if bundle and (bundle_bytes + piece.length > max_bytes or len(bundle) == _MAX_PIECES):
             yield bundle
             bundle = []
         bundle.append(piece)
@@ -296,7 +345,14 @@ def _bundles(pieces: Iterable[Piece], max_bytes: int) -> Iterator[list[Piece]]:
 
 
 def _problem(piece: Piece, data: bytes, node_sum: str, problem: str) -> str:
-    """Return the problem of a received piece, or an empty text."""
+    """Return the problem of a received piece, or an empty text if the piece is correct.
+
+    Args:
+        piece: The piece.
+        data: The received bytes.
+        node_sum: The sha256 that the node computed.
+        problem: The problem that the node reported, or an empty text.
+    """
     if problem == "changed" or (not problem and len(data) != piece.length):
         return CHANGED
     if not problem and hashlib.sha256(data).hexdigest() != node_sum:
@@ -305,13 +361,13 @@ def _problem(piece: Piece, data: bytes, node_sum: str, problem: str) -> str:
 
 
 def _size(path: Path) -> int:
-    """Return the size of a file here, or -1 if it does not exist."""
+    """Return the size of a file here in bytes, or -1 if the file does not exist."""
     status = files.status(path, follow=False)
     return -1 if status is None else status.st_size
 
 
 def _sha256(path: Path) -> str:
-    """Return the sha256 of a file here, or an empty text if it can't be read."""
+    """Return the sha256 of a file here, or an empty text if the file can't be read."""
     sums = hashlib.sha256()
     try:
         with io.open(files.opened(path), "rb") as file:
@@ -323,7 +379,7 @@ def _sha256(path: Path) -> str:
 
 
 def _begin_alike(first: Path, second: Path) -> bool:
-    """Return True if one of two files is the beginning of the other."""
+    """Return True if one of two files is the beginning of the other. Return False if a file can't be read."""
     try:
         with io.open(files.opened(first), "rb") as one, io.open(files.opened(second), "rb") as other:
             while (block := one.read(1 << 20)) and (other_block := other.read(1 << 20)):

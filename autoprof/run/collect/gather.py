@@ -1,4 +1,7 @@
-"""Collection of a run's parts from the nodes of a cluster into one run directory."""
+"""Collection of the files of a run from all nodes of a cluster into one run directory.
+
+The files of the run on one node are called the node's part of the run.
+"""
 
 from __future__ import annotations
 
@@ -27,16 +30,16 @@ class NodePart(msgspec.Struct, kw_only=True):
 
     Attributes:
         node: Ray's id of the node.
-        directory: The run directory there.
-        host: Its host name.
-        autoprof: True if autoprof is installed there.
-        state: `there`, `absent` or `unreadable`; here also `no answer`.
-        reason: The reason, if the part is unreadable or the node does not answer.
-        same: True if the node has the disk of the run directory here.
-        disk: The identity of the node's folder, as in `cluster.disk_of`.
+        directory: The path of the run directory on the node.
+        host: The host name of the node.
+        autoprof: True if autoprof is installed on the node.
+        state: `there`, `absent` or `unreadable`, from the answer. `no answer` if the node does not answer.
+        reason: The reason why the part is unreadable or the node does not answer.
+        same: True if the run directory on the node is on the same disk as the run directory here.
+        disk: The identity of the run directory on the node, as in `cluster.disk_of`.
         files: The complete files.
-        unfinished: The incomplete files: path, and seconds since the last change.
-        left_out: The paths that are not collected, each with its reason.
+        unfinished: The incomplete files: for each, the path and the seconds since the last change.
+        left_out: The paths that are not collected, each with the reason.
     """
 
     node: str
@@ -52,7 +55,12 @@ class NodePart(msgspec.Struct, kw_only=True):
     left_out: list[tuple[str, str]] = []
 
     def state_of(self, state: str, fetched: int = 0) -> NodeState:
-        """Return the node for `collected.json`."""
+        """Return the record of this node for `collected.json`.
+
+        Args:
+            state: The state of the node, as in `NodeState`.
+            fetched: The number of bytes that were fetched from the node.
+        """
         return NodeState(
             id=self.node,
             host=self.host,
@@ -64,12 +72,15 @@ class NodePart(msgspec.Struct, kw_only=True):
         )
 
     def missing(self, path: str, reason: str) -> Missing:
-        """Return the entry for a file of this part that was not collected."""
+        """Return the record of a file of this part that was not collected. An empty `path` means the whole part."""
         return Missing(self.node, self.host, path, reason)
 
     @property
     def final_state(self) -> str:
-        """Return the state of the node, as in `NodeState`, if it has nothing to fetch; otherwise an empty text."""
+        """Return the state of the node, as in `NodeState`, if no files have to be fetched from the node.
+
+        Otherwise return an empty text.
+        """
         if self.state == "absent":
             return "nothing" if self.autoprof else "no autoprof"
         return self.state if self.state != "there" else "here" if self.same else ""
@@ -79,14 +90,14 @@ _MAX_NAMED = 3
 
 
 def warn_missing(missing: list[Missing], then: str) -> None:
-    """Warn about files that were not collected. `then` says how to continue."""
+    """Log a warning about files that were not collected. `then` is a text that says what to do."""
     if missing:
         named = "; ".join(entry.line for entry in missing[:_MAX_NAMED])
         more = f"; and {len(missing) - _MAX_NAMED} more" if len(missing) > _MAX_NAMED else ""
         log.warning(f"collecting is not complete: {named}{more}; {then}")
 
 
-# A file that has not changed for this time is no longer being written.
+# If a file has not changed for this time, no process is writing it any more.
 _FRESH_S = 10.0
 _PAUSE_S = 0.5
 NEVER = float("inf")
@@ -100,14 +111,14 @@ class Busy(Exception):
 
 
 class Gathering:
-    """One collection of one run.
+    """One collection of the files of one run.
 
     Attributes:
         run: The run directory here.
-        registered: The nodes that have registered with the run, by id.
-        alive: The host names of the live nodes of the cluster, by id.
-        sources: The live nodes as sources of files, by id.
-        deadline: Time at which all calls end, by `time.monotonic`.
+        registered: Dict from Ray's id of a node to the node, for the nodes that have registered with the run.
+        alive: Dict from Ray's id of a node to its host name, for the live nodes of the cluster.
+        sources: Dict from Ray's id of a live node to the object that calls functions on the node.
+        deadline: The time at which all calls end, by `time.monotonic`.
     """
 
     def __init__(
@@ -130,11 +141,11 @@ class Gathering:
     def gather(
         self, wait: bool, progress: Callable[[int], contextlib.AbstractContextManager[Progress]]
     ) -> CollectedFile:
-        """Fetch all parts.
+        """Fetch the parts of all nodes, and return the result.
 
         Args:
-            wait: True to wait until no process of the run is writing files, on all nodes.
-            progress: Function that makes a progress bar for a number of bytes.
+            wait: True to wait until no process of the run is writing files on any node, at most until the deadline.
+            progress: Function that makes a progress bar for a total number of bytes.
 
         Raises:
             Busy: Another process is collecting this run.
@@ -143,7 +154,7 @@ class Gathering:
         files.folder(self.run, own=2)
         files.folder(self.run / COLLECTING)
         with self._lock(), self._mark() as mark:
-            for part_file in (self.run / COLLECTING).glob(f"*{PART}"):  # of a killed process
+            for part_file in (self.run / COLLECTING).glob(f"*{PART}"):  # from a collection that was killed
                 files.remove(str(part_file))
             parts = self._look(mark, wait)
             index = Index(self.run)
@@ -177,7 +188,10 @@ class Gathering:
 
     @contextlib.contextmanager
     def _mark(self) -> Iterator[str]:
-        """Make a file while the block runs, and yield its path. A node that sees the file has the same disk."""
+        """Make a file in the run directory, and yield its path. Remove the file when the `with` block ends.
+
+        A node that finds the file in its run directory has the same disk.
+        """
         name = f"here-{os.urandom(8).hex()}"
         files.write(self.run / COLLECTING / name, b"")
         try:
@@ -186,7 +200,11 @@ class Gathering:
             files.remove(str(self.run / COLLECTING / name))
 
     def _look(self, mark: str, wait: bool) -> list[NodePart]:
-        """Return the parts of all nodes. Ask all nodes at once, because Ray may have to start a worker on each."""
+        """Return the parts of all nodes.
+
+        All nodes are asked at the same time, because Ray may have to start a worker on each node. If `wait` is true,
+        ask again until no process is writing files.
+        """
         while True:
             calls = {node: self.sources[node].ask("look", self._directory(node), mark) for node in self.alive}
             parts = [self._part(node, call) for node, call in calls.items()]
@@ -214,21 +232,24 @@ class Gathering:
         return part
 
     def _distinct(self, parts: Sequence[NodePart]) -> list[NodePart]:
-        """Return the parts on other disks, each disk once: several nodes may be on one machine."""
-        seen = {cluster.disk_of(str(self.run))}
+        """Return the parts to fetch: those on other disks than the run directory here, and only one for each disk.
+
+        Several nodes may have the same disk, because several nodes may be on one machine.
+        """
+        seen_disks = {cluster.disk_of(str(self.run))}
         distinct = []
         for part in sorted(parts, key=lambda part: part.node not in self.registered):
             if part.state == "unreadable":
                 self._missing.append(part.missing("", f"{part.directory} can't be read there: {part.reason}"))
-            if not part.final_state and part.disk not in seen:
-                seen.add(part.disk)
+            if not part.final_state and part.disk not in seen_disks:
+                seen_disks.add(part.disk)
                 distinct.append(part)
         return distinct
 
     def _take(self, part: NodePart, index: Index, progress: Progress) -> NodeState:
-        """Fetch the files of a node that are missing or outdated here."""
+        """Fetch the files of a node that are missing or outdated here. Return the record for `collected.json`."""
         fetcher = Fetcher(self.run, part.node, part.directory, self.sources[part.node], index, progress)
-        before, fetched = len(self._missing), 0
+        missing_before, fetched = len(self._missing), 0
         self._left_out += [part.missing(path, reason) for path, reason in part.left_out]
         for path in _captures(path for path, _ in part.unfinished):
             self._missing.append(part.missing(path, "it is being written, or was when its process died (.part)"))
@@ -243,10 +264,13 @@ class Gathering:
             self._missing.append(part.missing("", problem))
         except (TypeError, ValueError) as error:
             self._missing.append(part.missing("", f"its answer can't be understood: {error}"))
-        return part.state_of("collected" if len(self._missing) == before else "incomplete", fetched)
+        return part.state_of("collected" if len(self._missing) == missing_before else "incomplete", fetched)
 
     def _fetched(self, part: NodePart, fetcher: Fetcher) -> Iterator[tuple[File, str]]:
-        """Fetch files, and yield each with its problem. Try files once more that changed while they were read."""
+        """Fetch the outdated files of a part, and yield each file with the problem, or with an empty text.
+
+        If a file changed while it was read, fetch it a second time.
+        """
         changed = set()
         for file, problem in fetcher.fetch(fetcher.outdated(self._wanted(part))):
             if problem == CHANGED:
@@ -259,33 +283,37 @@ class Gathering:
             yield from fetcher.fetch([file for file in now.files if file.path in changed])
 
     def _wanted(self, part: NodePart) -> list[File]:
-        """Return the files of a part that belong here.
+        """Return the files of a part that should be in the run directory here.
 
-        Each part has a `run.json` from the first process there. The one on the driver's node has the result of the run.
+        Each part has a `run.json`, written by the first process on its node. Only the `run.json` on the driver's node
+        has the result of the run, so it replaces the `run.json` here. Another one is fetched if no `run.json` is here.
         """
         is_driver = self._driver is not None and self._driver.id == part.node
-        wanted = []
+        wanted_files = []
         for file in part.files:
             if not safe(file.path):
                 self._left_out.append(part.missing(file.path, "its path leads out of the run directory"))
             elif file.path != RUN or is_driver or not os.path.lexists(self.run / RUN):
-                wanted.append(file)
-        return wanted
+                wanted_files.append(file)
+        return wanted_files
 
     def _dead(self, parts: Sequence[NodePart], index: Index) -> list[NodeState]:
-        """Return the dead nodes of the run, except nodes whose files are here or whose disk is also on a live node."""
+        """Return the records of the dead nodes of the run whose files are lost.
+
+        Omit a dead node if its processes wrote into the run directory here, or if a live node has the same disk.
+        """
         disks = {cluster.disk_of(str(self.run)), *(part.disk for part in parts)} - {""}
-        gone = [node for node in self.registered.values() if node.id not in self.alive and node.disk not in disks]
-        journals = RunDir(self.run).lines("journal") if gone else []
-        own = [path for path in journals if f"journal/{path.name}" not in index.nodes]
-        # The nodes whose processes wrote into this directory directly.
-        writers = {process.node for path in own if (process := processes.last_facts(path)) is not None}
+        dead_nodes = [node for node in self.registered.values() if node.id not in self.alive and node.disk not in disks]
+        journals = RunDir(self.run).lines("journal") if dead_nodes else []
+        local_journals = [path for path in journals if f"journal/{path.name}" not in index.nodes]
+        # The nodes whose processes wrote directly into the run directory here.
+        writers = {process.node for path in local_journals if (process := processes.last_facts(path)) is not None}
         states = []
-        for node in gone:
+        for node in dead_nodes:
             if node.id in writers:
                 continue
-            before = sum(owner == node.id for owner in index.nodes.values())
-            collected = f"; {before} of them were collected before" if before else ""
+            collected_count = sum(owner == node.id for owner in index.nodes.values())
+            collected = f"; {collected_count} of them were collected before" if collected_count else ""
             problem = f"{DIED}, and its files in {node.directory} are lost{collected}"
             self._missing.append(Missing(node.id, node.host, "", problem))
             states.append(NodeState(id=node.id, host=node.host, state="dead", directory=node.directory))
@@ -293,7 +321,10 @@ class Gathering:
 
 
 def _captures(unfinished: Iterator[str]) -> list[str]:
-    """Return the names of unfinished captures, each once: a capture may have several files that end in `.part`."""
+    """Return the paths of unfinished captures, without endings and sorted.
+
+    A capture may have several files that end in `.part`, but the result contains each capture only once.
+    """
     endings = [*(f"{ending}{PART}" for ending in (TRACE, *RAW_ENDINGS, META)), PART]
     return sorted({path.removesuffix(next(filter(path.endswith, endings), "")) for path in unfinished})
 
@@ -306,14 +337,14 @@ def collect(
     wait: bool = False,
     progress: Callable[[int], contextlib.AbstractContextManager[Progress]],
 ) -> CollectedFile:
-    """Collect the parts of a run in its directory here. The name of the directory is the run's id.
+    """Collect the files of a run from all nodes of the cluster, write `collected.json`, and return its content.
 
     Args:
-        ray: The module, connected to the cluster.
-        run: The directory. It is made if it does not exist.
-        deadline: Time at which all calls end, by `time.monotonic`.
+        ray: The module `ray`, connected to the cluster.
+        run: The run directory here. Its name is the id of the run. The directory is made if it does not exist.
+        deadline: The time at which all calls end, by `time.monotonic`.
         wait: True to wait until no process of the run is writing files.
-        progress: Function that makes a progress bar for a number of bytes.
+        progress: Function that makes a progress bar for a total number of bytes.
 
     Raises:
         Busy: Another process is collecting this run.
@@ -331,7 +362,7 @@ def collect(
 
 
 def note(result: CollectedFile) -> None:
-    """Write `collected.json`, and add all hosts to `run.json`.
+    """Write `collected.json`, and add the hosts, versions and recipes of all collected processes to `run.json`.
 
     Raises:
         OSError: A file can't be written.

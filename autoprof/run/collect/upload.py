@@ -1,7 +1,7 @@
-"""Copy of a collected run to an object store, another disk or a server, with fsspec.
+"""Copier of a collected run to an object store, another disk or a server. It uses the library fsspec.
 
-A file with its final name is complete, and `run.json` is copied last. Credentials come from fsspec: from its
-configuration, or from the environment variables of the protocol's package.
+A file that has its final name is complete. `run.json` is copied last. Credentials come from the configuration of
+fsspec, or from the environment variables that the package of the protocol reads.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from autoprof.rundir.file_names import COLLECTING, LINES, PART, RUN
 from autoprof.rundir.journal import lines
 from autoprof.rundir.records import Missing
 
-# Protocols whose files are visible while they are being written. Object stores show only complete objects.
+# Protocols whose files are visible while they are being written. A file is copied to another name first, and renamed
+# when it is complete. All other protocols are object stores, which show only complete objects.
 _RENAMED = {"file", "local", "memory", "sftp", "ssh", "ftp", "smb", "hdfs", "arrow_hdfs", "webhdfs"}
 _TRIES = 3
-# Number of failures in a row after which copying stops: each may take half a minute. If one folder can't be made, fewer
-# files fail.
+# Number of failures in a row after which copying stops, because each failure may take half a minute. If the cause is
+# that one folder can't be made, fewer files fail in a row.
 _MAX_FAILURES = 10
 _PAUSE_S = 0.5
 
@@ -34,7 +35,10 @@ class NoTarget(Exception):
 
 
 def lacks(url: str) -> str:
-    """Return a message about a package that is missing for this URL, or an empty text. Imports only fsspec."""
+    """Return a message if a package that the URL needs is not installed; otherwise an empty text.
+
+    The function imports only fsspec.
+    """
     import importlib.util
 
     if importlib.util.find_spec("fsspec") is None:
@@ -52,18 +56,18 @@ def lacks(url: str) -> str:
 
 
 class Sending:
-    """One copy of one run.
+    """The copying of one run to one URL.
 
     Attributes:
-        sent: The number of files copied by this object.
-        bytes: Their total size.
+        sent: The number of files that this object has copied.
+        bytes: The total size of these files in bytes.
     """
 
     def __init__(self, run: Path, url: str) -> None:
-        """Open the file system of a URL.
+        """Open the file system of the URL.
 
         Raises:
-            NoTarget: fsspec can't reach it.
+            NoTarget: A package is missing, or fsspec can't open the file system.
         """
         if problem := lacks(url):
             raise NoTarget(f"{redact.url(url)}: {problem}")
@@ -83,9 +87,12 @@ class Sending:
         self.sent = self.bytes = 0
 
     def send(self, progress: Callable[[int], object]) -> list[Missing]:
-        """Copy the files that are missing there or have changed. Return the files that could not be copied."""
+        """Copy the files that are missing at the URL or have changed. Return the files that could not be copied.
+
+        `progress` is called with the size of each file that has been copied or was already there.
+        """
         safe_files.folder(self._run / COLLECTING)
-        known = self._known()
+        sent_before = self._known()
         missing: list[Missing] = []
         files = self.files()
         failing = 0
@@ -95,10 +102,10 @@ class Sending:
                 missing.append(Missing("", "", "", f"{more} more files, not tried after {failing} failures in a row"))
                 break
             if path == RUN and missing:
-                # Readers take a run with `run.json` for complete.
+                # Readers assume that a run that has `run.json` is complete.
                 missing.append(Missing("", "", path, "it is copied last, after all other files"))
                 continue
-            if known.get(path) == (size, mtime_ns) and self._exists(path, size):
+            if sent_before.get(path) == (size, mtime_ns) and self._exists(path, size):
                 progress(size)
                 continue
             if problem := self._try(path):
@@ -114,7 +121,10 @@ class Sending:
         return missing
 
     def files(self) -> list[tuple[str, int, int]]:
-        """Return path, size and last change of the complete files of the run, `run.json` last."""
+        """Return the path, the size and the last change of each complete file of the run, `run.json` last.
+
+        The last change is in nanoseconds since the epoch.
+        """
         listed = []
         for parent, folders, names in os.walk(self._run):
             folders[:] = [name for name in folders if not name.startswith(".") and not name.endswith(PART)]
@@ -128,7 +138,7 @@ class Sending:
         return sorted(listed, key=lambda file: (file[0] == RUN, file[0]))
 
     def _try(self, path: str) -> str:
-        """Copy a file. Return the problem of the last attempt, or an empty text."""
+        """Copy a file, in at most `_TRIES` attempts. Return the problem of the last attempt, or an empty text."""
         problem = ""
         for tries in range(_TRIES):
             time.sleep(_PAUSE_S * tries)
@@ -142,7 +152,7 @@ class Sending:
         if self._renamed:
             self._fs.makedirs(target.rpartition("/")[0], exist_ok=True)
         before = source.stat()
-        # Not with a file object of fsspec: after an error it would complete the file with the bytes so far.
+        # No file object of fsspec is used, because after an error it would complete the file with the bytes so far.
         self._fs.put_file(str(source), upload)
         after = source.stat()
         if not path.endswith(LINES) and (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
@@ -157,7 +167,7 @@ class Sending:
             self._fs.mv(upload, target)
 
     def _exists(self, path: str, size: int) -> bool:
-        # If the package fails, the file is copied again.
+        # If the package raises an error, the file counts as missing and is copied again.
         status, problem = _tried(self._fs.info, f"{self._root}/{path}")
         return not problem and status.get("size") == size
 
@@ -172,7 +182,10 @@ class Sending:
 
 
 def _tried(call: Callable[..., Any], *arguments: str) -> tuple[Any, str]:
-    """Return the result of a call of fsspec, and its problem or an empty text. Each package has its own exceptions."""
+    """Call a function of fsspec. Return its result and an empty text, or None and the text of its exception.
+
+    Every exception is caught, because each package of fsspec has its own exceptions.
+    """
     try:
         return call(*arguments), ""
     except Exception as error:
