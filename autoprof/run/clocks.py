@@ -22,7 +22,7 @@ from autoprof.rundir.records import Offset
 
 # Age of a measurement from which it is repeated. Working clocks drift by less than 1 ms per minute.
 _REPEAT_AFTER_S = 60.0
-# Timeout for the first answer of a node: Ray may have to start a worker there.
+# Timeout for the first answer of a node, because Ray may have to start a worker on the node.
 _FIRST_ANSWER_S = 30.0
 # Timeout for all later answers of a node together.
 _FURTHER_ANSWERS_S = 10.0
@@ -130,7 +130,10 @@ def offsets(ray: Any, nodes: Sequence[str], host: Callable[[str, str], str] = la
 
 
 def _improve(best: dict[str, Offset], node: str, ray: Any, call: Any, host: Callable[[str, str], str]) -> None:
-    """Measure the clock of a node. Keep the offset in `best` if its error is smaller than that of the offset there."""
+    """Measure the clock of a node. Keep the new offset in `best` if its error is smaller than before.
+
+    `best` is a dict from Ray's id of a node to the best offset so far.
+    """
     try:
         measured = _measure_node(ray, call, node, host)
     except ray.exceptions.RayError:  # the node has died

@@ -50,9 +50,9 @@ def put(key: str, value: bytes, overwrite: bool = True) -> bool:
 
 
 def claim(key: str) -> bool:
-    """Store an empty value under `key`. Return True in the first process that does so, and False in all others.
+    """Store an empty value under `key`, unless `key` has a value. Return True if the value was stored.
 
-    If Ray is not up, return True.
+    So only the first of several processes gets True. If Ray is not up, return True.
     """
     return not is_up() or not _kv()._internal_kv_put(key.encode(), b"", overwrite=False, namespace=_NAMESPACE)
 
@@ -64,7 +64,7 @@ def get(key: str) -> bytes | None:
 
 
 def keys(prefix: str) -> Sequence[str]:
-    """Return the keys that begin with `prefix`, sorted."""
+    """Return the keys that begin with `prefix`, sorted. If Ray is not up, the result is empty."""
     if not is_up():
         return ()
     return sorted(key.decode() for key in _kv()._internal_kv_list(prefix.encode(), namespace=_NAMESPACE))
@@ -212,7 +212,7 @@ def on_node(task: Any, node: str, name: str, retries: int = 0) -> Any:
     return task.options(num_cpus=0, max_retries=retries, name=name, scheduling_strategy=strategy)
 
 
-# Timeout for the answer of a node: Ray may have to start a worker there.
+# Timeout for the answer of a node, because Ray may have to start a worker on the node.
 _PATIENCE_S = 60.0
 # Timeout for a connection to the head of the cluster.
 _HEAD_S = 5.0

@@ -21,7 +21,7 @@ _MAX_TITLE_CHARS, _MAX_COMMAND_BYTES = 200, 4096
 
 
 class LoggedHook(Protocol):
-    """The attributes of a hook that its log needs."""
+    """The attributes of a hook that `HookLog` reads."""
 
     @property
     def key(self) -> str:
@@ -29,7 +29,7 @@ class LoggedHook(Protocol):
 
     @property
     def passive(self) -> bool:
-        """Return True if applying this hook alone does not make a process part of a run."""
+        """Return True if this hook alone does not make a process part of a run when it is applied."""
 
     def described(self) -> dict[str, Any]:
         """Return the fields `module`, `attribute` and `behaviour` of the hook's journal line."""
@@ -139,7 +139,7 @@ class HookLog:
             last_line = self.errors.get(where)
             line = ErrorLine(where=where, count=last_line.count + 1 if last_line is not None else 1, last=hidden(text))
             self.errors[where] = line
-        # Write at counts 1, 2, 4, 8, ...: a hook may fail in each of a million calls.
+        # Write a line only at the counts 1, 2, 4, 8, ..., because a hook may fail in each of a million calls.
         if line.count.bit_count() == 1:
             self._unwritten["error", where] = line
             self.write()

@@ -44,8 +44,8 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     uid: int | None = None
 
 
-# Maximum number of characters of the command line, and of all facts together. Linux allows 128 kB per variable, and
-# often 2 MB for all variables and arguments (MAX_ARG_STRLEN and ARG_MAX).
+# Maximum number of characters of the command line, and of all facts in total. Linux allows 128 kB for one environment
+# variable, and often 2 MB for all variables and arguments (MAX_ARG_STRLEN and ARG_MAX).
 _MAX_COMMAND_CHARS = 1000
 _MAX_INFO_CHARS = 64_000
 
@@ -54,8 +54,8 @@ def read_info(given: Mapping[str, object] | None = None, late: bool = False) -> 
     """Return the facts about the run, and the place of this process among the ranks of a launch.
 
     If the environment has the facts, they come from there. Otherwise this process starts the run: the facts come from
-    the settings, and are written to the environment for child processes. The place is None if no launcher started this
-    process as a rank, or if the facts come from the environment.
+    the settings, and are written to the environment for child processes. Only a process that starts a run and that a
+    launcher started as a rank has a place; otherwise the place is None.
 
     Args:
         given: Settings from the program. They replace settings from the environment.
@@ -89,7 +89,7 @@ def read_info(given: Mapping[str, object] | None = None, late: bool = False) -> 
         settings=read,
     )
     seat = None
-    # The boot has detected the launch.
+    # The module `_boot` has found the launch and has written these variables.
     name, _, program = os.environ.get(launch.LAUNCH, "").partition(":")
     rank = os.environ.get(launch.LAUNCH_RANK, "").partition("/")[0]
     if program and rank.isdecimal() and not late:

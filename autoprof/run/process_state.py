@@ -47,7 +47,7 @@ def register_scheduler(scheduler: object, read: ReadScheduler) -> None:
         scheduler: The scheduler of an engine.
         read: The function that reads the state of the scheduler.
     """
-    with seam.suppress(TypeError):  # its class does not support weak references
+    with seam.suppress(TypeError):  # the class of the scheduler does not support weak references
         _scheduler_state.scheduler, _scheduler_state.read = weakref.ref(scheduler), read
 
 
@@ -75,7 +75,7 @@ def read_part(
         left_out: List of texts about missing parts.
         name: The name of the part.
         read: Function that returns the part.
-        of: Text that stands before the name in `left_out`. By default, the part is an item of the engine's state.
+        of: The prefix of the name in `left_out`. The default is for an item of the engine's state.
     """
     try:
         parts[name] = read()

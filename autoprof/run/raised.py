@@ -236,7 +236,7 @@ def _named(error: BaseException, text: str) -> list[NamedProcess]:
 
 
 def _ray_death(error: Any) -> str:
-    """Return the name of the class in `_RAY_DEATHS` that an exception belongs to, or an empty text if there is none.
+    """Return the name of the class in `_RAY_DEATHS` that an exception belongs to; an empty text for other exceptions.
 
     The exception may be of a derived class. If a task raised the exception, look at the exception inside it.
     """
@@ -286,7 +286,7 @@ def _bytes(number: str, unit: str) -> int:
 
 
 def last_exception() -> BaseException | None:
-    """Return the uncaught exception that ends this process, or None if there is none.
+    """Return the uncaught exception that ends this process, or None.
 
     The interpreter keeps an uncaught exception in `sys.last_value`, except `SystemExit`. Debuggers and notebooks keep
     other exceptions in `sys.last_value`, so this function returns None in an interactive interpreter.

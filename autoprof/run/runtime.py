@@ -75,7 +75,10 @@ class Runtime:
 
     @property
     def speaks(self) -> bool:
-        """Return True if this process logs messages for the whole run: it started the run, or is its first rank."""
+        """Return True if this process logs messages for the whole run.
+
+        This is the process that started the run, or the first rank of a launcher.
+        """
         if self.started_here:
             return True
         of_launcher = self.info.host == identity.HOST and self.info.pid == os.getppid() and "RANK" in os.environ
@@ -133,7 +136,7 @@ class Runtime:
             log.warning(warning)
 
     def describe(self) -> dict[str, Any]:
-        """Return the content of `run.json` as far as this process knows it, with the state `running`."""
+        """Return the fields of `run.json` that this process knows, with the state `running`."""
         known = RunFile(
             id=self.info.id,
             command=self.info.command,

@@ -33,7 +33,7 @@ from autoprof.rundir.records import MAX_STACKS_BYTES, Frame, OpenSpan, ProcessSt
 _encoder = msgspec.json.Encoder()
 # Limits for a snapshot that is too large for a file: the number of functions of each stack, the bytes of all spans.
 _MAX_CUT_FRAMES, _MAX_SPANS_BYTES = 15, MAX_STACKS_BYTES // 4
-# Number of bytes that are kept free for the texts in `left_out` that say what was omitted.
+# Number of bytes that are kept free for the texts in `left_out` about omitted spans and stacks.
 _LEFT_OUT_BYTES = 1 << 10
 
 
@@ -259,7 +259,7 @@ def task_stacks(names: Names) -> tuple[list[TaskStack], int]:
             pending += 1
             if pending <= _MAX_TASKS:
                 stacks.append(_read_task(task, names))
-        except Exception as error:  # a task of a class of the user
+        except Exception as error:  # the class of the task may be the user's
             seam.pass_on(error)
     return sorted(stacks, key=lambda stack: not stack.spans), pending
 
@@ -334,8 +334,7 @@ def _thread_of(task: Any) -> int:
 def _unwrap(awaited: Any) -> tuple[Any, CodeType | None, FrameType | None]:
     """Return the object that a coroutine or a generator awaits, then the coroutine's own code and frame.
 
-    If `awaited` is a C object between two coroutines, the code and the frame are None. If it is another object, all
-    three are None.
+    A C object between two coroutines has no code and no frame. For an object of any other type, all three are None.
     """
     kind = type(awaited)
     attribute = _KINDS.get(kind)

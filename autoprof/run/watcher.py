@@ -42,12 +42,12 @@ AT_MOST = 3
 # every ten seconds, can report the hanging step first.
 NO_STEP = "no_step"
 _NO_STEP_DELAY_S = 25.0
-# Kinds of stages that may take long outside of a step without a hang.
+# Kinds of stages that may take long outside of a step although nothing hangs.
 _LONG_KINDS = ("validate", "checkpoint")
 
 
 class WatchedRun(Protocol):
-    """The attributes of a run that the watcher needs."""
+    """The attributes of `Runtime` that the watcher reads."""
 
     @property
     def settings(self) -> Settings:

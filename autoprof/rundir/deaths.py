@@ -220,7 +220,7 @@ def _killed_by_kernel(death: Death, state: ProcessState) -> Death:
 
 
 def _final_exception(state: ProcessState) -> tuple[Raised, int] | None:
-    """Return the exception that ended a process, or the trainer in that process. Return None if there is none.
+    """Return the exception that ended a process, or the trainer in that process. Return None if no exception did.
 
     The second element is the time at which the exception left the innermost stage, in nanoseconds since the epoch.
     """
@@ -401,9 +401,9 @@ def crash_in_log(path: str) -> tuple[str, list[Frame]] | None:
 
 
 def parsed(text: str) -> tuple[str, list[Frame]]:
-    """Return the signal and the stack of a crash from faulthandler's text.
+    """Return the signal and the stack of a crash, from the text that faulthandler wrote.
 
-    The stack is of the crashed thread, or of the main thread if the crashed thread ran no Python code.
+    The stack is that of the crashed thread. If the crashed thread ran no Python code, it is that of the main thread.
     """
     fatal = _FATAL.search(text)
     name = fatal[1].strip() if fatal else ""
@@ -466,7 +466,7 @@ def evidence(deaths: Sequence[Death], hosts: int = 1) -> list[str]:
 
 
 def exception_words(raised: Raised) -> str:
-    """Return an exception in one line: `ValueError: no score in reward.py:44 fetch_score`."""
+    """Return type, text and place of an exception in one line: `ValueError: no score in reward.py:44 fetch_score`."""
     frame = _user_frame(raised.frames)
     place = f" in {frame_words(frame)}" if frame else ""
     first_line = raised.message.partition("\n")[0]

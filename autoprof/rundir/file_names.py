@@ -95,13 +95,13 @@ def same_place(path: Path, other: Path) -> bool:
 
 
 def is_whole_run(path: Path) -> bool:
-    """Return True if the path is reserved for the report of a whole run."""
+    """Return True if `path` is the path at which autoprof writes the report of a whole run."""
     path = _resolved(path)
     return path.name == REPORT and os.path.lexists(path.parent / RUN)
 
 
 def is_whole_step(path: Path) -> bool:
-    """Return True if the path is reserved for the merged trace of a whole step."""
+    """Return True if `path` is the path at which autoprof writes the merged trace of a whole step."""
     path = _resolved(path)
     run = path.parent.parent
     if not os.path.lexists(run / RUN) or not path.name.endswith(TRACE):

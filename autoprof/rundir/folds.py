@@ -20,7 +20,7 @@ _PART = "processes"
 
 
 def read(run: Path) -> list[ProcessState]:
-    """Return the last states of the processes of a run that have a journal. Skip unreadable files."""
+    """Return the last states of the processes of a run that have a journal. Skip journals that can't be read."""
     paths = RunDir(run).lines("journal")
     folds = _Folds(run, paths)
     states = [processes.at_present(fold, path) for path in paths if (fold := folds.of(path)) is not None]

@@ -73,7 +73,7 @@ def journal_stamps(journals: Sequence[Journal]) -> dict[str, Stamp]:
 
 
 _CHUNK_BYTES = 1 << 20
-# Longer than any line that autoprof writes.
+# Maximum length of a line that is read. It is longer than any line that autoprof writes.
 _MAX_LINE_BYTES = 1 << 20
 _BATCH_LINES = 128
 # The first four characters of the kind, which follow `{"kind":"`, of lines that are not ended spans.

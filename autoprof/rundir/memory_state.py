@@ -121,9 +121,9 @@ def peak() -> int:
 
 
 def _group(proc: Path, cgroups: Path) -> tuple[Path | None, _Version]:
-    """Return the folder of this process's control group, and its version. The folder is None if there is none.
+    """Return the folder of this process's control group and the version of control groups.
 
-    A container may see only the root folder.
+    The folder is None if no folder is found. A container may see only the root folder.
     """
     paths = {"": "", "memory": ""}
     for line in files.text(proc / "self" / "cgroup").splitlines():

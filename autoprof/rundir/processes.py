@@ -104,7 +104,7 @@ class ProcessState(Struct, kw_only=True):
 def read(
     run: str | Path, running: bool = True, most: int | None = None, named: Collection[int] = ()
 ) -> list[ProcessState]:
-    """Return the last states of the processes of a run that have a journal. Skip unreadable files.
+    """Return the last states of the processes of a run that have a journal. Skip journals that can't be read.
 
     Args:
         run: The run directory.
@@ -208,7 +208,7 @@ def _stepped_ns(state: ProcessState) -> int:
     return max([*open_steps, state.stepped.start_ns if state.stepped is not None else 0])
 
 
-# The process line that stands for the missing one, if a journal has no process line.
+# The process line that is used if a journal has no process line.
 _UNKNOWN = ProcessLine(host="", pid=0, clock=Moment(), version="")
 # Number of bytes at the beginning of a journal in which the lines of hooks are.
 _HEAD_BYTES = 48 << 10
@@ -366,7 +366,7 @@ class _History:
         # The last span of each kind, name, role, rank and ids. If an earlier span with the same values is still open,
         # the process never wrote its end.
         self._latest: dict[tuple[object, ...], tuple[str, str, int]] = {}
-        # The start of the innermost span that the exception left.
+        # The start of the span `state.within`, which the exception `state.raised` left.
         self._within_ns = 0
         for line in _hook_lines(b"" if ends.is_whole else b"\n".join(_HOOK_LINES.findall(ends.head))):
             self.state.hooks[line.hook] = line

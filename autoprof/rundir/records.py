@@ -18,7 +18,7 @@ from autoprof.config import structs
 # Nanoseconds and seconds since the epoch, up to the year 2116.
 Ns: TypeAlias = Annotated[int, Meta(ge=-(1 << 62), le=1 << 62)]
 Seconds: TypeAlias = Annotated[float, Meta(ge=0, le=(1 << 62) / 1e9)]
-# Integers that every JSON reader keeps exactly: a double has 53 bits.
+# Integers that every JSON reader keeps exactly, also a reader that uses doubles with 53 bits.
 Number: TypeAlias = Annotated[int, Meta(ge=-(1 << 53), le=1 << 53)]
 Size: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 62)]
 
@@ -34,9 +34,9 @@ class RunNode(Struct, frozen=True):
 class RunSettings(Struct, frozen=True):
     """The settings that commands read. `run.json` has every setting of docs/reference/settings.md, without secrets."""
 
-    steps: str = ""  # `AUTOPROF_STEPS`.
-    recipes: list[str] = []  # `AUTOPROF_RECIPES`.
-    tool: list[str] = []  # `AUTOPROF_TOOL`.
+    steps: str = ""  # The value of `AUTOPROF_STEPS`.
+    recipes: list[str] = []  # The value of `AUTOPROF_RECIPES`.
+    tool: list[str] = []  # The value of `AUTOPROF_TOOL`.
 
 
 class Frame(Struct, frozen=True, omit_defaults=True):
@@ -50,7 +50,7 @@ class Frame(Struct, frozen=True, omit_defaults=True):
 class NamedProcess(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A dead process that an exception of Ray or torchrun names."""
 
-    pid: Number = 0  # The process id; 0 if the exception does not name it.
+    pid: Number = 0  # The process id; 0 if the exception does not contain the id.
     rank: Number | None = None  # The global rank of the process.
     signal: str = ""  # The signal that ended the process, such as `SIGKILL`.
     status: Number | None = None  # The exit status of the process.
@@ -118,9 +118,10 @@ class Attempt(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 @structs.complete
 class RankFile(Struct, frozen=True, kw_only=True):
-    """`ranks/<launch>/<rank>`: a rank that a launcher such as `srun` started. `first` is the rank that joined first.
+    """`ranks/<launch>/<rank>`: a rank that a launcher such as `srun` started.
 
-    When the rank ends, it writes `<rank>.ended` with the type of its uncaught exception, or an empty file.
+    The file `first` in the same folder has the rank that joined first. When a rank ends, it writes `<rank>.ended`. This
+    file has the type of the rank's uncaught exception, or is empty.
     """
 
     program: str = ""  # A random id of the program that the launcher started.
@@ -161,8 +162,8 @@ class RunFile(Struct, frozen=True, kw_only=True, omit_defaults=True):
     ended: Seconds | None = None  # The end, in seconds since the epoch.
     error: str = ""  # The type of the exception that ended the process that started the run, or `SIGINT`.
     exception: Raised | None = None  # The exception that ended that process.
-    # The processes that were dead at the end of the run, and the process whose exception ended it, the likely cause
-    # first. For a run without this list, commands find the dead processes themselves.
+    # The processes that were dead when the run ended, and the process whose exception ended the run. The likely cause
+    # comes first. If this list is missing, commands find the dead processes in other files.
     died: list[Death] = []
     no_hooks: str = ""  # The reason why no hook was applied in any process, if none was applied.
 
@@ -186,7 +187,7 @@ class CaptureMeta(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """`global_step_<step>/<capture>.meta.json`: facts about a capture that has ended. It may have failed."""
 
     step: Number | None  # The global step.
-    role: str  # The role. For a whole-step capture all roles of the process, joined by `+`.
+    role: str  # The role. In a whole-step capture, all roles of the process, joined by `+`.
     stage: str  # The stage.
     rank: Number | None  # The global rank.
     replica: Number | None  # The replica of the rollout engine, null in a trainer.
@@ -207,9 +208,9 @@ class CaptureMeta(Struct, frozen=True, kw_only=True, omit_defaults=True):
     slowest: str = ""  # The reason why these ranks were captured, if the slowest ranks were requested.
     steps: list[Number] = []  # All steps in a whole-step capture.
     stages: list[Any] = []  # The stages in a whole-step capture.
-    # True if the trace holds GPU work. The field is only written if something may have kept GPU work out of it.
+    # True if the trace contains GPU work. The field is only written if GPU work may be missing from the trace.
     device_events: bool | None = None
-    device_reason: str = ""  # The possible reason why the trace holds no GPU work.
+    device_reason: str = ""  # The possible reason why the trace contains no GPU work.
 
 
 class MergedMeta(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -238,9 +239,9 @@ class OutOfMemoryMeta(Struct, frozen=True, kw_only=True, omit_defaults=True):
     pid: Number  # The process id.
     unix_ns: Ns  # The time of the snapshot, in nanoseconds since the epoch.
     device: Number  # The number of the device.
-    asked_bytes: Size  # The size of the failed allocation.
-    total_bytes: Size  # The memory of the device.
-    free_bytes: Size  # The free memory of the device.
+    asked_bytes: Size  # The size of the failed allocation in bytes.
+    total_bytes: Size  # The memory of the device in bytes.
+    free_bytes: Size  # The free memory of the device in bytes.
     versions: dict[str, str]  # The versions of the tools, by package.
     bytes: Size  # The size of the snapshot in bytes.
     state: str  # Always `complete`.
@@ -255,14 +256,14 @@ class OutOfMemoryMeta(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Offset(Struct, frozen=True, kw_only=True):
-    """A line of `clocks/<host>-<pid>.jsonl`: the time of another host's clock minus the time of the trainer's host.
+    """A line of `clocks/<host>-<pid>.jsonl`: the difference between another host's clock and the trainer's clock.
 
     A host that does not answer within half a minute has no line.
     """
 
     host: str  # The other host.
-    offset_ns: Ns  # The nanoseconds that the other clock is ahead.
-    error_ns: Ns  # The maximum error in nanoseconds: half of the round trip.
+    offset_ns: Ns  # The time of the other clock minus the time of the clock of the trainer's host, in nanoseconds.
+    error_ns: Ns  # The maximum error of `offset_ns` in nanoseconds: half of the round trip.
     unix_ns: Ns  # The time of the measurement, by the clock of the trainer's host.
 
 
@@ -320,7 +321,7 @@ Id: TypeAlias = str | int | float | bool
 
 
 class MemoryState(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Memory of a process, and of the control group or machine that limits it."""
+    """The memory of a process, and of the control group or machine that limits the memory of the process."""
 
     resident_bytes: Size = 0  # The resident memory of the process.
     peak_bytes: Size = 0  # The peak of the resident memory.
@@ -380,12 +381,12 @@ class HookLine(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field=
 class ErrorLine(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind", tag="error"):
     """An error of autoprof itself, at one place. A line is written when the count reaches 1, 2, 4, 8, ..."""
 
-    where: str  # The place.
+    where: str  # The place in autoprof.
     count: Size = 1  # The number of errors at this place so far.
     last: str = ""  # The text of the last error.
 
 
-# The place of the error line that counts lines that could not be written.
+# The value of `where` in the error line that counts the journal lines that could not be written.
 LOST_LINES = "timeline"
 
 
@@ -479,7 +480,7 @@ class Line(Struct, frozen=True, omit_defaults=True, gc=False):
     end_ns: Ns  # The end: `start_ns` plus the duration that the monotonic clock measured.
     error: str | None = None  # The type of the exception that ended the span.
     ids: Mapping[str, Id | None] = {}  # The ids of the sample, request or replica.
-    counts: Mapping[str, Count | None] = {}  # Counts, such as tokens.
+    counts: Mapping[str, Count | None] = {}  # Counts by name, such as `response_tokens`.
     stage_kind: str = ""  # The [kind](recipes.md#kinds) of a stage or timer, if it has one.
 
 
@@ -574,10 +575,10 @@ class Task(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 @structs.complete
 class Why(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """`stacks/<time>/why.json` and `hangs/step_<step>/why.json`: who requested the stacks of all processes, and why."""
+    """`stacks/<time>/why.json` and `hangs/step_<step>/why.json`: a request for the stacks of all processes."""
 
-    host: str = ""  # The host of the process that requested them.
-    pid: Number = 0  # The id of the process that requested them.
+    host: str = ""  # The host of the process that requested the stacks.
+    pid: Number = 0  # The id of the process that requested the stacks.
     unix_ns: Ns = 0  # The time of the request, in nanoseconds since the epoch.
     step: Number | None = None  # The step that takes too long.
     since_ns: Ns = 0  # The start of that step, in nanoseconds since the epoch.

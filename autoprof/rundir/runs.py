@@ -49,7 +49,10 @@ def describe_no_run(path: Path) -> str:
 
 
 def folder_contents(path: Path) -> str:
-    """Describe the contents of a folder for a message: its runs, or else the number of files of each kind."""
+    """Return a text about the contents of a folder, for a message.
+
+    The text lists the runs in the folder. If the folder has no runs, the text has the number of files of each kind.
+    """
     try:
         entries = sorted(entry for entry in path.iterdir() if entry.name != ".gitignore")
         for folder in (path, *(entry for entry in entries if entry.is_dir() and not entry.is_symlink())):
@@ -249,7 +252,7 @@ _TIMED_ID = re.compile(r"[0-9]{8}-[0-9]{6}-")
 
 
 class NotFound(LookupError):
-    """The run, step or capture does not exist, or the name is ambiguous. The message lists what exists."""
+    """The run, step or capture does not exist, or several match the name. The message lists the existing names."""
 
 
 class Run:
@@ -290,8 +293,8 @@ class Run:
             captures = [capture.to_cache() for capture in step_captures]
             left_out = [*step.left_out, *(line for capture in step_captures for line in capture.left_out)]
             is_settled = step.stamp is not None and time.time_ns() - step.stamp[2] > _SETTLED_NS
-            has_no_problem = is_settled and not left_out
-            if step.stamp is not None and has_no_problem and all(capture.fields for capture in step_captures):
+            can_be_cached = is_settled and not left_out
+            if step.stamp is not None and can_be_cached and all(capture.fields for capture in step_captures):
                 steps[os.path.basename(step.folder)] = _CachedStep(step.stamp, captures)
         cache.put(Path(self.path), _PART, steps)
 
@@ -474,10 +477,11 @@ def read(path: Path) -> Run:
 
 
 def step(run: Run, number: int | None) -> Step:
-    """Return a captured step of a run. If `number` is None, return the only captured step of the run.
+    """Return a captured step of a run. Without a number, return the only captured step of the run.
 
     Raises:
-        NotFound: The run has no such step; or `number` is None, and the run does not have exactly one captured step.
+        NotFound: The run has no captured step with this number; or no number is given, and the run has no captured
+            step or several.
     """
     numbers = [captured.number for captured in run.steps]
     if number is None and len(run.steps) == 1:

@@ -20,7 +20,7 @@ from autoprof.rundir.file_names import COLLECTING, LINES, PART, RUN
 from autoprof.rundir.journal import lines
 from autoprof.rundir.records import Size
 
-# Timeout for the answer of a node: Ray may have to start a worker there, and its disk may be slow.
+# Timeout for the answer of a node. Ray may have to start a worker on the node, and the disk of the node may be slow.
 _CALL_S = 120.0
 _POLL_S = 0.2
 # Maximum number of calls of one node that are pending at the same time.

@@ -90,7 +90,7 @@ _MAX_NAMED = 3
 
 
 def warn_missing(missing: list[Missing], then: str) -> None:
-    """Log a warning about files that were not collected. `then` is a text that says what to do."""
+    """Log a warning about files that were not collected. `then` is advice for the user, at the end of the warning."""
     if missing:
         named = "; ".join(entry.line for entry in missing[:_MAX_NAMED])
         more = f"; and {len(missing) - _MAX_NAMED} more" if len(missing) > _MAX_NAMED else ""
@@ -372,7 +372,7 @@ def note(result: CollectedFile) -> None:
     layout.write_json(directory.path / COLLECTED, content)
     fields = decoder.fields(directory.run_json, RunFile)
     info = decoder.record(fields, RunFile)
-    # While the run is running, the process that started it updates `run.json` at its end.
+    # Do not change `run.json` while the run is running here. The process that started the run writes it at the end.
     if fields and not (info.host == identity.HOST and runs.state(info, directory.path) == "running"):
         summary = processes.summary(directory, info.versions)
         hosts = sorted({*summary["hosts"], *info.hosts})
