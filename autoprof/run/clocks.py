@@ -77,14 +77,16 @@ def _measure(run: RunDir, hooks: HookLog, ray: Any) -> None:
             hooks.error(what, described(error))
 
     with seam.guard("clocks", report):
-        here = ray.get_runtime_context().get_node_id()
-        others = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeID"] != here]
+        own_node = ray.get_runtime_context().get_node_id()
+        other_nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeID"] != own_node]
         now = time.monotonic()
-        others = [node for node in others if now - _state.asked_at.get(node, float("-inf")) >= _REPEAT_AFTER_S]
-        _state.asked_at.update(dict.fromkeys(others, now))
-        measured = offsets(ray, others) if others else []
-        if measured:
-            write(run, measured)
+        other_nodes = [
+            node for node in other_nodes if now - _state.asked_at.get(node, float("-inf")) >= _REPEAT_AFTER_S
+        ]
+        _state.asked_at.update(dict.fromkeys(other_nodes, now))
+        measured_offsets = offsets(ray, other_nodes) if other_nodes else []
+        if measured_offsets:
+            write(run, measured_offsets)
 
 
 def write(run: RunDir, measured: Sequence[Offset]) -> None:
@@ -119,12 +121,12 @@ def offsets(ray: Any, nodes: Sequence[str], host: Callable[[str, str], str] = la
     for reference in waiting:
         ray.cancel(reference)
     for _ in range(_ROUNDS):
-        rough = [
+        inexact_nodes = [
             node for node, offset in best.items() if offset.error_ns > _MAX_ERROR_NS and offset.host != identity.HOST
         ]
-        if not rough or _state.stop.wait(_PAUSE_S) or time.monotonic() > deadline:
+        if not inexact_nodes or _state.stop.wait(_PAUSE_S) or time.monotonic() > deadline:
             break
-        for node in rough:
+        for node in inexact_nodes:
             _improve(best, node, ray, on_node[node], host)
     return [offset for offset in best.values() if offset.host != identity.HOST]
 
@@ -135,11 +137,11 @@ def _improve(best: dict[str, Offset], node: str, ray: Any, call: Any, host: Call
     `best` is a dict from Ray's id of a node to the best offset so far.
     """
     try:
-        measured = _measure_node(ray, call, node, host)
+        new_offset = _measure_node(ray, call, node, host)
     except ray.exceptions.RayError:  # the node has died
         return
-    if measured is not None and (node not in best or measured.error_ns < best[node].error_ns):
-        best[node] = measured
+    if new_offset is not None and (node not in best or new_offset.error_ns < best[node].error_ns):
+        best[node] = new_offset
 
 
 def _measure_node(ray: Any, call: Any, node: str, host: Callable[[str, str], str]) -> Offset | None:
@@ -147,21 +149,21 @@ def _measure_node(ray: Any, call: Any, node: str, host: Callable[[str, str], str
 
     `call` is a remote function that runs on the node.
     """
-    best: Offset | None = None
+    best_offset: Offset | None = None
     deadline = time.monotonic() + _FURTHER_ANSWERS_S
     for _ in range(_PINGS):
-        sent, begun = time.time_ns(), time.monotonic_ns()
+        sent_ns, begin_ns = time.time_ns(), time.monotonic_ns()
         reference = call.remote("clock")
         # Wait with short timeouts: Ray must not shut down while this thread waits in it.
         while not ray.wait([reference], timeout=_POLL_S)[0]:
             if _state.stop.is_set() or time.monotonic() > deadline:
-                return best
+                return best_offset
         name, remote_ns = ray.get(reference)
-        half = (time.monotonic_ns() - begun) // 2
-        if best is None or half < best.error_ns:
-            middle = sent + half
+        half_ns = (time.monotonic_ns() - begin_ns) // 2
+        if best_offset is None or half_ns < best_offset.error_ns:
+            middle_ns = sent_ns + half_ns
             result_host = host(node, identity.host_name(name))
-            best = Offset(host=result_host, offset_ns=remote_ns - middle, error_ns=half, unix_ns=middle)
+            best_offset = Offset(host=result_host, offset_ns=remote_ns - middle_ns, error_ns=half_ns, unix_ns=middle_ns)
         if _state.stop.is_set() or time.monotonic() > deadline:
             break
-    return best
+    return best_offset

@@ -124,19 +124,19 @@ def register_node(run_id: str, directory: str, driver: bool, uid: int | None = N
     Returns:
         Ray's id of the node and the address of its cluster. Both are empty texts if Ray is not up.
     """
-    here = address = ""
+    node_id = address = ""
     if not is_up():
-        return here, address
+        return node_id, address
     # If the registration fails, the run continues. `collect` also asks nodes that are not registered.
     with seam.guard("this node could not be registered", lambda what, error: log.debug(f"{what}: {described(error)}")):
         import ray
 
-        here = str(ray.get_runtime_context().get_node_id())
+        node_id = str(ray.get_runtime_context().get_node_id())
         disk = disk_of(directory)
-        node = Node(id=here, host=identity.HOST, directory=directory, disk=disk, driver=driver, uid=uid)
-        put(f"{_NODE_PREFIX}{run_id}/{here}", msgspec.json.encode(node), overwrite=driver)
+        node = Node(id=node_id, host=identity.HOST, directory=directory, disk=disk, driver=driver, uid=uid)
+        put(f"{_NODE_PREFIX}{run_id}/{node_id}", msgspec.json.encode(node), overwrite=driver)
         address = own_address()
-    return here, address
+    return node_id, address
 
 
 def nodes_of_run(run_id: str) -> Sequence[Node]:

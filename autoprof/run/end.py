@@ -59,10 +59,10 @@ def _ends(run: Runtime) -> bool:
     if run.seat is None:
         return run.started_here
     run.timeline.flush()
-    last = run.seat.leave("" if run.stopped else raised.exception_type())
-    if last and not files.exists(run.rundir.run_json):
+    is_last = run.seat.leave("" if run.stopped else raised.exception_type())
+    if is_last and not files.exists(run.rundir.run_json):
         run.seat.clear()
-    return last
+    return is_last
 
 
 def window_passed(run: Runtime) -> None:
@@ -126,9 +126,9 @@ def _report_cut_off(run: Runtime) -> None:
             if not written_or_complete and 0 < _age_s(folder / f"{name}{TAKEN}") <= attempt_s:
                 captures.append(f"{folder.name}/{name}")
     if captures:
-        more = f" and {len(captures) - _MAX_NAMED} more" if len(captures) > _MAX_NAMED else ""
-        listed = f"{', '.join(captures[:_MAX_NAMED])}{more}"
-        log.warning(f"captures were cut off: {listed}; see autoprof doctor {run.info.id}")
+        more_text = f" and {len(captures) - _MAX_NAMED} more" if len(captures) > _MAX_NAMED else ""
+        listed_captures = f"{', '.join(captures[:_MAX_NAMED])}{more_text}"
+        log.warning(f"captures were cut off: {listed_captures}; see autoprof doctor {run.info.id}")
 
 
 def _age_s(part: Path) -> float:
@@ -147,8 +147,8 @@ def _is_orphan(part: Path, began: float) -> bool:
     if match is None or not name.endswith(_RECORDINGS):
         return False
     pid = int(match[1])
-    dead = _changed(part) < began if pid == os.getpid() else identity.start_ticks(pid) is None
-    return dead and not _is_locked(part.with_name(f"{name}{PART}"))
+    is_dead = _changed(part) < began if pid == os.getpid() else identity.start_ticks(pid) is None
+    return is_dead and not _is_locked(part.with_name(f"{name}{PART}"))
 
 
 def _is_locked(path: Path) -> bool:

@@ -64,10 +64,10 @@ def read_info(given: Mapping[str, object] | None = None, late: bool = False) -> 
     Raises:
         SettingsError: The settings are wrong, or too long for the environment.
     """
-    handed = os.environ.get(_boot.RUN_INFO)
-    if handed:
-        return msgspec.json.decode(handed, type=RunInfo), None
-    read = settings.load(os.environ, Path(_boot.started_in()), given)
+    info_text = os.environ.get(_boot.RUN_INFO)
+    if info_text:
+        return msgspec.json.decode(info_text, type=RunInfo), None
+    own_settings = settings.load(os.environ, Path(_boot.started_in()), given)
     run_id = os.environ[_boot.RUN_ID]
     if run_id in (".", "..", "latest") or os.sep in run_id:
         raise SettingsError(f"{_boot.RUN_ID}: got {run_id[:80]!r}; it takes a folder's name other than 'latest'")
@@ -77,7 +77,7 @@ def read_info(given: Mapping[str, object] | None = None, late: bool = False) -> 
         )
     info = RunInfo(
         id=run_id,
-        directory=os.path.join(read.dir, run_id),
+        directory=os.path.join(own_settings.dir, run_id),
         command=redacted(getattr(sys, "orig_argv", sys.argv)),
         cwd=os.getcwd(),
         host=identity.HOST,
@@ -86,20 +86,20 @@ def read_info(given: Mapping[str, object] | None = None, late: bool = False) -> 
         uid=os.geteuid(),
         started=time.time(),
         python=platform.python_version(),
-        settings=read,
+        settings=own_settings,
     )
     seat = None
     # The module `_boot` has found the launch and has written these variables.
     name, _, program = os.environ.get(launch.LAUNCH, "").partition(":")
     rank = os.environ.get(launch.LAUNCH_RANK, "").partition("/")[0]
     if program and rank.isdecimal() and not late:
-        chosen = os.environ.get(launch.LAUNCH_RUN_ID, "")
-        info, seat = join_launch(info, "" if chosen == name else chosen, name, program, int(rank))
+        chosen_id = os.environ.get(launch.LAUNCH_RUN_ID, "")
+        info, seat = join_launch(info, "" if chosen_id == name else chosen_id, name, program, int(rank))
     hand_on(info)
-    if read.recipes:
+    if own_settings.recipes:
         # Child processes may have another working directory and not find the settings file. So they get the recipes
         # from the environment.
-        os.environ[_boot.RECIPES] = os.pathsep.join(read.recipes)
+        os.environ[_boot.RECIPES] = os.pathsep.join(own_settings.recipes)
         _boot.add_recipes()
     return info, seat
 
@@ -119,12 +119,14 @@ def join_launch(info: RunInfo, run_id: str, name: str, program: str, rank: int) 
         joined first is the process that started the run. If the folder of the runs can't be written, return `info` and
         None. The first applied hook then reports the problem.
     """
-    read = info.settings
-    files.open_to_group(read.access == GROUP)
+    own_settings = info.settings
+    files.open_to_group(own_settings.access == GROUP)
     with seam.suppress(OSError):
-        seat = ranks.join(Path(read.dir), run_id, name, program, rank, again=name.startswith(launch.LAUNCH_AGAIN))
-        first = seat.first
-        starter = {"host": first.host, "pid": first.pid, "ticks": first.ticks, "started": first.started}
+        seat = ranks.join(
+            Path(own_settings.dir), run_id, name, program, rank, again=name.startswith(launch.LAUNCH_AGAIN)
+        )
+        leader = seat.first
+        starter = {"host": leader.host, "pid": leader.pid, "ticks": leader.ticks, "started": leader.started}
         return msgspec.structs.replace(with_id(info, seat.run_id), **starter), seat
     return info, None
 
@@ -140,16 +142,16 @@ def hand_on(info: RunInfo) -> None:
     Raises:
         SettingsError: The facts are too long, or are not UTF-8.
     """
-    read = info.settings
+    own_settings = info.settings
     # The URL to which the run is copied stays in this process, because the URL may contain a password.
-    public = msgspec.structs.replace(read, collect="1" if read.collect else "")
+    public_settings = msgspec.structs.replace(own_settings, collect="1" if own_settings.collect else "")
     cut_chars = len(info.command) - _MAX_COMMAND_CHARS
     command = (
         info.command if cut_chars <= 0 else f"{info.command[:_MAX_COMMAND_CHARS]}... ({cut_chars} characters more)"
     )
-    handed_on = msgspec.structs.replace(info, settings=public, command=command)
+    public_info = msgspec.structs.replace(info, settings=public_settings, command=command)
     try:
-        text = msgspec.json.encode(handed_on).decode()
+        text = msgspec.json.encode(public_info).decode()
     except UnicodeEncodeError as error:
         seam.pass_on(error)
         raise SettingsError(

@@ -113,15 +113,17 @@ def read(directory: str, pieces: list[Request]) -> list[tuple[bytes, str, str]]:
     for path, offset, length, size, mtime_ns in pieces:
         try:
             with open(_opened(directory, path), "rb") as file:
-                before = os.fstat(file.fileno())
+                status_before = os.fstat(file.fileno())
                 file.seek(offset)
-                data = file.read(length) if stat.S_ISREG(before.st_mode) else b""
-                after = os.fstat(file.fileno())
-            whole = len(data) == length and min(before.st_size, after.st_size) >= size
-            same = not mtime_ns or all(
-                (status.st_size, status.st_mtime_ns) == (size, mtime_ns) for status in (before, after)
+                data = file.read(length) if stat.S_ISREG(status_before.st_mode) else b""
+                status_after = os.fstat(file.fileno())
+            is_whole = len(data) == length and min(status_before.st_size, status_after.st_size) >= size
+            is_unchanged = not mtime_ns or all(
+                (status.st_size, status.st_mtime_ns) == (size, mtime_ns) for status in (status_before, status_after)
             )
-            answers.append((data, hashlib.sha256(data).hexdigest(), "") if whole and same else (b"", "", "changed"))
+            answers.append(
+                (data, hashlib.sha256(data).hexdigest(), "") if is_whole and is_unchanged else (b"", "", "changed")
+            )
         except OSError as error:
             answers.append((b"", "", error.strerror or str(error)))
     return answers

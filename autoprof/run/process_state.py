@@ -128,9 +128,11 @@ def write_flight_record(folder: str) -> str:
         return ""
     # A build of torch with NCCL has one recorder for NCCL, and one recorder for all other backends.
     record = records[0]
-    for other in records[1:]:
-        record["entries"] = sorted([*record["entries"], *other["entries"]], key=lambda entry: entry["time_created_ns"])
-        record["pg_config"] = {**other.get("pg_config", {}), **record.get("pg_config", {})}
+    for other_record in records[1:]:
+        record["entries"] = sorted(
+            [*record["entries"], *other_record["entries"]], key=lambda entry: entry["time_created_ns"]
+        )
+        record["pg_config"] = {**other_record.get("pg_config", {}), **record.get("pg_config", {})}
     record["pg_config"] = _groups(distributed) | {
         name: group for name, group in record.get("pg_config", {}).items() if name
     }
@@ -151,8 +153,8 @@ def _dumps() -> list[Callable[..., bytes]]:
 
 
 def _dumped(dump: Callable[..., bytes]) -> dict[str, Any]:
-    read = pickle.loads(dump(includeCollectives=True, includeStackTraces=False, onlyActive=False))
-    return read if isinstance(read, dict) and read.get("entries") else {"entries": []}
+    record = pickle.loads(dump(includeCollectives=True, includeStackTraces=False, onlyActive=False))
+    return record if isinstance(record, dict) and record.get("entries") else {"entries": []}
 
 
 def _groups(distributed: Any) -> dict[str, dict[str, str]]:

@@ -90,9 +90,9 @@ def _origin(error: BaseException, text: str) -> str:
     """
     group = exceptions.group_of(error)
     if group and issubclass(type(group[0]), BaseException):
-        more = f", and {len(group) - 1} more" if len(group) > 1 else ""
+        more_text = f", and {len(group) - 1} more" if len(group) > 1 else ""
         text = _text(group[0])[0]
-        return f"{_origin(group[0], text) or _words(group[0], text)}{more}"
+        return f"{_origin(group[0], text) or _words(group[0], text)}{more_text}"
     origin = exceptions.cause_of(error)
     if origin is None and not exceptions.hides_context(error):
         origin = exceptions.context_of(error)
@@ -103,9 +103,9 @@ def _origin(error: BaseException, text: str) -> str:
 
 
 def _words(error: BaseException, text: str) -> str:
-    first = hidden(text.strip().partition("\n")[0], _MAX_CAUSE_CHARS)
+    first_line = hidden(text.strip().partition("\n")[0], _MAX_CAUSE_CHARS)
     place = _at(_frames(exceptions.traceback_of(error)))
-    return f"{exceptions.type_name(error)}{f': {first}' if first else ''}{place}"
+    return f"{exceptions.type_name(error)}{f': {first_line}' if first_line else ''}{place}"
 
 
 def _from_traceback(text: str) -> str:
@@ -129,9 +129,9 @@ def _last_traceback(text: str) -> tuple[str, str]:
         return "", ""
     # The first line of Ray's traceback contains the repr of an actor, which may have several lines.
     frame = _FRAME.search(text, header.end())
-    raised = _RAISED.search(text, frame.end() if frame else header.end())
+    raised_line = _RAISED.search(text, frame.end() if frame else header.end())
     # Each line of a group's traceback begins with a margin. The last line with text names the exception.
-    end = raised.start() if raised else text.rstrip(_DRAWN + "\n").rfind("\n") + 1
+    end = raised_line.start() if raised_line else text.rstrip(_DRAWN + "\n").rfind("\n") + 1
     return text[header.end() : end], text[end:].lstrip(" |")
 
 
@@ -145,10 +145,10 @@ def _at(frames: list[Frame]) -> str:
     return f" in {os.path.basename(frames[-1].file)}:{frames[-1].line} {frames[-1].function}" if frames else ""
 
 
-def _of(error: BaseException, read: tuple[str, int]) -> Raised:
-    kind, (text, more) = exceptions.type_name(error), read
+def _of(error: BaseException, text_and_cut: tuple[str, int]) -> Raised:
+    kind, (text, cut_chars) = exceptions.type_name(error), text_and_cut
     cause = exceptions.attribute(error, "cause")
-    frames, message, pid = _frames(exceptions.traceback_of(error)), _message(text, more), 0
+    frames, message, pid = _frames(exceptions.traceback_of(error)), _message(text, cut_chars), 0
     if kind.startswith(_BROUGHT) and issubclass(type(cause), BaseException):
         # A task or an actor of Ray raised the exception: record the type, the text and the stack from its process.
         remote = exceptions.attribute(error, "traceback_str")
@@ -192,26 +192,26 @@ def _remote(text: str) -> tuple[list[Frame], int]:
     return _frames_in(stack), pids[-1] if pids else 0
 
 
-def _message(text: str, more: int = 0) -> str:
+def _message(text: str, cut_chars: int = 0) -> str:
     """Return the text of an exception without secrets. If it has a traceback, keep only the text after the last one.
 
     Args:
         text: The text of the exception.
-        more: The number of characters that were cut off from the text.
+        cut_chars: The number of characters that were cut off from the text.
     """
     _, end = _last_traceback(text)
     lines = [line for line in (end or text).splitlines() if line.strip(_DRAWN)]
     message = hidden("\n".join(lines), _MAX_MESSAGE_CHARS)
-    if more:
+    if cut_chars:
         cut = _CUT.search(message)
-        message = f"{_CUT.sub('', message)}... ({more + (int(cut[1]) if cut else 0)} more characters)"
+        message = f"{_CUT.sub('', message)}... ({cut_chars + (int(cut[1]) if cut else 0)} more characters)"
     return message
 
 
 def _without_type(message: str, kind: str) -> str:
     """Return a message without the type and module of the exception, which a traceback puts before the message."""
-    named, _, rest = message.partition(": ")
-    return rest if named.rpartition(".")[2] == kind and " " not in named else message
+    type_text, _, rest = message.partition(": ")
+    return rest if type_text.rpartition(".")[2] == kind and " " not in type_text else message
 
 
 def _named(error: BaseException, text: str) -> list[NamedProcess]:
@@ -260,14 +260,14 @@ def _of_torchrun(failures: dict[object, object]) -> list[NamedProcess]:
     ranks = []
     for rank, failure in failures.items():
         status, pid = getattr(failure, "exitcode", None), getattr(failure, "pid", 0)
-        when = getattr(failure, "timestamp", 0)
+        failed_at = getattr(failure, "timestamp", 0)
         if not isinstance(status, int) or not isinstance(pid, int):
             continue
         name = _signal_name(-status) if status < 0 else ""
         named = NamedProcess(
             pid=pid, rank=rank if isinstance(rank, int) else None, signal=name, status=max(status, 0) or None
         )
-        ranks.append((when if isinstance(when, int) else 0, named))
+        ranks.append((failed_at if isinstance(failed_at, int) else 0, named))
     return [named for _, named in sorted(ranks, key=lambda entry: entry[0])[:_MAX_NAMED]]
 
 

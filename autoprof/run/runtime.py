@@ -127,8 +127,8 @@ class Runtime:
         if (info.host, info.pid, info.ticks) == own or state == "running":
             return
         warning = runs.killed(self.rundir.path)
-        last = Attempt(host=info.host, pid=info.pid, started=info.started, ended=info.ended, state=state)
-        self._earlier = [*info.earlier, last]
+        last_attempt = Attempt(host=info.host, pid=info.pid, started=info.started, ended=info.ended, state=state)
+        self._earlier = [*info.earlier, last_attempt]
         files.remove(str(self.rundir.exit_status))
         layout.write_json(self.rundir.run_json, self.describe())
         self.rundir.point_latest()
@@ -137,7 +137,7 @@ class Runtime:
 
     def describe(self) -> dict[str, Any]:
         """Return the fields of `run.json` that this process knows, with the state `running`."""
-        known = RunFile(
+        record = RunFile(
             id=self.info.id,
             command=self.info.command,
             cwd=self.info.cwd,
@@ -155,7 +155,7 @@ class Runtime:
             earlier=self._earlier,
             nodes=[RunNode(**node) for node in self.nodes],
         )
-        fields: dict[str, Any] = msgspec.to_builtins(known)
+        fields: dict[str, Any] = msgspec.to_builtins(record)
         return fields | {"settings": hidden_in(self.settings.public())}
 
     def restore(self) -> None:

@@ -67,11 +67,11 @@ def _cut(snapshot: ProcessStacks) -> ProcessStacks:
         order.append((index > 0, equal_counts[frames] > 0, not stack.spans, equal_counts[frames], index))
         equal_counts[frames] += 1
     indexes = [key[-1] for key in sorted(order)]
-    rest = replace(snapshot, spans=spans, threads=[], tasks=[])
-    room = MAX_STACKS_BYTES - len(_encoder.encode(rest)) - _LEFT_OUT_BYTES
-    kept = [stacks[index] for index in sorted(indexes[: _fitting([stacks[index] for index in indexes], room)])]
-    threads = [stack for stack in kept if isinstance(stack, Thread)]
-    tasks = [stack for stack in kept if isinstance(stack, Task)]
+    base_snapshot = replace(snapshot, spans=spans, threads=[], tasks=[])
+    room = MAX_STACKS_BYTES - len(_encoder.encode(base_snapshot)) - _LEFT_OUT_BYTES
+    kept_stacks = [stacks[index] for index in sorted(indexes[: _fitting([stacks[index] for index in indexes], room)])]
+    threads = [stack for stack in kept_stacks if isinstance(stack, Thread)]
+    tasks = [stack for stack in kept_stacks if isinstance(stack, Task)]
     omissions = [
         f"{len(all_items) - len(items)} of {len(all_items)} {kind}"
         for kind, items, all_items in (
@@ -82,7 +82,7 @@ def _cut(snapshot: ProcessStacks) -> ProcessStacks:
         if len(items) < len(all_items)
     ]
     omissions.append(f"all but the {_MAX_CUT_FRAMES} innermost functions of each stack")
-    return replace(rest, threads=threads, tasks=tasks, left_out=[*snapshot.left_out, *omissions])
+    return replace(base_snapshot, threads=threads, tasks=tasks, left_out=[*snapshot.left_out, *omissions])
 
 
 def _fitting(items: Sequence[Any], max_bytes: int) -> int:
@@ -268,8 +268,8 @@ def _all_tasks() -> list[Any]:
     """Return the tasks that asyncio knows. Each set is copied first, because no thread can interrupt a copy."""
     tasks: dict[int, Any] = {}
     for name in ("_all_tasks", "_scheduled_tasks", "_eager_tasks"):
-        known = getattr(asyncio.tasks, name, ())
-        for entry in list(getattr(known, "data", known)):
+        task_set = getattr(asyncio.tasks, name, ())
+        for entry in list(getattr(task_set, "data", task_set)):
             # Up to Python 3.11, all tasks are in one weak set. From Python 3.12 on, eager tasks are in a plain set.
             task = entry() if isinstance(entry, weakref.ref) else entry
             if task is not None:
@@ -363,9 +363,11 @@ def _waits_on(task: Any) -> str:
     children = getattr(waiter, "_children", None)
     if type(children) is list:
         pending = [child for child in children if not child.done()]
-        named = [str(child.get_name()) for child in pending[:_MAX_NAMED_TASKS] if isinstance(child, asyncio.Task)]
-        more = ", ..." if len(pending) > len(named) else ""
-        return place_text(f"{len(pending)} of {len(children)} gathered: {', '.join(named)}{more}".removesuffix(": "))
+        named_tasks = [str(child.get_name()) for child in pending[:_MAX_NAMED_TASKS] if isinstance(child, asyncio.Task)]
+        more_text = ", ..." if len(pending) > len(named_tasks) else ""
+        return place_text(
+            f"{len(pending)} of {len(children)} gathered: {', '.join(named_tasks)}{more_text}".removesuffix(": ")
+        )
     return type(waiter).__name__
 
 
@@ -386,7 +388,7 @@ def thread_stacks(names: Names, own: int) -> tuple[list[ThreadStack], int]:
     The main thread comes first. If there are many threads, some stacks are left out.
     """
     # The lock of `threading` is not taken, because an interrupted thread may hold it. No thread can interrupt the copy.
-    known = dict(threading._active)  # type: ignore[attr-defined]
+    known_threads = dict(threading._active)  # type: ignore[attr-defined]
     main = threading.main_thread().ident
     frames = sys._current_frames()
     frames.pop(own, None)
@@ -396,7 +398,7 @@ def thread_stacks(names: Names, own: int) -> tuple[list[ThreadStack], int]:
         ident, frame = frames.popitem()
         stack, spans = _read_thread(frame)
         del frame
-        thread = known.get(ident)
+        thread = known_threads.get(ident)
         rows.append((ident != main, not spans, ident, thread, stack, spans))
     rows.sort(key=lambda row: row[:3])
     stacks = [
@@ -441,7 +443,7 @@ def write_snapshot(run: RunDir, timeline: Timeline, folder: str) -> None:
 def take_snapshot(timeline: Timeline) -> ProcessStacks:
     """Return the stacks and open spans of this process. Omit the calling thread, which is the watcher's thread."""
     names = Names()
-    now = time.time_ns()
+    now_ns = time.time_ns()
     threads, thread_count = thread_stacks(names, threading.get_ident())
     tasks, task_count = task_stacks(names)
     # Read the open spans after the stacks, so that the list contains every span that a stack works on.
@@ -455,7 +457,7 @@ def take_snapshot(timeline: Timeline) -> ProcessStacks:
     return ProcessStacks(
         host=identity.HOST,
         pid=os.getpid(),
-        unix_ns=now,
+        unix_ns=now_ns,
         process=writable(process_title()),
         rank=_rank(),
         by="itself",

@@ -109,20 +109,20 @@ class Span:
         now = time.monotonic_ns() if at_ns is None else at_ns
         if self._life is not self._timeline.life:
             return
-        begun = self.line
+        begun_line = self.line
         line = Line(
-            begun.span,
-            begun.name,
-            begun.step if step is None else step,
-            begun.role,
-            begun.rank,
-            begun.start_ns,
+            begun_line.span,
+            begun_line.name,
+            begun_line.step if step is None else step,
+            begun_line.role,
+            begun_line.rank,
+            begun_line.start_ns,
             # The duration comes from the monotonic clock, because the wall clock may be set during the span.
-            begun.start_ns + now - self.begun_ns,
+            begun_line.start_ns + now - self.begun_ns,
             None if error is None else type_name(error),
-            begun.ids,
+            begun_line.ids,
             counts or {},
-            begun.stage_kind,
+            begun_line.stage_kind,
         )
         self._timeline.add(self, line, now, error)
 
@@ -153,8 +153,8 @@ def _without_surrogates(value: Any) -> Any:
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode()
     if isinstance(value, dict):
-        return {_without_surrogates(name): _without_surrogates(inner) for name, inner in value.items()}
-    return [_without_surrogates(inner) for inner in value] if isinstance(value, list) else value
+        return {_without_surrogates(name): _without_surrogates(element) for name, element in value.items()}
+    return [_without_surrogates(element) for element in value] if isinstance(value, list) else value
 
 
 # Exceptions that a working program raises too, so they get no journal line.
@@ -418,8 +418,8 @@ class Timeline:
         if self.has_file and (line := self._memory.look(silent or is_moved)) is not None:
             self._lines.append(line)
         room = max(_MAX_OPEN - len(self.announced), 0)
-        long = [span for span in self.open() if span not in self.announced and now - span.begun_ns > _LONG_NS]
-        for span in long[:room]:
+        long_spans = [span for span in self.open() if span not in self.announced and now - span.begun_ns > _LONG_NS]
+        for span in long_spans[:room]:
             self.announced.add(span)
             # If another thread has just ended the span, the file may have the end before this start. Readers close the
             # span in this case too.
@@ -432,8 +432,10 @@ class Timeline:
         self.flush()
         if self.has_file:
             error, exception = raised.exception_type(), raised.uncaught()
-            last = ExitLine(time.time_ns(), error, exception, memory_state.peak(), self._steps, self._exceptions.count)
-            self._lines.append(last)
+            exit_line = ExitLine(
+                time.time_ns(), error, exception, memory_state.peak(), self._steps, self._exceptions.count
+            )
+            self._lines.append(exit_line)
             self.flush()
         self.close()
 
@@ -456,7 +458,7 @@ class Timeline:
         # A signal handler may raise an exception. With `acquire` instead of `with`, the lock could then stay locked.
         while self._lines and not self._writing.locked():
             with self._writing:
-                self._write_began = begun = time.monotonic_ns()
+                self._write_began = begin_ns = time.monotonic_ns()
                 lines: list[AnyLine] = []
                 try:
                     lines = [self._lines.popleft() for _ in range(len(self._lines))]
@@ -467,7 +469,7 @@ class Timeline:
                     log.warning_once(self._run.unwritable(problem))
                 finally:
                     self._written = time.monotonic_ns()
-                    self._write_ns, self._write_began = self._written - begun, 0
+                    self._write_ns, self._write_began = self._written - begin_ns, 0
         if self._is_replaced:
             self._is_replaced = False
             if files.exists(self._run.run_json):
@@ -485,8 +487,8 @@ class Timeline:
         self._lost_written = lost
 
     def _lost_line(self) -> ErrorLine:
-        last = f"{self._lost} lines of the timeline were lost: {self._lost_reason}"
-        return ErrorLine(where=LOST_LINES, count=self._lost, last=last)
+        last_error = f"{self._lost} lines of the timeline were lost: {self._lost_reason}"
+        return ErrorLine(where=LOST_LINES, count=self._lost, last=last_error)
 
     def begin_part(self) -> None:
         """Make the file if it does not exist. If it exists, begin a new part with the next line that is written.
@@ -531,9 +533,9 @@ class Timeline:
             raised=self._exceptions.count,
             **self._facts(),
         )
-        begun = [span.line for span in self.open() if span in self.announced]
-        lost = [self._lost_line()] if self._lost_written else []
-        content = _encoded([process_line, *begun, *self._hook_lines(whole), *lost])
+        begun_lines = [span.line for span in self.open() if span in self.announced]
+        lost_lines = [self._lost_line()] if self._lost_written else []
+        content = _encoded([process_line, *begun_lines, *self._hook_lines(whole), *lost_lines])
         # The part must be longer if these lines are long, for example with many open spans.
         self._size, self._part_size = 0, max(PART_BYTES, _PARTS_RATIO * len(content))
         return content

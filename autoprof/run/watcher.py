@@ -148,13 +148,13 @@ class HangWatch:
         name = NO_STEP if line.step is None else f"step_{line.step:06d}"
         if name in self._seen:
             return
-        took = (time.monotonic_ns() - span.begun_ns) / 1e9
-        judged_s = took if line.step is not None else took - _NO_STEP_DELAY_S
-        usual = usual_s(self._run.timeline.durations_ns, line.span, line.name)
+        duration_s = (time.monotonic_ns() - span.begun_ns) / 1e9
+        judged_s = duration_s if line.step is not None else duration_s - _NO_STEP_DELAY_S
+        median_s = usual_s(self._run.timeline.durations_ns, line.span, line.name)
         # A batch of a rollout server ends only when the server is idle.
         endless = line.span == "step" and line.role == "rollout"
-        limit = next((limit for limit in self._limits if limit.passed(judged_s, usual, endless)), None)
-        if limit is None or (line.step is None and self._asked_since(time.time_ns() - round(took * 1e9))):
+        limit = next((limit for limit in self._limits if limit.passed(judged_s, median_s, endless)), None)
+        if limit is None or (line.step is None and self._asked_since(time.time_ns() - round(duration_s * 1e9))):
             return
         self._seen.add(name)
         existing = self._folders()
@@ -163,7 +163,7 @@ class HangWatch:
         subject = line.name if line.span == "step" else f"{line.span} {line.name}"
         if line.step is not None:
             subject = f"step {line.step}" if line.span == "step" else f"{subject} of step {line.step}"
-        times = f", {took / usual:.1f} times the median of {in_words(usual)}" if usual else ""
+        times = f", {duration_s / median_s:.1f} times the median of {in_words(median_s)}" if median_s else ""
         self._ask(
             name,
             Why(
@@ -173,7 +173,7 @@ class HangWatch:
                 step=line.step,
                 since_ns=line.start_ns,
                 condition=limit.text,
-                reason=f"{subject} has taken {in_words(took)}{times}",
+                reason=f"{subject} has taken {in_words(duration_s)}{times}",
             ),
         )
 

@@ -52,8 +52,8 @@ def stamps_of_run(run: Path) -> dict[str, Stamp]:
     for parent, folders, names in files.walk(run):
         steps = [name for name in folders if name.startswith(STEP)]
         folders[:] = [name for name in folders if name not in steps]
-        own = {CACHE, *(name for name in names if name.startswith("report."))} if parent == str(run) else ()
-        for name in (*steps, *(name for name in names if name not in own)):
+        omitted_names = {CACHE, *(name for name in names if name.startswith("report."))} if parent == str(run) else ()
+        for name in (*steps, *(name for name in names if name not in omitted_names)):
             if (current := stamp(f"{parent}/{name}")) is not None:
                 stamps[f"{parent}/{name}"] = current
     return stamps
@@ -83,14 +83,14 @@ def put(run: Path, part: str, content: Any, hook: Callable[[Any], Any] | None = 
     with seam.suppress(OSError, msgspec.MsgspecError, ValueError, OverflowError):
         encoded = Raw(msgspec.msgpack.encode(content, enc_hook=hook))
         files.open_as(run)
-        whole = _CacheFile(__version__, _parts(run) | {part: encoded})
-        files.write(run / CACHE, msgspec.msgpack.encode(whole))
+        cache_file = _CacheFile(__version__, _parts(run) | {part: encoded})
+        files.write(run / CACHE, msgspec.msgpack.encode(cache_file))
 
 
 def _parts(run: Path) -> dict[str, Raw]:
     with seam.suppress(OSError, msgspec.MsgspecError, ValueError, RecursionError):
         content = files.read(run / CACHE, _MAX_BYTES, (os.getuid(), os.stat(run).st_uid))
-        whole = msgspec.msgpack.decode(content, type=_CacheFile)
-        if (whole.release, whole.format) == (__version__, _FORMAT):
-            return whole.parts
+        cache_file = msgspec.msgpack.decode(content, type=_CacheFile)
+        if (cache_file.release, cache_file.format) == (__version__, _FORMAT):
+            return cache_file.parts
     return {}

@@ -82,31 +82,31 @@ def find(
     if states is None:
         named_pids = [named.pid for named in exception.named] if exception is not None else []
         states = processes.read(path, running=False, named=named_pids)
-    noted = {(death.host, death.pid): death for death in info.died} if over else {}
-    dead = dict(noted)
+    recorded_deaths = {(death.host, death.pid): death for death in info.died} if over else {}
+    deaths = dict(recorded_deaths)
     for state in states:
-        if (state.host, state.pid) in dead:
+        if (state.host, state.pid) in deaths:
             continue
         if not over and state.state == GONE and _stages(state.spans):
-            dead[state.host, state.pid] = _gone(state, info)
+            deaths[state.host, state.pid] = _gone(state, info)
         elif (raised := _final_exception(state)) is not None:
-            dead[state.host, state.pid] = _as_exit(_failed(state, info, *raised))
+            deaths[state.host, state.pid] = _as_exit(_failed(state, info, *raised))
     for crash in read_crash_file(path):
         # A process that began after the crash is another process with the same pid.
         candidates = [state for state in states if state.begun_ns <= crash.ns]
-        death = dead.get((crash.host, crash.pid)) or _gone_process(candidates, info, crash.host, crash.pid)
-        dead[crash.host, crash.pid] = replace(
+        death = deaths.get((crash.host, crash.pid)) or _gone_process(candidates, info, crash.host, crash.pid)
+        deaths[crash.host, crash.pid] = replace(
             death, how=CRASH, signal=crash.signal, frames=crash.frames, last_ns=crash.ns, file=crash.file
         )
-    if exception is not None and (info.host, info.pid) not in dead:
-        now = time.time_ns() if own is not None else round((info.ended or 0) * 1e9)
+    if exception is not None and (info.host, info.pid) not in deaths:
+        now_ns = time.time_ns() if own is not None else round((info.ended or 0) * 1e9)
         starter = _gone_process(states, info, info.host, info.pid)
-        dead[info.host, info.pid] = replace(starter, how=EXCEPTION, exception=exception, last_ns=now)
-    exceptions = [death.exception for death in dead.values() if death.exception is not None]
-    _add_named(dead, states, info, [*exceptions, *([exception] if exception is not None else [])])
+        deaths[info.host, info.pid] = replace(starter, how=EXCEPTION, exception=exception, last_ns=now_ns)
+    exceptions = [death.exception for death in deaths.values() if death.exception is not None]
+    _add_named(deaths, states, info, [*exceptions, *([exception] if exception is not None else [])])
     # A death in an earlier attempt cannot be the cause of a later one.
     attempts: dict[int, list[Death]] = {}
-    for death in dead.values():
+    for death in deaths.values():
         ago = _attempts_ago(death, info)
         attempts.setdefault(ago, []).append(replace(death, earlier=ago > 0))
     ordered = [death for ago in sorted(attempts) for death in _without_repeats(_in_order(attempts[ago]))]
@@ -121,13 +121,15 @@ def _attempts_ago(death: Death, info: RunFile) -> int:
     return sum(start * 1e9 > death.last_ns for start in starts)
 
 
-def _in_order(dead: Sequence[Death]) -> list[Death]:
+def _in_order(deaths: Sequence[Death]) -> list[Death]:
     """Return the deaths of one attempt, the likely cause first."""
-    gone = any(death.how in (GONE_DEAD, CRASH, KILLED) or (death.how == EXIT and not death.started) for death in dead)
+    any_gone = any(
+        death.how in (GONE_DEAD, CRASH, KILLED) or (death.how == EXIT and not death.started) for death in deaths
+    )
     # The times of two exceptions can be compared only on one host, because the clocks of hosts differ.
-    failed_hosts = {death.host for death in dead if death.how == EXCEPTION and not _is_consequence(death)}
+    failed_hosts = {death.host for death in deaths if death.how == EXCEPTION and not _is_consequence(death)}
     return sorted(
-        dead, key=lambda death: (_cause_rank(death, gone or bool(failed_hosts - {death.host})), death.last_ns)
+        deaths, key=lambda death: (_cause_rank(death, any_gone or bool(failed_hosts - {death.host})), death.last_ns)
     )
 
 
@@ -136,14 +138,14 @@ def _without_repeats(deaths: Sequence[Death]) -> list[Death]:
 
     Ray and launchers raise one exception in several processes.
     """
-    kept, seen = [], set()
+    kept_deaths, seen_exceptions = [], set()
     for death in deaths:
         exception = death.exception if death.how == EXCEPTION else None
         key = (exception.type, exception.message) if exception is not None else None
-        if key is None or key not in seen:
-            kept.append(death)
-        seen.add(key)
-    return kept
+        if key is None or key not in seen_exceptions:
+            kept_deaths.append(death)
+        seen_exceptions.add(key)
+    return kept_deaths
 
 
 def _is_consequence(death: Death) -> bool:
@@ -172,23 +174,23 @@ def _stages(spans: Iterable[OpenSpan]) -> list[OpenSpan]:
 
 def _gone(state: ProcessState, info: RunFile) -> Death:
     spans = _stages(state.spans)
-    inner = next((span for span in reversed(spans) if span.kind == "stage"), spans[-1] if spans else None)
+    inner_span = next((span for span in reversed(spans) if span.kind == "stage"), spans[-1] if spans else None)
     step = next((span.step for span in reversed(spans) if span.step is not None), None)
     # If no stage was open, the role and rank come from the stage that ended last.
-    ended_stage = state.ended if inner is None and not state.spans else None
-    last = inner or ended_stage
+    ended_stage = state.ended if inner_span is None and not state.spans else None
+    last_stage = inner_span or ended_stage
     # If an exception ended that stage, the death is reported as `in` that stage, otherwise as `after` that stage.
-    left = ended_stage.name if ended_stage is not None and ended_stage.error else ""
+    failed_stage = ended_stage.name if ended_stage is not None and ended_stage.error else ""
     death = _death(
         state,
         info,
         GONE_DEAD,
-        role=last.role if last is not None else "",
-        rank=last.rank if last is not None else None,
+        role=last_stage.role if last_stage is not None else "",
+        rank=last_stage.rank if last_stage is not None else None,
         step=step if ended_stage is None else ended_stage.step,
-        after=ended_stage.name if ended_stage is not None and not left else "",
-        stage=inner.name if inner is not None and inner.kind == "stage" else left,
-        since_ns=inner.start_ns if inner is not None else 0,
+        after=ended_stage.name if ended_stage is not None and not failed_stage else "",
+        stage=inner_span.name if inner_span is not None and inner_span.kind == "stage" else failed_stage,
+        since_ns=inner_span.start_ns if inner_span is not None else 0,
         last_ns=state.last_ns,
         resident_bytes=state.memory[1].resident_bytes,
     )
@@ -202,20 +204,20 @@ def _killed_by_kernel(death: Death, state: ProcessState) -> Death:
 
     The kernel probably killed the process if it has killed a process of the same control group since the process began.
     """
-    first, last = state.memory
-    kills = last.kills
+    first_memory, last_memory = state.memory
+    kills = last_memory.kills
     if state.host == identity.HOST and state.boot == identity.machine():
-        kills = max(kills, memory_state.kills(first.cgroup))
-    if kills <= first.kills:
+        kills = max(kills, memory_state.kills(first_memory.cgroup))
+    if kills <= first_memory.kills:
         return death
-    used = max(last.used_bytes, last.used_peak_bytes, memory_state.peak_of(first.cgroup))
+    used = max(last_memory.used_bytes, last_memory.used_peak_bytes, memory_state.peak_of(first_memory.cgroup))
     return replace(
         death,
         how=KILLED,
         signal="SIGKILL",
         killer=KERNEL,
-        used_bytes=min(used, last.limit_bytes or used),
-        limit_bytes=last.limit_bytes,
+        used_bytes=min(used, last_memory.limit_bytes or used),
+        limit_bytes=last_memory.limit_bytes,
     )
 
 
@@ -226,8 +228,8 @@ def _final_exception(state: ProcessState) -> tuple[Raised, int] | None:
     """
     line = state.raised
     if state.exception is not None:
-        same = line is not None and line.exception.type == state.exception.type
-        return state.exception, line.unix_ns if same and line is not None else state.last_ns
+        is_same = line is not None and line.exception.type == state.exception.type
+        return state.exception, line.unix_ns if is_same and line is not None else state.last_ns
     return None if line is None else (line.exception, line.unix_ns)
 
 
@@ -266,7 +268,7 @@ def _gone_process(states: Iterable[ProcessState], info: RunFile, host: str, pid:
 
 
 def _add_named(
-    dead: dict[tuple[str, int], Death], states: Sequence[ProcessState], info: RunFile, exceptions: Iterable[Raised]
+    deaths: dict[tuple[str, int], Death], states: Sequence[ProcessState], info: RunFile, exceptions: Iterable[Raised]
 ) -> None:
     """Add the dead processes that exceptions name to `dead`, a dict from host and pid to the death."""
     for named in [named for exception in exceptions for named in exception.named]:
@@ -274,9 +276,9 @@ def _add_named(
             continue
         hosts = [state.host for state in states if state.pid == named.pid and state.state != processes.RUNNING]
         host = next(iter(hosts), info.host if not states else "")
-        death = dead.get((host, named.pid)) or _gone_process(states, info, host, named.pid)
+        death = deaths.get((host, named.pid)) or _gone_process(states, info, host, named.pid)
         if death.how in (GONE_DEAD, KILLED):
-            dead[host, named.pid] = _with_details(death, named)
+            deaths[host, named.pid] = _with_details(death, named)
 
 
 def _with_details(death: Death, named: NamedProcess) -> Death:
@@ -304,8 +306,8 @@ def _with_exit_status(deaths: list[Death], info: RunFile, status: int | None) ->
     ]
     if not status or (deaths and not exits):
         return deaths
-    own = exits[0] if exits else Death(how=EXIT, host=info.host, pid=info.pid, started=True)
-    return [*(death for death in deaths if death not in exits), replace(own, how=EXIT, status=status)]
+    own_death = exits[0] if exits else Death(how=EXIT, host=info.host, pid=info.pid, started=True)
+    return [*(death for death in deaths if death not in exits), replace(own_death, how=EXIT, status=status)]
 
 
 def _with_starter(deaths: list[Death], info: RunFile, states: Sequence[ProcessState]) -> list[Death]:
@@ -313,22 +315,22 @@ def _with_starter(deaths: list[Death], info: RunFile, states: Sequence[ProcessSt
 
     The end of that process also ends the other processes. So it comes before all deaths except likelier causes.
     """
-    own = next((death for death in deaths if death.started), None)
+    own_death = next((death for death in deaths if death.started), None)
     starter = next((state for state in states if (state.host, state.pid) == (info.host, info.pid)), None)
-    if own is None and starter is not None and starter.state != GONE:
+    if own_death is None and starter is not None and starter.state != GONE:
         return deaths
-    if own is None:
-        own = Death(how=GONE_DEAD, host=info.host, pid=info.pid, started=True)
+    if own_death is None:
+        own_death = Death(how=GONE_DEAD, host=info.host, pid=info.pid, started=True)
         # A Ray driver has no spans, so the step and stage come from the process with the latest step.
         has_spans = starter is not None and (starter.ended or starter.stepped)
         steps = [death for death in deaths if death.step is not None and not has_spans]
         if (trainer := max(steps, key=lambda death: death.last_ns, default=None)) is not None:
-            own = replace(own, step=trainer.step, stage=trainer.stage, last_ns=trainer.last_ns)
-    others = [death for death in deaths if not death.started]
-    likelier = [death for death in others if _cause_rank(death, gone=True) < _GONE_RANK]
-    if own.how != GONE_DEAD:
+            own_death = replace(own_death, step=trainer.step, stage=trainer.stage, last_ns=trainer.last_ns)
+    other_deaths = [death for death in deaths if not death.started]
+    likelier_deaths = [death for death in other_deaths if _cause_rank(death, gone=True) < _GONE_RANK]
+    if own_death.how != GONE_DEAD:
         return deaths
-    return [*likelier, own, *(death for death in others if death not in likelier)]
+    return [*likelier_deaths, own_death, *(death for death in other_deaths if death not in likelier_deaths)]
 
 
 # Dict from a text of faulthandler to the signal that it names (`faulthandler_handlers` in CPython's
@@ -446,23 +448,29 @@ def evidence(deaths: Sequence[Death], hosts: int = 1) -> list[str]:
 
     `hosts` is the number of hosts of the run, as in `sentence`.
     """
-    first, *others = deaths
+    first_death, *other_deaths = deaths
     lines = []
-    if first.file:
-        lines.append(f"process {first.pid} on {first.host}: {first.file}")
-    if first.last_ns:
-        seen = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(first.last_ns / 1e9))
-        duration = units.seconds((first.last_ns - first.since_ns) / 1e9)
-        lines.append(f"last sign of life: {seen}{f', {duration} into the stage' if _was_in_stage(first) else ''}")
-    if first.resident_bytes:
-        lines.append(f"resident memory at the last check: {units.size(first.resident_bytes)}")
-    frames = first.exception.frames if first.exception is not None and first.how != CRASH else first.frames
+    if first_death.file:
+        lines.append(f"process {first_death.pid} on {first_death.host}: {first_death.file}")
+    if first_death.last_ns:
+        seen_at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(first_death.last_ns / 1e9))
+        duration = units.seconds((first_death.last_ns - first_death.since_ns) / 1e9)
+        lines.append(
+            f"last sign of life: {seen_at}{f', {duration} into the stage' if _was_in_stage(first_death) else ''}"
+        )
+    if first_death.resident_bytes:
+        lines.append(f"resident memory at the last check: {units.size(first_death.resident_bytes)}")
+    frames = (
+        first_death.exception.frames
+        if first_death.exception is not None and first_death.how != CRASH
+        else first_death.frames
+    )
     lines += [f"at {frame_words(frame, whole=True)}" for frame in reversed(frames[-_MAX_FRAMES:])]
-    if first.exception is not None and first.exception.cause:
-        lines.append(f"caused by {first.exception.cause}")
-    lines += [f"{'' if other.earlier else 'then: '}{sentence(other, hosts)}" for other in others[:_MAX_OTHERS]]
-    more = len(others) - _MAX_OTHERS
-    return [*lines, *([f"and {more} more"] if more > 0 else [])]
+    if first_death.exception is not None and first_death.exception.cause:
+        lines.append(f"caused by {first_death.exception.cause}")
+    lines += [f"{'' if other.earlier else 'then: '}{sentence(other, hosts)}" for other in other_deaths[:_MAX_OTHERS]]
+    more_count = len(other_deaths) - _MAX_OTHERS
+    return [*lines, *([f"and {more_count} more"] if more_count > 0 else [])]
 
 
 def exception_words(raised: Raised) -> str:
@@ -548,5 +556,5 @@ def _user_frame(frames: Sequence[Frame]) -> Frame | None:
 
     Return None if the stack is empty.
     """
-    own = [frame for frame in frames if not _LIBRARY.search(frame.file)]
-    return own[-1] if own else frames[-1] if frames else None
+    user_frames = [frame for frame in frames if not _LIBRARY.search(frame.file)]
+    return user_frames[-1] if user_frames else frames[-1] if frames else None

@@ -74,11 +74,11 @@ def fields(path: str | Path, kind: type[Struct], left_out: list[str] | None = No
         seam.pass_on(error)
         if not isinstance(error, FileNotFoundError):
             problems.append(f"it can't be read: {getattr(error, 'strerror', None) or str(error)[:100]}")
-    kept: dict[str, Any] = _kept(content, kind, "", problems) if isinstance(content, dict) else {}
+    valid_fields: dict[str, Any] = _kept(content, kind, "", problems) if isinstance(content, dict) else {}
     if left_out is not None and problems:
-        more = [f"and {len(problems) - _MAX_PROBLEMS} more"] if len(problems) > _MAX_PROBLEMS else []
-        left_out.append(writable(f"{os.path.basename(path)}: {'; '.join([*problems[:_MAX_PROBLEMS], *more])}"))
-    return kept
+        more_problems = [f"and {len(problems) - _MAX_PROBLEMS} more"] if len(problems) > _MAX_PROBLEMS else []
+        left_out.append(writable(f"{os.path.basename(path)}: {'; '.join([*problems[:_MAX_PROBLEMS], *more_problems])}"))
+    return valid_fields
 
 
 def _read(path: str | Path) -> bytes:
@@ -152,18 +152,18 @@ def _kept(value: Any, kind: Any, where: str, problems: list[str]) -> Any:
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if isinstance(value, dict) and origin is types.UnionType:  # an optional struct
         kind = next((member for member in arguments if isinstance(member, type) and issubclass(member, Struct)), kind)
-    inner: Any = None
+    typed_fields: Any = None
     if isinstance(value, dict) and isinstance(kind, type) and issubclass(kind, Struct):
         field_types = _hints(kind, include_extras=True)
-        inner = {name: (field, field_types.get(name, Any)) for name, field in value.items()}
+        typed_fields = {name: (field, field_types.get(name, Any)) for name, field in value.items()}
     elif isinstance(value, dict) and origin is dict:
-        inner = {name: (entry, arguments[1]) for name, entry in value.items()}
-    if inner is not None:
-        kept = {
+        typed_fields = {name: (entry, arguments[1]) for name, entry in value.items()}
+    if typed_fields is not None:
+        valid_fields = {
             name: _kept(field, field_type, f"{where}.{name}".strip("."), problems)
-            for name, (field, field_type) in inner.items()
+            for name, (field, field_type) in typed_fields.items()
         }
-        return {name: field for name, field in kept.items() if field is not msgspec.UNSET}
+        return {name: field for name, field in valid_fields.items() if field is not msgspec.UNSET}
     if isinstance(value, list) and origin is list:
         entries = [_kept(entry, arguments[0], f"{where}[{index}]", problems) for index, entry in enumerate(value)]
         return [entry for entry in entries if entry is not msgspec.UNSET]

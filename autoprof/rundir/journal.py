@@ -62,8 +62,8 @@ class Journal(Struct, frozen=True, kw_only=True):
 
 def journals(run: str | Path) -> list[Journal]:
     """Return the journals of a run, sorted by name."""
-    named = [(path, *file_names.process_of(path.name)) for path in RunDir(Path(run)).lines("journal")]
-    return [Journal(path=path, host=writable(host), pid=pid) for path, host, pid in named]
+    named_files = [(path, *file_names.process_of(path.name)) for path in RunDir(Path(run)).lines("journal")]
+    return [Journal(path=path, host=writable(host), pid=pid) for path, host, pid in named_files]
 
 
 def journal_stamps(journals: Sequence[Journal]) -> dict[str, Stamp]:
@@ -157,20 +157,20 @@ def is_foreign(text: bytes) -> bool:
     return False
 
 
-def _groups(file: BinaryIO, at: int, end: int) -> Iterator[tuple[int, list[bytes]]]:
+def _groups(file: BinaryIO, offset: int, end: int) -> Iterator[tuple[int, list[bytes]]]:
     """Yield groups of lines, each with the offset of its first line in bytes.
 
     A line that is longer than `_MAX_LINE_BYTES` is cut.
 
     Args:
         file: The file.
-        at: The offset at which to begin, in bytes.
+        offset: The offset at which to begin, in bytes.
         end: The offset at which to stop, in bytes.
     """
-    file.seek(at)
+    file.seek(offset)
     rest, skipping = b"", False
-    while chunk := file.read(min(_CHUNK_BYTES, end - at)):
-        begin, at = at - len(rest), at + len(chunk)
+    while chunk := file.read(min(_CHUNK_BYTES, end - offset)):
+        begin, offset = offset - len(rest), offset + len(chunk)
         *lines, rest = (rest + chunk).split(b"\n")
         if skipping and lines:
             begin += len(lines[0]) + 1
@@ -185,7 +185,7 @@ def _groups(file: BinaryIO, at: int, end: int) -> Iterator[tuple[int, list[bytes
             rest, skipping = b"", True
     # The last line has no newline: a process is still writing the line, or was killed while it wrote the line.
     if rest and not skipping:
-        yield at - len(rest), [rest]
+        yield offset - len(rest), [rest]
 
 
 def lines(path: Path) -> Iterator[bytes]:
@@ -299,8 +299,8 @@ def all_decoded(texts: Sequence[bytes]) -> Sequence[AnyLine | Line | None]:
         seam.pass_on(error)
         return [decoded(text) for text in texts]
     # If a line has two JSON values, there are more decoded values than lines.
-    whole = next(spans, None) is None and next(others, None) is None
-    if whole and all(type(line) is not Line or line.kind in SPAN_KINDS for line in lines):
+    is_complete = next(spans, None) is None and next(others, None) is None
+    if is_complete and all(type(line) is not Line or line.kind in SPAN_KINDS for line in lines):
         return lines
     return [decoded(text) for text in texts]
 

@@ -41,9 +41,11 @@ def _plain(value: Any) -> Any:
 
 def step_folders(run: str | Path) -> list[tuple[int, str]]:
     """Return the numbers and names of the step folders in a run directory, sorted by number."""
-    named = [(name.removeprefix(file_names.STEP), name) for name in files.folders_in(run)]
+    numbered_folders = [(name.removeprefix(file_names.STEP), name) for name in files.folders_in(run)]
     # Readers compute the name of the folder from the number. So a folder with any other spelling is skipped.
-    return sorted((int(number), name) for number, name in named if number.isdecimal() and name == _step(int(number)))
+    return sorted(
+        (int(number), name) for number, name in numbered_folders if number.isdecimal() and name == _step(int(number))
+    )
 
 
 def _step(number: int) -> str:
@@ -88,13 +90,13 @@ class RunDir:
             OSError: The run directory or the folder can't be made, or is a symbolic link.
         """
         runs = self.path.parent
-        own = runs.name == _DEFAULT_RUNS
+        is_own_folder = runs.name == _DEFAULT_RUNS
         status = files.status(self.path, follow=False)
         if status is None or not stat.S_ISDIR(status.st_mode):
-            own = own or not files.is_folder(runs)
+            is_own_folder = is_own_folder or not files.is_folder(runs)
             files.folder(self.path, own=2)
         files.folder(folder)
-        if own:
+        if is_own_folder:
             _hide_from_git(runs)
         return folder
 

@@ -39,13 +39,17 @@ class MemoryWatch:
 
         Otherwise return None, unless `again` is true. Never raises.
         """
-        now, last = state(), self._last
-        grown = now.resident_bytes - last.resident_bytes
-        killed = (now.kills, now.machine_kills) != (last.kills, last.machine_kills)
-        if not again and not killed and grown < max(_MIN_GROWTH_BYTES, last.resident_bytes // _GROWTH_DIVISOR):
+        current_state, last_state = state(), self._last
+        grown_bytes = current_state.resident_bytes - last_state.resident_bytes
+        is_kill_new = (current_state.kills, current_state.machine_kills) != (last_state.kills, last_state.machine_kills)
+        if (
+            not again
+            and not is_kill_new
+            and grown_bytes < max(_MIN_GROWTH_BYTES, last_state.resident_bytes // _GROWTH_DIVISOR)
+        ):
             return None
-        self._last = now
-        return MemoryLine(time.time_ns(), now)
+        self._last = current_state
+        return MemoryLine(time.time_ns(), current_state)
 
 
 class _Version(NamedTuple):
@@ -86,19 +90,19 @@ def state(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> MemoryState:
     pages. For the machine, `MemAvailable` includes them. The peak includes them, because the kernel records the peak in
     this way.
     """
-    own = _numbers(proc / "self" / "status", 1024)
-    machine = _numbers(proc / "meminfo", 1024)
+    own_status = _numbers(proc / "self" / "status", 1024)
+    machine_memory = _numbers(proc / "meminfo", 1024)
     limits = []
-    if total := machine.get("MemTotal", 0):
-        used = max(0, total - machine.get("MemAvailable", 0))
+    if total := machine_memory.get("MemTotal", 0):
+        used = max(0, total - machine_memory.get("MemAvailable", 0))
         limits.append(MemoryState(used_bytes=used, limit_bytes=total))
     folder, version = _group(proc, cgroups)
     if folder is not None:
         limits += _limits(folder, version, cgroups)
     return msgspec.structs.replace(
         min(limits, key=lambda limit: limit.limit_bytes - limit.used_bytes, default=MemoryState()),
-        resident_bytes=own.get("VmRSS", 0),
-        peak_bytes=own.get("VmHWM", 0),
+        resident_bytes=own_status.get("VmRSS", 0),
+        peak_bytes=own_status.get("VmHWM", 0),
         cgroup=str(folder or ""),
         kills=_numbers(folder / version.events).get("oom_kill", 0) if folder is not None else 0,
         machine_kills=_numbers(proc / "vmstat").get("oom_kill", 0),

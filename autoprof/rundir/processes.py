@@ -132,11 +132,13 @@ def without_replaced(states: Sequence[ProcessState]) -> list[ProcessState]:
     def key(state: ProcessState) -> tuple[str, int, int, int]:
         return state.host, state.pid, state.ticks, state.namespace
 
-    begun: dict[tuple[str, int, int, int], int] = {}
+    last_begin_ns: dict[tuple[str, int, int, int], int] = {}
     for state in states:
-        begun[key(state)] = max(begun.get(key(state), 0), state.begun_ns)
+        last_begin_ns[key(state)] = max(last_begin_ns.get(key(state), 0), state.begun_ns)
     return [
-        structs.replace(state, state=EXITED, spans=[]) if state.ticks and state.begun_ns < begun[key(state)] else state
+        structs.replace(state, state=EXITED, spans=[])
+        if state.ticks and state.begun_ns < last_begin_ns[key(state)]
+        else state
         for state in states
     ]
 
@@ -292,9 +294,9 @@ def exit_line(run: Path, host: str, pid: int, ticks: int) -> ExitLine | None:
         ends = _ends(f"{stem}.{number}{file_names.LINES}" if number > 1 else f"{stem}{file_names.LINES}")
         if ends is None:  # the process has no journal with this number
             return None
-        last, process = ends.last, ends.process
-        if process.pid and ticks in (0, process.ticks) and isinstance(last, ExitLine):
-            return last
+        last_line, process = ends.last, ends.process
+        if process.pid and ticks in (0, process.ticks) and isinstance(last_line, ExitLine):
+            return last_line
     return None
 
 
@@ -309,8 +311,8 @@ def _is_well(path: Path) -> bool:
         ends = _ends(path)
     if ends is None:
         return True
-    if isinstance(last := ends.last, ExitLine):
-        return not last.error
+    if isinstance(last_line := ends.last, ExitLine):
+        return not last_line.error
     process = ends.process
     host, pid = file_names.process_of(path.name)
     state = _live_state(host, pid, process.namespace, process.ticks) if process.pid else ELSEWHERE

@@ -113,7 +113,7 @@ def join(runs: Path, run_id: str, launch: str, program: str, rank: int, *, again
         OSError: The files can't be written.
     """
     pid = os.getpid()
-    own = RankFile(
+    own_file = RankFile(
         program=program, host=identity.HOST, pid=pid, ticks=identity.start_ticks(pid) or 0, started=time.time()
     )
     for number in itertools.count(1):
@@ -122,7 +122,7 @@ def join(runs: Path, run_id: str, launch: str, program: str, rank: int, *, again
         folder = run.make(run.path / FOLDER / name)
         if again and _is_over(folder):
             continue
-        seat = Seat(folder, rank, run_id or name, own)
+        seat = Seat(folder, rank, run_id or name, own_file)
         if seat.take():
             return seat
     raise AssertionError
@@ -149,16 +149,16 @@ def _is_over(folder: Path) -> bool:
 
     This is the case if its first rank joined over an hour ago, or if one of its ranks failed.
     """
-    if (first := files.status(folder / _FIRST)) is None:
+    if (first_status := files.status(folder / _FIRST)) is None:
         return False
     # Get the current time from a new file on the same disk, because the clocks of hosts may differ.
     mark = folder / f"now.{os.urandom(4).hex()}{PART}"
     files.write(mark, b"")
     try:
-        now = mark.stat().st_mtime
+        now_s = mark.stat().st_mtime
     finally:
         mark.unlink()
-    return now - first.st_mtime > _JOIN_S or any(path.stat().st_size for path in folder.glob(f"*{ENDED}"))
+    return now_s - first_status.st_mtime > _JOIN_S or any(path.stat().st_size for path in folder.glob(f"*{ENDED}"))
 
 
 def _publish(path: Path, content: RankFile) -> bool:

@@ -58,8 +58,8 @@ def folder_contents(path: Path) -> str:
         for folder in (path, *(entry for entry in entries if entry.is_dir() and not entry.is_symlink())):
             files_of_runs = (file for file in sorted(folder.glob(f"*/{RUN}")) if not file.parent.is_symlink())
             if names := [file.parent.name for file in files_of_runs]:
-                more = "..., " if len(names) > _MAX_NAMED_RUNS else ""
-                listed = f"{more}{', '.join(names[-_MAX_NAMED_RUNS:])}"
+                more_text = "..., " if len(names) > _MAX_NAMED_RUNS else ""
+                listed = f"{more_text}{', '.join(names[-_MAX_NAMED_RUNS:])}"
                 where = "it holds" if folder == path else f"its folder {folder.name} holds"
                 return f"{where} {units.count(len(names), 'run')}: {listed}; use --dir {folder}"
     except OSError as error:
@@ -313,10 +313,10 @@ class Run:
 
     def _problems(self) -> list[str]:
         """Return the problems that were found in the files that have been read so far."""
-        found = [self._left_out]
+        problem_lists = [self._left_out]
         for step in self.steps:
-            found += [step.left_out, *(capture.left_out for capture in (*step.captures, *step.merged))]
-        return [line for lines in found for line in lines]
+            problem_lists += [step.left_out, *(capture.left_out for capture in (*step.captures, *step.merged))]
+        return [line for lines in problem_lists for line in lines]
 
     @property
     def captures(self) -> list[CaptureFile]:
@@ -414,10 +414,10 @@ def with_users(users: Mapping[str, int | None]) -> str:
     Args:
         users: Dict from the id of a run to the id of its user.
     """
-    named = [
+    named_runs = [
         run if uid is None or own(uid) else f"{run} of user {identity.user_name(uid)}" for run, uid in users.items()
     ]
-    return ", ".join(named) or "none"
+    return ", ".join(named_runs) or "none"
 
 
 def runs(parent: Path) -> list[Run]:
@@ -463,12 +463,12 @@ def find(parent: Path, name: str) -> Run:
         return matching[0]
     if not matching and os.path.lexists(name):
         raise NotFound(describe_no_run(Path(name)))
-    listed = ", ".join(run.id for run in (matching or existing)[-_MAX_NAMED_RUNS:]) or "none"
-    more = "..., " if len(matching or existing) > _MAX_NAMED_RUNS else ""
+    listed_ids = ", ".join(run.id for run in (matching or existing)[-_MAX_NAMED_RUNS:]) or "none"
+    more_text = "..., " if len(matching or existing) > _MAX_NAMED_RUNS else ""
     if matching:
-        raise NotFound(f"several runs match {name!r} in {parent}: {more}{listed}; give more of the id")
+        raise NotFound(f"several runs match {name!r} in {parent}: {more_text}{listed_ids}; give more of the id")
     hint = did_you_mean(name, [run.id for run in existing])
-    raise NotFound(f"no run matches {name!r} in {parent}{hint}; there are {more}{listed}")
+    raise NotFound(f"no run matches {name!r} in {parent}{hint}; there are {more_text}{listed_ids}")
 
 
 def read(path: Path) -> Run:
@@ -491,8 +491,8 @@ def step(run: Run, number: int | None) -> Step:
             return captured
     if number is None and run.steps:
         raise NotFound(f"{run.id} has several steps; choose with --step: {units.ranges(numbers)}")
-    wanted = "captured step" if number is None else f"step {number}"
-    raise NotFound(f"{run.id} has no {wanted}; {no_step(number, numbers)}")
+    wanted_step = "captured step" if number is None else f"step {number}"
+    raise NotFound(f"{run.id} has no {wanted_step}; {no_step(number, numbers)}")
 
 
 def no_step(number: int | None, numbers: Sequence[int]) -> str:

@@ -75,9 +75,9 @@ class RayNode:
                     problem = f"no answer within {_CALL_S:.0f} s"
             self._ray.cancel(reference)
         except (self._ray.exceptions.RayError, ConnectionError) as error:  # a worker or the node has died
-            first = (str(error).strip().splitlines() or [""])[0]
+            first_line = (str(error).strip().splitlines() or [""])[0]
             is_alive = any(node["NodeID"] == self._node and node["Alive"] for node in self._ray.nodes())
-            problem = f"{type(error).__name__}: {first[:200]}" if is_alive else DIED
+            problem = f"{type(error).__name__}: {first_line[:200]}" if is_alive else DIED
         raise NodeLost(problem)
 
 
@@ -250,18 +250,18 @@ class Fetcher:
             NodeLost: The node does not answer.
             OSError: A file can't be written here, for example because the disk is full.
         """
-        failed: set[File] = set()
+        failed_files: set[File] = set()
         pieces = (
             Piece(file, offset, min(PIECE, file.size - offset))
             for file in wanted
             for offset in range(0, max(1, file.size), PIECE)
-            if file not in failed
+            if file not in failed_files
         )
         part = self._run / COLLECTING / f"{os.urandom(8).hex()}{PART}"
         try:
             for piece, (data, node_sum, problem) in self._answers("read", pieces, PIECE):
                 file = piece.file
-                if file in failed:
+                if file in failed_files:
                     continue
                 problem = _problem(piece, data, node_sum, problem)
                 if not problem:
@@ -273,7 +273,7 @@ class Fetcher:
                         continue
                     problem = self._place(file, part)
                 if problem:
-                    failed.add(file)
+                    failed_files.add(file)
                 yield file, problem
         finally:
             files.remove(str(part))

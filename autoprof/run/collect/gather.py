@@ -92,9 +92,9 @@ _MAX_NAMED = 3
 def warn_missing(missing: list[Missing], then: str) -> None:
     """Log a warning about files that were not collected. `then` is advice for the user, at the end of the warning."""
     if missing:
-        named = "; ".join(entry.line for entry in missing[:_MAX_NAMED])
-        more = f"; and {len(missing) - _MAX_NAMED} more" if len(missing) > _MAX_NAMED else ""
-        log.warning(f"collecting is not complete: {named}{more}; {then}")
+        file_list = "; ".join(entry.line for entry in missing[:_MAX_NAMED])
+        more_text = f"; and {len(missing) - _MAX_NAMED} more" if len(missing) > _MAX_NAMED else ""
+        log.warning(f"collecting is not complete: {file_list}{more_text}; {then}")
 
 
 # If a file has not changed for this time, no process is writing it any more.
@@ -271,16 +271,16 @@ class Gathering:
 
         If a file changed while it was read, fetch it a second time.
         """
-        changed = set()
+        changed_paths = set()
         for file, problem in fetcher.fetch(fetcher.outdated(self._wanted(part))):
             if problem == CHANGED:
-                changed.add(file.path)
+                changed_paths.add(file.path)
             else:
                 yield file, problem
-        if changed:
+        if changed_paths:
             source = self.sources[part.node]
-            now = self._part(part.node, source.ask("look", part.directory, ""))
-            yield from fetcher.fetch([file for file in now.files if file.path in changed])
+            current_part = self._part(part.node, source.ask("look", part.directory, ""))
+            yield from fetcher.fetch([file for file in current_part.files if file.path in changed_paths])
 
     def _wanted(self, part: NodePart) -> list[File]:
         """Return the files of a part that should be in the run directory here.

@@ -46,10 +46,10 @@ def lacks(url: str) -> str:
     from fsspec.registry import known_implementations, registry
 
     for protocol in url.partition("://")[0].split("::"):
-        known = known_implementations.get(protocol)
-        if known is None and protocol not in registry:
+        known_package = known_implementations.get(protocol)
+        if known_package is None and protocol not in registry:
             return f"fsspec does not support {protocol}://"
-        module = known["class"].partition(".")[0] if known else "fsspec"
+        module = known_package["class"].partition(".")[0] if known_package else "fsspec"
         if importlib.util.find_spec(module) is None:
             return f"{protocol}:// needs the package {module}, which is not installed"
     return ""
@@ -95,11 +95,12 @@ class Sending:
         sent_before = self._known()
         missing: list[Missing] = []
         files = self.files()
-        failing = 0
+        failure_count = 0
         for index, (path, size, mtime_ns) in enumerate(files):
-            if failing == _MAX_FAILURES:
-                more = len(files) - index
-                missing.append(Missing("", "", "", f"{more} more files, not tried after {failing} failures in a row"))
+            if failure_count == _MAX_FAILURES:
+                untried_count = len(files) - index
+                problem = f"{untried_count} more files, not tried after {failure_count} failures in a row"
+                missing.append(Missing("", "", "", problem))
                 break
             if path == RUN and missing:
                 # Readers assume that a run that has `run.json` is complete.
@@ -110,9 +111,9 @@ class Sending:
                 continue
             if problem := self._try(path):
                 missing.append(Missing("", "", path, problem))
-                failing += 1
+                failure_count += 1
                 continue
-            failing = 0
+            failure_count = 0
             progress(size)
             self.sent += 1
             self.bytes += size
@@ -125,7 +126,7 @@ class Sending:
 
         The last change is in nanoseconds since the epoch.
         """
-        listed = []
+        complete_files = []
         for parent, folders, names in os.walk(self._run):
             folders[:] = [name for name in folders if not name.startswith(".") and not name.endswith(PART)]
             for name in names:
@@ -134,8 +135,8 @@ class Sending:
                     continue
                 with contextlib.suppress(OSError):
                     stat = path.stat()
-                    listed.append((path.relative_to(self._run).as_posix(), stat.st_size, stat.st_mtime_ns))
-        return sorted(listed, key=lambda file: (file[0] == RUN, file[0]))
+                    complete_files.append((path.relative_to(self._run).as_posix(), stat.st_size, stat.st_mtime_ns))
+        return sorted(complete_files, key=lambda file: (file[0] == RUN, file[0]))
 
     def _try(self, path: str) -> str:
         """Copy a file, in at most `_TRIES` attempts. Return the problem of the last attempt, or an empty text."""
@@ -151,16 +152,19 @@ class Sending:
         upload = f"{target}{PART}" if self._renamed else target
         if self._renamed:
             self._fs.makedirs(target.rpartition("/")[0], exist_ok=True)
-        before = source.stat()
+        status_before = source.stat()
         # No file object of fsspec is used, because after an error it would complete the file with the bytes so far.
         self._fs.put_file(str(source), upload)
-        after = source.stat()
-        if not path.endswith(LINES) and (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
+        status_after = source.stat()
+        if not path.endswith(LINES) and (status_before.st_size, status_before.st_mtime_ns) != (
+            status_after.st_size,
+            status_after.st_mtime_ns,
+        ):
             raise OSError("it changed while it was copied")
         self._fs.invalidate_cache()
         copied = int(self._fs.info(upload)["size"])
-        if not before.st_size <= copied <= after.st_size:
-            raise OSError(f"{copied} bytes were copied instead of {before.st_size}")
+        if not status_before.st_size <= copied <= status_after.st_size:
+            raise OSError(f"{copied} bytes were copied instead of {status_before.st_size}")
         if self._renamed and _tried(self._fs.mv, upload, target)[1]:
             # Some packages do not replace an existing file.
             self._fs.rm_file(target)
@@ -172,13 +176,13 @@ class Sending:
         return not problem and status.get("size") == size
 
     def _known(self) -> dict[str, tuple[int, int]]:
-        known = {}
+        sent_before = {}
         with contextlib.suppress(OSError):
             for line in lines(self._index):
                 with contextlib.suppress(ValueError, TypeError, RecursionError):
                     path, size, mtime_ns = json.loads(line)
-                    known[str(path)] = size, mtime_ns
-        return known
+                    sent_before[str(path)] = size, mtime_ns
+        return sent_before
 
 
 def _tried(call: Callable[..., Any], *arguments: str) -> tuple[Any, str]:
@@ -189,5 +193,5 @@ def _tried(call: Callable[..., Any], *arguments: str) -> tuple[Any, str]:
     try:
         return call(*arguments), ""
     except Exception as error:
-        first = (str(error).strip().splitlines() or [""])[0]
-        return None, hidden(f"{type(error).__name__}: {first}", 200)
+        first_line = (str(error).strip().splitlines() or [""])[0]
+        return None, hidden(f"{type(error).__name__}: {first_line}", 200)
