@@ -39,8 +39,8 @@ class Runtime:
         began: The time at which autoprof started in this program, in seconds since the epoch. `os.exec` may have
             replaced an earlier program of the same process.
         nodes: The nodes of the run, as they are written to `run.json` at the end of the run.
-        first_to_finish: True if this process runs `AUTOPROF_ON_FINISH`, False if a process of another node does. None
-            before the nodes have agreed.
+        first_to_finish: True if this process runs `AUTOPROF_ON_FINISH`, False if another process does. None before the
+            processes have agreed.
         stopped: True if `autoprof.stop()` ended the run. The end of the process then does not change the run's state.
     """
 

@@ -60,7 +60,7 @@ def stamps_of_run(run: Path) -> dict[str, Stamp]:
 
 
 def is_worth(stamps: dict[str, Stamp]) -> bool:
-    """Return True if journals with these stamps are so large that a cache saves time. The keys are not used."""
+    """Return True if journals with these stamps are so large that a cache saves time."""
     return sum(size for _, size, _ in stamps.values()) > WORTH_BYTES
 
 

@@ -109,7 +109,9 @@ _decode_line = msgspec.json.Decoder(Line).decode
 
 
 def line(content: bytes) -> Line:
-    """Decode the journal line of an ended span. If the line is of another type, only the fields of `Line` are set.
+    """Decode the journal line of an ended span.
+
+    For a line of another kind, only the fields that also belong to `Line` are set. All other fields are blank.
 
     Raises:
         msgspec.DecodeError: The line is not valid.

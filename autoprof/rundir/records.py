@@ -64,10 +64,10 @@ class Raised(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """An exception: its type, its text and its stack."""
 
     type: str = ""  # The type of the exception.
-    # The text without secrets, at most 1,000 characters. If the class of the exception defines `__str__`, the arguments
-    # of the exception instead.
+    # The text without secrets, at most 1,000 characters. If the class of the exception defines `__str__`, the text
+    # consists of the arguments of the exception.
     message: str = ""
-    # The stack, the innermost function last. If Ray brought the exception from another process, the stack of that
+    # The stack, the innermost function last. If Ray brought the exception from another process, it is the stack of that
     # process.
     frames: list[Frame] = []
     cause: str = ""  # The exception that caused this exception, in one line.
@@ -112,7 +112,7 @@ class Attempt(Struct, frozen=True, kw_only=True, omit_defaults=True):
     host: str = ""  # The host of the process that started the attempt.
     pid: Number = 0  # The id of the process that started the attempt.
     started: Seconds | None = None  # The start of the attempt, in seconds since the epoch.
-    ended: Seconds | None = None  # The end of the attempt, in seconds since the epoch; null if unknown.
+    ended: Seconds | None = None  # The end of the attempt, in seconds since the epoch, if known.
     state: str = ""  # The state of the attempt: `ended`, `failed` or `unfinished`.
 
 
