@@ -1,7 +1,7 @@
-"""Choice of the steps to capture, in the process that counts them.
+"""Choice of the steps to capture, in the process that counts the steps.
 
 `AUTOPROF_STEPS`, the conditions of `AUTOPROF_WHEN` and trigger requests choose up to `AUTOPROF_MAX_STEPS` steps. While
-autoprof is switched off in the run, they choose none.
+autoprof is switched off in the run, no step is chosen.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _Result = TypeVar("_Result")
 
 
 class Chooser:
-    """Choice of one trainer's steps, or of one engine's batches.
+    """Object that decides which steps of one trainer, or which batches of one engine, are captured.
 
     Attributes:
-        off: True if autoprof was switched off in the run at the last look.
+        off: True if autoprof was switched off in the run when `look` was last called.
     """
 
     def __init__(self, of_trainer: bool = False) -> None:
@@ -44,7 +44,7 @@ class Chooser:
         self._monitor: Monitor | None = None
 
     def look(self, run: RunDir, step: int, take_it: bool = True) -> None:
-        """Take the requests since the last look, as `OpenTriggers.look` does."""
+        """Take the new trigger requests. See `OpenTriggers.look` for the arguments."""
         self._triggers.look(run, step, take_it)
         if self._triggers.off != self.off:
             self.off = not self.off
@@ -52,7 +52,7 @@ class Chooser:
             log.warning(f"autoprof is switched {switched} in this run, by a file in {run.control}")
 
     def step_began(self, run: Runtime, step: int, ordinal: int) -> None:
-        """Note that a step has begun. It is monitored if a setting compares steps."""
+        """Note that a step has begun, for the comparison of steps. Do nothing if no setting compares steps."""
         if run.timeline.listener is None:
             self._monitor = None  # in a forked child, the monitor belongs to the parent
         elif self._monitor is None:
@@ -63,13 +63,18 @@ class Chooser:
         self._compare(lambda monitor: monitor.begins(step, ordinal))
 
     def step_ended(self, step: int, ordinal: int) -> None:
-        """Note that the step has ended and that its span was written."""
+        """Compare a step that has ended, if a setting compares steps. Its span must be written before this call."""
         self._compare(lambda monitor: monitor.ended(step, ordinal, captured=step in self._captured))
 
     def choose(self, settings: Settings, step: int, ordinal: int) -> dict[str, Any] | None:
-        """Return the settings with which `step` is captured, or None if it is not captured.
+        """Return the overrides with which `step` is captured, or None if `step` is not captured.
 
-        `step` is the `ordinal`-th step, from 1, that the run executes.
+        Overrides are values that replace settings of the run. They are empty if `AUTOPROF_STEPS` has chosen the step.
+
+        Args:
+            settings: The settings of the run.
+            step: The global step.
+            ordinal: Position of `step` in the order in which this run executes its steps, from 1.
         """
         overrides = self.asked(settings, step)
         if overrides is not None or self.off:
@@ -77,20 +82,20 @@ class Chooser:
         due = self._monitor.due(ordinal) if self._monitor is not None else None
         if due is None and not Steps.parse(settings.steps).match(step, ordinal):
             return None
-        if full := self._full(settings, step):
-            log.warning_once(full)
+        if limit_reason := self._full(settings, step):
+            log.warning_once(limit_reason)
             return None
         self._captured.add(step)
         return due or {}
 
     def asked(self, settings: Settings, step: int) -> dict[str, Any] | None:
-        """Return the same as `choose`, but only by trigger requests."""
+        """Return the overrides for `step` as `choose` does, but consider only trigger requests."""
         if self.off:
             return self._triggers.match(step, "autoprof is switched off in this run")
-        full = self._full(settings, step)
-        if full and self._triggers.foresee(step) is not None:
-            log.warning_once(full)
-        overrides = self._triggers.match(step, full, for_good=bool(full))
+        limit_reason = self._full(settings, step)
+        if limit_reason and self._triggers.foresee(step) is not None:
+            log.warning_once(limit_reason)
+        overrides = self._triggers.match(step, limit_reason, for_good=bool(limit_reason))
         if overrides is not None:
             self._captured.add(step)
         return overrides
@@ -100,22 +105,25 @@ class Chooser:
         self._triggers.ended()
 
     def with_stragglers(self, overrides: dict[str, Any], first: Callable[[], Mapping[int, int]]) -> dict[str, Any]:
-        """Return the settings with the currently slowest ranks, as `Monitor.with_stragglers` does."""
+        """Return the overrides of a window, completed by the slowest ranks as `Monitor.with_stragglers` does."""
         return self._compare(lambda monitor: monitor.with_stragglers(overrides, first)) or overrides
 
     def _compare(self, work: Callable[[Monitor], _Result]) -> _Result | None:
-        """Return the result of `work` with the monitor, or None. An error is reported: the step must continue."""
+        """Call `work` with the monitor and return the result. Return None if there is no monitor or if `work` fails.
+
+        An error of `work` is only reported, because the step must continue.
+        """
         if self._monitor is not None:
             with seam.guard("comparing", runtime.report):
                 return work(self._monitor)
         return None
 
     def close(self, reason: str) -> None:
-        """Close all trigger requests."""
+        """Close all trigger requests. `reason` becomes a part of their states."""
         self._triggers.close(reason)
 
     def any_after(self, settings: Settings, step: int, ordinal: int) -> bool:
-        """Return True if a step after this one may be captured, by the current settings and requests."""
+        """Return True if the current settings and requests allow the capture of a step after `step`."""
         if len(self._captured) >= settings.max_steps:
             return False
         if self._triggers.any_to_come or (self._monitor is not None and self._monitor.any_left(ordinal)):
@@ -123,7 +131,7 @@ class Chooser:
         return Steps.parse(settings.steps).any_after(step, ordinal)
 
     def likely(self, settings: Settings, step: int, ordinal: int) -> bool:
-        """Return True if `step` will be captured, by the current settings and requests."""
+        """Return True if `step` will be captured unless settings or requests change."""
         if self.off or len(self._captured) >= settings.max_steps:
             return False
         if self._monitor is not None and self._monitor.foresee(ordinal) is not None:
@@ -131,7 +139,7 @@ class Chooser:
         return self._triggers.foresee(step) is not None or Steps.parse(settings.steps).match(step, ordinal)
 
     def _full(self, settings: Settings, step: int) -> str:
-        """Return the reason why `step` can't be captured, if the maximum number of steps is reached; else ""."""
+        """Return the reason why `step` can't be captured if `AUTOPROF_MAX_STEPS` is reached, else an empty text."""
         if step in self._captured or len(self._captured) < settings.max_steps:
             return ""
         return f"AUTOPROF_MAX_STEPS: {len(self._captured)} steps were captured, and no more will be"
@@ -142,13 +150,14 @@ _REASON = "autoprof trigger"
 
 
 class OpenTriggers:
-    """Requests that are not over, in the process that counts the steps.
+    """The trigger requests that are not over, in the process that counts the steps.
 
     Args:
-        of_trainer: True if the steps are a trainer's, whose ranks and attempts share the requests; False for batches.
+        of_trainer: True if a trainer counts the steps. All ranks of the trainer, and later attempts at the run, share
+            the requests. False for the batches of an engine.
 
     Attributes:
-        off: True if autoprof was switched off in the run at the last look.
+        off: True if autoprof was switched off in the run when `look` was last called.
     """
 
     def __init__(self, of_trainer: bool = False) -> None:
@@ -161,12 +170,14 @@ class OpenTriggers:
     def look(self, run: RunDir, step: int, take_it: bool = True) -> None:
         """Take new requests, and continue the requests of an earlier attempt at the run.
 
-        If a launcher has started several trainers, their windows begin after `step`: the others may have begun it.
+        If a launcher has started several trainer processes, the windows of new requests begin after `step`, because
+        another trainer process may have begun `step` already.
 
         Args:
             run: The run.
-            step: The step that begins now, or begins next.
-            take_it: False in a further rank of the same trainer. It reads the requests that rank 0 has taken.
+            step: The step that begins now, or the next step if no step begins now.
+            take_it: True to take new requests. False in all ranks of a trainer except rank 0: they only read the
+                requests that rank 0 has taken.
         """
         if not self._looked:
             _make_folder(run)
@@ -185,15 +196,17 @@ class OpenTriggers:
             self._open.append(_Window(run, name, trigger, Became(first=first), step))
 
     def match(self, step: int, against: str = "", for_good: bool = False) -> dict[str, Any] | None:
-        """Return the settings with which a request captures `step`, or None if no request does.
+        """Return the overrides with which a request captures `step`, or None if no request captures `step`.
 
-        If windows overlap, the newest decides. An older window that asks for a number of steps is continued after it,
-        unless both requests are equal.
+        If windows overlap, the overrides of the newest window are used. An older window that asks for a number of steps
+        does not count `step`, so the older window continues after the newest window has ended. If both requests are
+        equal, `step` counts for both windows.
 
         Args:
             step: The global step.
-            against: Reason why the step is not captured, even if a request asks for it; empty for none.
-            for_good: True if, for this reason, no later step is captured either.
+            against: Reason why `step` can't be captured, even if a request asks for it. Empty if `step` can be
+                captured.
+            for_good: True if the reason in `against` also prevents the capture of all later steps.
         """
         for window in self._open:
             window.before(step)
@@ -207,7 +220,7 @@ class OpenTriggers:
         return matching[-1].overrides if matching and not against else None
 
     def foresee(self, step: int) -> dict[str, Any] | None:
-        """Return the settings that `match` would return for a step, by the current requests."""
+        """Return the overrides that `match` would return for `step`. The states of the requests do not change."""
         overrides = None
         for window in self._open:
             if window.wants(step):
@@ -221,7 +234,7 @@ class OpenTriggers:
         self._keep()
 
     def close(self, reason: str) -> None:
-        """Close all requests."""
+        """Close all requests. `reason` becomes a part of their states."""
         for window in self._open:
             window.close(reason)
         self._keep()
@@ -237,7 +250,7 @@ class OpenTriggers:
         self._open = [window for window in self._open if not window.became.over]
 
     def _register(self, run: RunDir) -> None:
-        """Let `autoprof trigger --ray` find this process, once it is connected to Ray. Errors are logged."""
+        """If this process is connected to Ray, let `autoprof trigger --ray` find the process. Errors are logged."""
         if self._registered or not cluster.is_up():
             return
         self._registered = True
@@ -264,40 +277,40 @@ def _register(run: RunDir) -> None:
 
 
 class _Window:
-    """Window of one request.
+    """The window that one trigger request asks for, and the state of the request.
 
     Attributes:
         steps: The steps of `Trigger.at`; None if the request asks for a number of steps.
-        to_come: True if a later step may belong to it.
-        became: Its state.
+        to_come: True if a later step may belong to the window.
+        became: The state of the request.
     """
 
     def __init__(self, run: RunDir | None, name: str, trigger: Trigger, became: Became, step: int) -> None:
-        begun = [number for number in (*became.captured, became.going_on) if number is not None and number < step]
+        begun_steps = [n for n in (*became.captured, became.going_on) if n is not None and n < step]
         self.name = name
         self.trigger = trigger
         self.steps = Steps.parse(trigger.at) if trigger.at else None
         self.to_come = True
-        self.became = Became(state="open" if begun else "taken", first=became.first, captured=begun)
+        self.became = Became(state="open" if begun_steps else "taken", first=became.first, captured=begun_steps)
         # None if another process writes the state of the request.
         self._run = run
         self._first = became.first or 0
         # Number of steps still to capture.
-        self._left = trigger.steps - len(begun)
+        self._left = trigger.steps - len(begun_steps)
         self._noted: Became | None = None
 
     @property
     def overrides(self) -> dict[str, Any]:
-        """Settings of its captures, with their reason."""
+        """The overrides for the captures of the window, including the reason for the window."""
         return self.trigger.overrides | {values.REASON: self.trigger.reason or _REASON}
 
     def before(self, step: int) -> None:
-        """Prepare for `step`. The capture of an earlier step has ended."""
+        """Prepare for `step`. If an earlier step was being captured, its capture has ended."""
         if self.became.going_on != step:
             self.end()
 
     def wants(self, step: int) -> bool:
-        """Return True if `step` belongs to it, and is not already being captured."""
+        """Return True if `step` belongs to the window and is not being captured already."""
         if self.became.going_on == step or step < self._first:
             return False
         if self.steps is not None:
@@ -305,13 +318,13 @@ class _Window:
         return self._left > 0 and step >= (self.trigger.since or 0)
 
     def begin(self, step: int) -> None:
-        """Count `step` as captured."""
+        """Note that the capture of `step` begins. The step counts as captured."""
         self._left -= 1
         self.became.state = "open"
         self.became.going_on = step
 
     def passed(self, step: int, against: str, for_good: bool) -> None:
-        """Note that `step` has begun, captured or not. `against` and `for_good`: as in `OpenTriggers.match`."""
+        """Note that `step` has begun, with or without a capture. `against`, `for_good`: see `OpenTriggers.match`."""
         if self.steps is not None:
             if against and self.wants(step):
                 self.became.reason = f"step {step}: {against}"
@@ -323,7 +336,7 @@ class _Window:
         self._close()
 
     def close(self, reason: str) -> None:
-        """Capture no further steps, for this reason."""
+        """Close the window: capture no further steps. `reason` becomes a part of the state."""
         self.to_come = False
         self.became.reason = reason
         self._close()
@@ -343,14 +356,17 @@ class _Window:
             self.became.reason = "its steps had passed when it was taken"
 
     def note(self) -> None:
-        """Write its state, if it has changed."""
+        """Write the state of the request if the state has changed."""
         if self._run is not None and self.became != self._noted:
             requests.note(self._run, self.name, self.trigger, self.became)
             self._noted = copy.deepcopy(self.became)
 
 
 def _make_folder(run: RunDir) -> None:
-    """Make `control/`, because an NFS client may remember for a minute that it did not exist."""
+    """Make the folder `control/` before anyone sends a request.
+
+    Otherwise, an NFS client may remember for up to a minute that the folder does not exist.
+    """
     if files.is_folder(run.path):
         with seam.suppress(OSError):
             files.folder(run.control)

@@ -1,6 +1,6 @@
 """Detector of outliers by the conditions of `AUTOPROF_WHEN`: slow steps, stages, ranks and replicas, and full memory.
 
-It only compares figures, which `stats.py` and `monitor.py` supply.
+This module only compares numbers, which `stats.py` and `monitor.py` supply.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from autoprof.config.selection import Ranks
 from autoprof.config.settings import Settings
 from autoprof.windows.stats import HOST, RankStats, ReplicaStats, per_unit
 
-# Number of steps of which the mean decides which ranks are the slowest.
+# The ranks with the highest mean time over this number of steps are the slowest ranks.
 KEPT_STEPS = 5
 _ROLLOUT = "rollout"
 
 
 class Slowest:
-    """Times of ranks and replicas in the last steps that were not captured."""
+    """The times of ranks and replicas in the last steps that were not captured, to find the slowest ones."""
 
     def __init__(self) -> None:
-        # Seconds by role and rank.
+        # By role: for each step, a dict from rank to seconds.
         self._ranks: dict[str, deque[Mapping[int, float]]] = defaultdict(lambda: deque(maxlen=KEPT_STEPS))
-        # Seconds for one unit, a token or a request, by replica.
+        # For each step, a dict from replica to seconds per unit. The unit is a token or a request.
         self._replicas: deque[Mapping[int, float]] = deque(maxlen=KEPT_STEPS)
         self._unit = ""
 
     def note(self, ranks: Sequence[RankStats], replicas: Sequence[ReplicaStats]) -> None:
-        """Note the statistics of a step."""
+        """Add the times of one step, from the statistics of ranks and replicas."""
         times: dict[str, dict[int, float]] = defaultdict(dict)
         for entry in ranks:
             for role, stages in entry.stages.items():
@@ -51,11 +51,14 @@ class Slowest:
             self._replicas.append(took)
 
     def find(self, settings: Settings, first: Mapping[int, int]) -> dict[str, tuple[str, str]]:
-        """Return the slowest ranks for a window by role, in the grammar of `AUTOPROF_RANKS`, and the reason.
+        """Return the slowest ranks of each role that asks for the slowest ranks.
 
         Args:
             settings: The settings of the window.
             first: The first global rank of each replica.
+
+        Returns:
+            Dict from role to two texts: the ranks in the grammar of `AUTOPROF_RANKS`, and the reason for the choice.
         """
         slowest = {}
         for role in {*self._ranks, _ROLLOUT}:
@@ -63,10 +66,10 @@ class Slowest:
             if not count:
                 continue
             if role == _ROLLOUT and self._replicas and first:
-                chosen, reason = _chosen("replica", self._unit, self._replicas, count)
-                ranks = [first[replica] for replica in chosen if replica in first]
+                replicas, reason = _slowest_on_average("replica", self._unit, self._replicas, count)
+                ranks = [first[replica] for replica in replicas if replica in first]
             elif role in self._ranks:
-                ranks, reason = _chosen("rank", "step", self._ranks[role], count)
+                ranks, reason = _slowest_on_average("rank", "step", self._ranks[role], count)
             else:
                 continue
             if ranks:
@@ -74,39 +77,43 @@ class Slowest:
         return slowest
 
 
-def _chosen(noun: str, unit: str, steps: Sequence[Mapping[int, float]], count: int) -> tuple[list[int], str]:
-    """Return the slowest workers on average, of all workers in the last step, and the reason.
+def _slowest_on_average(
+    noun: str, unit: str, steps: Sequence[Mapping[int, float]], count: int
+) -> tuple[list[int], str]:
+    """Return the workers with the highest mean time, slowest first, and a text that gives the reason.
+
+    Only workers of the last step are considered.
 
     Args:
         noun: Word for a worker in the reason: `rank` or `replica`.
-        unit: Unit of the times in the reason.
-        steps: Seconds by worker, for each step.
-        count: Number of workers to choose.
+        unit: Word for the unit of work in the reason: `step`, `token` or `request`.
+        steps: For each step, a dict from worker to seconds.
+        count: Number of workers to return.
     """
     times = {worker: mean(step[worker] for step in steps if worker in step) for worker in steps[-1]}
-    chosen = sorted(times, key=lambda worker: -times[worker])[:count]
-    took = ", ".join(f"{noun} {worker} {seconds(times[worker])}" for worker in chosen)
+    workers = sorted(times, key=lambda worker: -times[worker])[:count]
+    text = ", ".join(f"{noun} {worker} {seconds(times[worker])}" for worker in workers)
     compared = f"in the last {len(steps)} steps that were compared" if len(steps) > 1 else "in the last step compared"
-    return chosen, f"{took} a {unit} {compared}; the median of {len(times)} is {seconds(median(times.values()))}"
+    return workers, f"{text} a {unit} {compared}; the median of {len(times)} is {seconds(median(times.values()))}"
 
 
 # Minimum and maximum number of steps for a median, and number of first steps of a run that are ignored as untypical.
 FEWEST, KEPT, FIRST = 5, 100, 2
-# Minimum excess time of a stage, rank or replica, as a share of the step.
+# Minimum time that a stage, rank or replica takes longer than usual to count as an outlier, as a share of the step.
 LEAST_SHARE = 0.03
 # Number of steps after which a stage that has not run counts as unknown.
 _UNKNOWN_AFTER_STEPS = 10
 
 
 class Measured(NamedTuple):
-    """Step as measured in the process that drives it.
+    """The times of one step in the process that drives the steps.
 
     Attributes:
         number: The global step.
-        start_ns: Start, on the timeline's clock.
-        end_ns: End.
-        parts: Names, starts and ends in ns of its stages and timers.
-        kinds: Kinds of the stages by name.
+        start_ns: Start of the step, on the timeline's clock.
+        end_ns: End of the step, on the same clock.
+        parts: Name, start and end (in ns) of each stage and timer of the step.
+        kinds: Dict from the name of a stage or timer to its kind.
     """
 
     number: int
@@ -124,7 +131,7 @@ class OpenedWindow(NamedTuple):
     """Window that a condition opens.
 
     Attributes:
-        steps: Number of steps.
+        steps: Number of steps to capture.
         overrides: Settings of the window.
         reason: Description of the outlier.
     """
@@ -151,9 +158,9 @@ class Detector:
         return any(ready.left for ready in self._ready)
 
     def step(self, step: Measured, ordinal: int) -> OpenedWindow | None:
-        """Compare a step with the previous ones, by the times of the process that drives it.
+        """Compare a step, and the stages and timers of the step, with the previous steps.
 
-        Captured steps, and steps that raised, must not be passed: they are neither judged nor compared with.
+        Don't pass captured steps, or steps that raised an exception: their times are not usual.
 
         Args:
             step: The step.
@@ -165,17 +172,17 @@ class Detector:
         if ordinal <= FIRST:
             return None
         outliers: dict[str, tuple[float, float, str]] = {}
-        took, usual, without = self._usual.compare(step)
+        took, usual, left_out = self._usual.compare(step)
         if usual:
-            suffix = f" without {', '.join(without)}" if without else ""
+            suffix = f" without {', '.join(left_out)}" if left_out else ""
             outliers[STEP] = took, usual, f"step {step.number} took {in_words(took)}{suffix}"
-        for name, before in self._stages.items():
+        for name, times in self._stages.items():
             spans = ((start, end) for part, start, end in step.parts if name in (part, step.kinds.get(part)))
             took = Union(spans).length() / 1e9
-            if took and len(before) >= FEWEST and took - median(before) >= LEAST_SHARE * step.seconds:
-                outliers[name] = took, median(before), f"{name} took {in_words(took)} in step {step.number}"
+            if took and len(times) >= FEWEST and took - median(times) >= LEAST_SHARE * step.seconds:
+                outliers[name] = took, median(times), f"{name} took {in_words(took)} in step {step.number}"
             if took:
-                before.append(took)
+                times.append(took)
         met = []
         for ready in self._ready:
             took, usual, text = outliers.get(ready.condition.what, (0.0, 0.0, ""))
@@ -184,20 +191,23 @@ class Detector:
         return self._open(met, ordinal)
 
     def unknown(self, step: Measured, ordinal: int) -> str:
-        """Return a warning about stages and kinds in conditions that no step has had, or an empty text.
+        """Return a warning if conditions name stages or kinds that no step has had, else an empty text.
 
-        It is returned once, after `_UNKNOWN_AFTER_STEPS` steps.
+        To warn only once, the text is empty for all steps except the step with ordinal `_UNKNOWN_AFTER_STEPS`.
         """
-        missing = [name for name, before in self._stages.items() if not before]
-        if ordinal != _UNKNOWN_AFTER_STEPS or not missing:
+        missing_names = [name for name, times in self._stages.items() if not times]
+        if ordinal != _UNKNOWN_AFTER_STEPS or not missing_names:
             return ""
         names = sorted({name for name, _, _ in step.parts})
         kinds = sorted({step.kinds[name] for name in names if name in step.kinds})
-        known = f"{', '.join(names) or 'none'}{f', of kinds {listed}' if (listed := ', '.join(kinds)) else ''}"
-        return f"AUTOPROF_WHEN: no step had a stage {', '.join(missing)} in the trainer's process; there are {known}"
+        names_text = f"{', '.join(names) or 'none'}{f', of kinds {listed}' if (listed := ', '.join(kinds)) else ''}"
+        return (
+            f"AUTOPROF_WHEN: no step had a stage {', '.join(missing_names)} in the trainer's process; "
+            f"there are {names_text}"
+        )
 
     def ranks(self, step: Measured, entries: Sequence[RankStats], ordinal: int) -> OpenedWindow | None:
-        """Compare the ranks of a step with each other. Return the window that a condition opens, or None."""
+        """Compare the stage times of the ranks in one step. Return the window that a condition opens, or None."""
         by_stage: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
         for entry in entries:
             for role, stages in entry.stages.items():
@@ -212,7 +222,7 @@ class Detector:
         return self._open(self._above(RANK, found), ordinal)
 
     def replicas(self, step: Measured, entries: Sequence[ReplicaStats], ordinal: int) -> OpenedWindow | None:
-        """Compare the replicas of a step by their seconds per token, or per request.
+        """Compare the times per token of the replicas in one step, or the times per request if tokens are unknown.
 
         Return the window that a condition opens, or None.
         """
@@ -224,10 +234,12 @@ class Detector:
         return self._open(self._above(REPLICA, [(took, usual, text)]), ordinal)
 
     def states(self, number: int, entries: Iterable[RankStats], ordinal: int) -> OpenedWindow | None:
-        """Check the memory of ranks, and whether one ran out of it. Return the window that a condition opens, or None.
+        """Check how much memory each rank uses, and if a rank ran out of memory.
+
+        Return the window that a condition opens, or None.
 
         Args:
-            number: The last step, for the reason.
+            number: Number of the last step, for the text of the reason.
             entries: The newest statistics of each rank.
             ordinal: Number of the step in this run, from 1.
         """
@@ -238,7 +250,7 @@ class Detector:
                 met += [(ready, entry.oom) for ready in self._ready if ready.condition.what == OOM]
             on_host = entry.memory_of == HOST
             owner = entry.host if on_host else f"{entry.role} rank {entry.rank}"
-            # A peak never falls, so it counts again only if it is higher than before.
+            # A peak never falls. The same peak must not open a second window, so only a higher peak counts.
             if entry.memory <= self._fullest.get(owner, 0.0):
                 continue
             limits = [ready.condition.above for ready in self._ready if ready.condition.what == MEMORY]
@@ -255,11 +267,12 @@ class Detector:
         return self._open(met, ordinal)
 
     def _above(self, what: str, outliers: Iterable[tuple[float, float, str]]) -> list[tuple[_Ready, str]]:
-        """Return the conditions that the worst outlier meets, with the reason.
+        """Return the conditions that the worst outlier meets, each with the reason.
 
         Args:
-            what: Kind of the conditions.
-            outliers: Seconds of the slowest one, median seconds of the others, and description.
+            what: Value of `Condition.what` of the conditions to check.
+            outliers: For each outlier, the seconds of the slowest worker, the median seconds of the other workers, and
+                a description.
         """
         comparable = (outlier for outlier in outliers if outlier[1])
         worst = max(comparable, key=lambda outlier: outlier[0] / outlier[1], default=None)
@@ -271,7 +284,14 @@ class Detector:
         return [(ready, text) for ready in same if took > ready.condition.above * usual]
 
     def _open(self, met: Iterable[tuple[_Ready, str]], ordinal: int) -> OpenedWindow | None:
-        """Open one window for all conditions that are met, with the settings of the first condition that has some."""
+        """Return one window for all conditions that are met, or None if none of them may open a window now.
+
+        The settings of the window come from the first of these conditions that has settings.
+
+        Args:
+            met: The conditions that are met, each with the reason.
+            ordinal: Number of the step in this run, from 1.
+        """
         opening = {id(ready): (ready, text) for ready, text in met if ready.may(ordinal)}
         if not opening:
             return None
@@ -284,7 +304,7 @@ class Detector:
 
 
 class _Ready:
-    """Condition, with the number of its windows and the end of its cool-down."""
+    """A condition, the number of windows that it has opened, and the end of its cool-down."""
 
     def __init__(self, condition: Condition) -> None:
         self.condition = condition
@@ -304,28 +324,30 @@ class _Ready:
 
 
 class _UsualStep:
-    """Usual duration of a step. Parts that most steps lack, such as validation and checkpoints, do not count."""
+    """The usual duration of a step, without parts that most steps lack, such as validation and checkpoints."""
 
     def __init__(self) -> None:
         self._steps: deque[tuple[int, Mapping[str, Union]]] = deque(maxlen=KEPT)
         self._had: Counter[str] = Counter()
 
     def compare(self, step: Measured) -> tuple[float, float, list[str]]:
-        """Compare a step with the previous ones.
+        """Compare the duration of a step with the previous steps.
+
+        Rare parts are parts that most steps lack. They are subtracted from all durations.
 
         Returns:
-            The seconds of the step, the median of the previous ones (0 if they are too few), and the names of long
-            parts that do not count.
+            The seconds of the step; the median seconds of the previous steps, or 0 if there are too few; the names of
+            the rare parts that were long in the step.
         """
         parts: dict[str, Union] = defaultdict(Union)
         for name, start, end in step.parts:
             parts[name].add(max(start, step.start_ns), min(end, step.end_ns))
         length = step.end_ns - step.start_ns
-        seen = len(self._steps)
-        rare = {name for name in {*self._had, *parts} if 2 * self._had[name] <= seen}
+        step_count = len(self._steps)
+        rare = {name for name in {*self._had, *parts} if 2 * self._had[name] <= step_count}
         took = _without(length, parts, rare)
-        usual = median(_without(*before, rare) for before in self._steps) if seen >= FEWEST else 0.0
-        if seen == KEPT:
+        usual = median(_without(*earlier_step, rare) for earlier_step in self._steps) if step_count >= FEWEST else 0.0
+        if step_count == KEPT:
             self._had.subtract(self._steps[0][1].keys())
         self._had.update(parts.keys())
         self._steps.append((length, dict(parts)))
@@ -334,13 +356,16 @@ class _UsualStep:
 
 
 def _without(length: int, parts: Mapping[str, Union], rare: set[str]) -> float:
-    """Return the seconds of a step without the rare parts, which may nest."""
+    """Return the seconds of a step outside of its rare parts. Rare parts may overlap; `length` is in ns."""
     left_out = Union(piece for name in rare & parts.keys() for piece in parts[name].pieces())
     return (length - left_out.length()) / 1e9
 
 
 def _slowest(times: Mapping[int, float]) -> tuple[int, float, float]:
-    """Return the slowest worker, its seconds, and the median of the others. All are 0 if there are no others."""
+    """Return the slowest worker, its seconds, and the median seconds of the other workers.
+
+    Return three zeros if there are fewer than two workers.
+    """
     if len(times) < 2:
         return 0, 0.0, 0.0
     slowest = max(times, key=lambda worker: times[worker])

@@ -1,7 +1,8 @@
-"""Monitor of a run's steps in the process that drives them, which compares each ended step with the conditions.
+"""Monitor of a run's steps: it compares each ended step with the conditions, in the process that drives the steps.
 
-It judges the process's own spans immediately. A thread, for which no step waits, reads the statistics of other
-processes. So a window begins with the next step, or with the one after it if the next has already begun.
+The monitor checks the spans of its own process when the step ends. The statistics of other processes arrive later. A
+thread reads them, so that no step has to wait. So a window begins with the next step, or one step later if the next
+step has already begun.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from autoprof.windows import requests, stats
 from autoprof.windows.detector import FIRST, Detector, Measured, OpenedWindow, Slowest
 from autoprof.windows.stats import RANK, REPLICA, RankStats, ReplicaStats, StatsReporter, state
 
-# Maximum wait of the thread for the statistics of a step, and the time between two looks.
+# Maximum seconds that the thread waits for the statistics of a step, and seconds between two reads.
 _PATIENCE_S, _POLL_S = 2.0, 0.25
 
 _Stats = TypeVar("_Stats", RankStats, ReplicaStats)
@@ -42,7 +43,8 @@ class Monitor:
         self._at = 0
         self._thread: threading.Thread | None = None
         self._before: dict[int, ReplicaStats] = {}
-        # If a launcher has started several trainers, one decides, and sends a request as `autoprof trigger` does.
+        # If a launcher has started several trainer processes, only one of them compares steps. To open a window in all
+        # of them, it sends a request as `autoprof trigger` does.
         self._several = identity.ranks() > 1
         self._decides = not self._several or run.decides
 
@@ -58,9 +60,9 @@ class Monitor:
                 self._resumed = OpenedWindow(condition.steps, condition.overrides, reason)
 
     def due(self, ordinal: int) -> dict[str, Any] | None:
-        """Return the settings of the step that begins now, if it is in a condition's window, else None.
+        """Return the overrides for the step that begins now if it belongs to a window of a condition, else None.
 
-        This uses up one step of the window.
+        Each call uses up one step of the window. `ordinal` is the number of the step in this run, from 1.
         """
         with self._lock:
             overrides = self.foresee(ordinal)
@@ -69,22 +71,22 @@ class Monitor:
         return overrides
 
     def foresee(self, ordinal: int) -> dict[str, Any] | None:
-        """Return the settings that `due` would return for a step, without using up a step."""
+        """Return the overrides that `due` would return for a step, but use up no step of the window."""
         opened = self._due
         if opened is None and self._resumed is not None and ordinal <= self._resumed.steps:
             opened = self._resumed
         return None if opened is None else opened.overrides | {REASON: opened.reason}
 
     def any_left(self, ordinal: int) -> bool:
-        """Return True if a condition may open a window for a step after this one."""
+        """Return True if a condition may cause the capture of a step after the `ordinal`-th step of this run."""
         resumed = self._resumed is not None and ordinal < self._resumed.steps
         return self._due is not None or resumed or self._detector.any_left
 
     def with_stragglers(self, overrides: Mapping[str, Any], first: Callable[[], Mapping[int, int]]) -> dict[str, Any]:
-        """Return the settings of a window, with the currently slowest ranks if it asks for them.
+        """Return the overrides of a window. If the window captures the slowest ranks, add the currently slowest ranks.
 
         Args:
-            overrides: The settings of the window.
+            overrides: The overrides of the window.
             first: Function that returns the first global rank of each replica.
         """
         settings = self._run.settings.overridden(overrides)
@@ -95,12 +97,12 @@ class Monitor:
         return {**overrides, FOUND: slowest} if slowest else dict(overrides)
 
     def ended(self, number: int, ordinal: int, captured: bool) -> None:
-        """Compare a step that has ended and whose span was written.
+        """Compare an ended step with the conditions. The span of the step must be written before this call.
 
         Args:
             number: The global step.
-            ordinal: Its number in this run, from 1.
-            captured: True if it was captured, which makes it slower. Then it is not compared.
+            ordinal: Number of the step in this run, from 1.
+            captured: True if the step was captured. A capture makes a step slower, so its times are not compared.
         """
         line, parts = self._reporter.take()
         if line is None or line.step != number:
@@ -138,10 +140,10 @@ class Monitor:
                     self._open(self._detector.replicas(step, replicas, ordinal))
 
     def _read_ranks(self, number: int) -> list[RankStats]:
-        """Return the statistics of the ranks.
+        """Return the newest statistics of each rank.
 
-        A rank sends them when its last stage has ended, at about the same time as the step. So this waits a moment for
-        ranks whose newest statistics are of the previous steps.
+        A rank sends its statistics when its last stage has ended, at about the same time as the step ends. So this
+        function waits up to `_PATIENCE_S` if the newest statistics of a rank belong to one of the two previous steps.
         """
         deadline = time.monotonic() + _PATIENCE_S
         while True:
@@ -151,20 +153,20 @@ class Monitor:
                 return entries
 
     def _since(self, entries: list[ReplicaStats]) -> list[ReplicaStats]:
-        """Return the work of the replicas since the last step, from their totals."""
-        before, self._before = self._before, {entry.replica: entry for entry in entries}
+        """Return the work of each replica since the previous call, from totals. Replicas without work are left out."""
+        earlier_totals, self._before = self._before, {entry.replica: entry for entry in entries}
         differences = []
         for entry in entries:
-            last = before.get(entry.replica)
-            if last is None or last.requests > entry.requests:  # the replica is new
-                last = ReplicaStats(replica=entry.replica)
-            if entry.requests > last.requests:
+            total = earlier_totals.get(entry.replica)
+            if total is None or total.requests > entry.requests:  # the replica is new
+                total = ReplicaStats(replica=entry.replica)
+            if entry.requests > total.requests:
                 differences.append(
                     ReplicaStats(
                         replica=entry.replica,
-                        requests=entry.requests - last.requests,
-                        seconds=entry.seconds - last.seconds,
-                        tokens=entry.tokens - last.tokens,
+                        requests=entry.requests - total.requests,
+                        seconds=entry.seconds - total.seconds,
+                        tokens=entry.tokens - total.tokens,
                     )
                 )
         return differences
@@ -187,7 +189,10 @@ class Monitor:
 
 
 def _decoded(entries: list[bytes], kind: type[_Stats]) -> list[_Stats]:
-    """Return the decoded entries of a kind. Entries of other versions of autoprof or of other programs are skipped."""
+    """Return the entries, decoded as structs of the class `kind`.
+
+    Skip entries that can't be decoded, since other versions of autoprof or other programs may have written them.
+    """
     decoded = []
     for entry in entries:
         with contextlib.suppress(msgspec.DecodeError):

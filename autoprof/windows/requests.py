@@ -1,8 +1,9 @@
 """Requests of `autoprof trigger`: files in a run's `control/` folder, which is listed once per step.
 
-A request is `<name>.json`. The process that takes it renames it to `<name>.json.taken` and writes its progress there,
-which `--wait` reads, and the step from which it counts, which the other ranks of the trainer read. A rejected request
-is kept as `<name>.json.refused`; its `.taken` file has the reason.
+A request is the file `<name>.json`. The process that takes the request renames the file to `<name>.json.taken`. It then
+writes two things into the `.taken` file: the progress of the request, which `--wait` reads, and the step from which the
+request counts, which the other ranks of the trainer read. A rejected request is kept as `<name>.json.refused`, and its
+`.taken` file has the reason.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ REFUSED = ".refused"
 ENDING = ".json"
 MOST_BYTES = 64 << 10
 _MAX_STEPS = 1_000_000
-# Errors of a request that can't be read.
+# Exceptions of reading and decoding a wrong request.
 UNREADABLE = (OSError, ValueError, RecursionError)
 
 
@@ -37,8 +38,8 @@ class Trigger(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     Attributes:
         run: Id of the run.
-        steps: Number of steps.
-        since: The first step; None for the step that begins next.
+        steps: Number of steps to capture.
+        since: The first step to capture; None for the step that begins next.
         at: Steps as in `AUTOPROF_STEPS`, instead of `steps` and `since`. `+1` is the step that begins next.
         overrides: Settings of the window, by the names in `values.WINDOW_FIELDS`.
         reason: Reason for a window that the run itself requests (`monitor.py`); empty for users' requests.
@@ -64,13 +65,13 @@ class Became(msgspec.Struct, kw_only=True):
     """State of a request.
 
     Attributes:
-        state: `taken`: none of its steps has begun. `open`: a step has begun. `done`: no more steps will be captured.
-            `refused`.
-        by: Host and pid of the process that took it.
-        first: Step from which it counts, its step `+1`. No earlier step belongs to it.
+        state: `taken`: no requested step has begun. `open`: a requested step has begun. `done`: no more steps will be
+            captured. `refused`: the request is wrong.
+        by: Host and pid of the process that took the request.
+        first: The first step that can belong to the request, which is `+1` in `Trigger.at`.
         captured: Steps whose captures have ended.
         going_on: Step that is being captured, if any.
-        reason: Reason why it was refused, or why not all requested steps were captured.
+        reason: Reason why the request was refused, or why not all requested steps were captured.
     """
 
     state: Literal["taken", "open", "done", "refused"] = "taken"
@@ -87,7 +88,7 @@ class Became(msgspec.Struct, kw_only=True):
 
 
 def checked(trigger: Trigger) -> Trigger:
-    """Check a trigger and return it with its settings in their internal form.
+    """Check a trigger. Return the trigger with its overrides in the form that `Settings.overridden` takes.
 
     Raises:
         SettingsError: A value is wrong.
@@ -125,7 +126,7 @@ def new_name() -> str:
 
 
 def ask(run: RunDir, trigger: Trigger) -> Path:
-    """Write a request for the run's trainer. Return its path.
+    """Write a request for the run's trainer. Return the path of the request.
 
     Raises:
         OSError: The file can't be written.
@@ -139,8 +140,8 @@ def ask(run: RunDir, trigger: Trigger) -> Path:
 def names(run: RunDir) -> list[str]:
     """Return the names of the files in `control/`, oldest requests first.
 
-    The folder is opened, because an NFS client asks its server at an open, but not at each `stat` (Linux, fs/nfs/dir.c,
-    nfs_lookup_verify_inode).
+    An NFS client asks its server for changes when a folder is opened, but not at each `stat` (Linux, fs/nfs/dir.c,
+    nfs_lookup_verify_inode). So this function opens the folder.
     """
     with seam.suppress(OSError):  # without requests there is no such folder
         folder = files.descriptor(run.control, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -231,13 +232,13 @@ def taken(run: RunDir, listing: Iterable[str], known: set[str]) -> list[tuple[st
 
 
 def is_held(became: Became) -> bool:
-    """Return True if the process that took a request is running on this host."""
+    """Return True if the process that took a request is still running, and runs on this host."""
     host, _, pid = became.by.rpartition("-")
     return host == identity.HOST and pid.isdecimal() and identity.start_ticks(int(pid)) is not None
 
 
 def switch(run: RunDir, off: bool) -> None:
-    """Switch autoprof off in a run, or on again.
+    """Switch autoprof off in a run if `off` is True. Switch it on again if `off` is False.
 
     Raises:
         OSError: The folder can't be written.
@@ -254,7 +255,7 @@ def waiting(run: RunDir) -> list[str]:
 
 
 def states(run: RunDir) -> dict[str, Became]:
-    """Return the states of the taken requests by name. Unreadable files are skipped."""
+    """Return the states of the taken requests, as a dict from name to state. Unreadable files are skipped."""
     result = {}
     for name in names(run):
         if name.endswith(f"{ENDING}{TAKEN}"):
@@ -278,10 +279,10 @@ def _reason(error: Exception) -> str:
 
 
 class Registered(msgspec.Struct, frozen=True, kw_only=True):
-    """Entry of a run in Ray's key-value store, written by the process that counts its steps.
+    """Entry of a run in Ray's key-value store. The process that counts the run's steps writes the entry.
 
     Attributes:
-        ticks: Start of that process (`identity.start_ticks`).
+        ticks: Start time of that process, from `identity.start_ticks`.
         uid: User that started the run; None in entries of older releases.
     """
 
@@ -296,5 +297,5 @@ class Registered(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def registered(run_id: str) -> str:
-    """Return the key of a run's entry."""
+    """Return the key of a run's entry in Ray's key-value store."""
     return f"run/{run_id}"

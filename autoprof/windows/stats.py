@@ -32,7 +32,7 @@ _MAX_BYTES = 1 << 20
 
 
 class _StatsState(process.State):
-    """Channels of this process, threads that read statistics, and the event that stops both."""
+    """Channels of this process, threads that read statistics, and the event that stops channels and threads."""
 
     def begin(self) -> None:
         self.stop = threading.Event()
@@ -49,7 +49,7 @@ state = _StatsState()
 
 
 class StatsChannel:
-    """Sender of entries, in a thread that ends when no entry waits."""
+    """Sender of statistics entries. It sends in a thread, which ends when no entry waits."""
 
     def __init__(self, run: Runtime) -> None:
         self._run = run
@@ -63,7 +63,7 @@ class StatsChannel:
         self._running = False
 
     def send(self, name: str, make: Callable[[], msgspec.Struct], at: float = 0.0) -> None:
-        """Send an entry in a thread. It replaces an entry of the same name that still waits.
+        """Send an entry in a thread. If an entry with the same name still waits, the new entry replaces it.
 
         Args:
             name: Name of the entry.
@@ -82,11 +82,11 @@ class StatsChannel:
         while True:
             with self._lock:
                 name = min(self._waiting, key=lambda name: self._waiting[name][0], default="")
-                at, make = self._waiting.pop(name, (0.0, None))
+                send_time, make = self._waiting.pop(name, (0.0, None))
                 if make is None or state.stop.is_set():
                     self._running = False
                     return
-            if state.stop.wait(max(0.0, at - time.monotonic())):
+            if state.stop.wait(max(0.0, send_time - time.monotonic())):
                 continue
             with seam.guard("posting", report):
                 _put(self._run, name, msgspec.json.encode(make()))
@@ -107,7 +107,7 @@ def report(where: str, error: BaseException) -> None:
 
 
 def read_entries(run: Runtime, prefix: str) -> list[bytes]:
-    """Return the entries whose names begin with `prefix`. Ray's store may raise any exception."""
+    """Return the JSON of all entries whose names begin with `prefix`. Reading Ray's store may raise any exception."""
     if cluster.is_up():
         return list(cluster.entries(f"{STATS_FOLDER}/{run.info.id}/{prefix}").values())
     if identity.ranks() == 1:
@@ -119,7 +119,7 @@ def read_entries(run: Runtime, prefix: str) -> list[bytes]:
 
 
 def stop() -> None:
-    """Stop reading and sending, before Ray shuts down."""
+    """Stop reading and sending statistics, before Ray shuts down."""
     state.stop.set()
     for thread in state.threads:
         if thread is not threading.current_thread():
@@ -127,7 +127,7 @@ def stop() -> None:
 
 
 def resume() -> None:
-    """Read and send again, after Ray has started."""
+    """Allow reading and sending statistics again, after Ray has started."""
     state.stop.clear()
 
 
@@ -138,7 +138,7 @@ def _put(run: Runtime, name: str, content: bytes) -> None:
 
 
 HOST = "host"
-# Minimum seconds between two reports of a replica: when it has no open requests, and while it has some.
+# Minimum seconds between two reports of a replica: while the replica is idle, and while it has open requests.
 _IDLE_S, _BUSY_S = 1.0, 10.0
 # Maximum number of spans kept for one step.
 _MAX_SPANS = 50_000
@@ -148,17 +148,17 @@ _RAN_OUT = "OutOfMemoryError"
 
 
 class RankStats(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Statistics of a rank.
+    """Statistics of one rank in one step.
 
     Attributes:
-        role: Its first role, which is part of the entry's name.
-        rank: Its global rank, which is part of the entry's name.
-        host: Its host.
-        step: Step of the statistics.
-        stages: Seconds by role and stage.
-        memory: Share of memory in use, from 0 to 1: the peak of its device, or the current use of its host.
-        memory_of: `device` or `host`.
-        oom: Description of the last time that it ran out of memory; empty if it never did.
+        role: First role of the rank. The role is part of the entry's name.
+        rank: Global rank. The rank is part of the entry's name.
+        host: Host of the rank.
+        step: The global step; None before the first stage.
+        stages: Seconds of each stage, as a dict from role to a dict from stage to seconds.
+        memory: Share of memory in use, from 0 to 1: the peak of the rank's device, or the current use of the host.
+        memory_of: The owner of that memory, `device` or `host`.
+        oom: Description of the last time that the rank ran out of memory; empty if this has not happened.
     """
 
     role: str
@@ -177,8 +177,8 @@ class ReplicaStats(msgspec.Struct, kw_only=True, omit_defaults=True):
     Attributes:
         replica: Number of the replica.
         requests: Number of finished requests.
-        seconds: Sum of their durations.
-        tokens: Number of tokens that they generated.
+        seconds: Sum of the durations of these requests.
+        tokens: Number of tokens that these requests generated.
     """
 
     replica: int
@@ -193,23 +193,27 @@ def asked(settings: Settings) -> bool:
 
 
 def asks_for_slowest(settings: Settings) -> bool:
-    """Return True if the settings, a role or a condition ask for the slowest ranks."""
+    """Return True if the run's settings, the settings of a role or a condition's settings select the slowest ranks."""
     tables = [{"ranks": settings.ranks}, *settings.role.values(), *(condition.overrides for condition in settings.when)]
     return any(Ranks.parse(str(table["ranks"])).slowest for table in tables if "ranks" in table)
 
 
 def per_unit(replicas: Sequence[ReplicaStats]) -> tuple[str, dict[int, float]]:
-    """Return the unit and the seconds that each replica took for one. Without tokens, the unit is `request`."""
+    """Return a unit of work, and the seconds per unit of each replica as a dict from replica to seconds.
+
+    The unit is `token`. If a replica reports no tokens, the unit is `request`.
+    """
     unit = "token" if all(entry.tokens for entry in replicas) else "request"
     amounts = {entry.replica: entry.tokens if unit == "token" else entry.requests for entry in replicas}
     return unit, {entry.replica: entry.seconds / max(1, amounts[entry.replica]) for entry in replicas}
 
 
 def memory_use() -> tuple[float, str]:
-    """Return the share of memory in use, from 0 to 1, and its owner, `device` or `host`.
+    """Return the share of memory in use, from 0 to 1, and the owner of the memory, `device` or `host`.
 
-    For a device it is the peak of the memory that torch's allocator has reserved since the process began, or since the
-    program reset the peak. For a host it is the current use, of its container's limit if it has one.
+    If the process uses a device, the share is the peak of the memory that torch's allocator has reserved since the
+    process began, or since the program reset the peak. Otherwise the share is the host memory in use now. If the
+    process's container has a memory limit, that share is relative to the limit.
     """
     torch = sys.modules.get("torch")
     for name in ("cuda", "npu"):
@@ -224,12 +228,13 @@ def memory_use() -> tuple[float, str]:
 
 
 class StatsReporter:
-    """Reporter of this process's statistics.
+    """Listener to the spans of this process. It sums them up and sends the sums as statistics.
 
     Attributes:
-        step: Span of the last step that ended in this process.
-        parts: Names, starts and ends of the stages and timers since then, if this process drives the steps.
-        kinds: Kinds of all stages and timers so far, by name.
+        step: Span of the last step that ended in this process since the last call of `take`; None if no step ended.
+        parts: Names, starts and ends (in ns) of the stages and timers that ended since the last call of `take`. Empty
+            if another process drives the steps.
+        kinds: Kinds of all stages and timers so far, as a dict from name to kind.
     """
 
     def __init__(self, run: Runtime) -> None:
@@ -238,31 +243,32 @@ class StatsReporter:
         self.kinds: dict[str, str] = {}
         self._run = run
         self._channel = StatsChannel(run)
-        # False if conditions use only steps and stages of the trainer's process, which need no statistics.
+        # False if all conditions use only steps and stages of the trainer's process: these need no statistics.
         self._asked = asked(run.settings)
         self._memory = any(condition.what == MEMORY for condition in run.settings.when)
         self._rank = RankStats(role="trainer", rank=identity.own_rank(), host=identity.HOST)
         self._replicas: dict[int, ReplicaStats] = {}
-        # Time of the replica's last or next report.
+        # Monotonic time of the newest report of a replica, which was sent then or waits until then.
         self._report_at = float("-inf")
-        # Stages of this step in their order. And of the previous step, the last stage and the number of its runs.
+        # Names of this rank's stages in the current step, in the order of their ends.
         self._ran: list[str] = []
+        # Name of the last stage of the previous step, and the number of times that it ran in that step.
         self._end = ("", 0)
         self._sent = True
 
     def hear(self, line: Line) -> None:
-        """Take a span that has ended in this process. Errors are only reported."""
+        """Add a span that has ended in this process to the statistics. Errors are only reported."""
         with seam.guard("telling", runtime.report):
             self._hear(line)
 
     def take(self) -> tuple[Line | None, list[tuple[str, int, int]]]:
-        """Return the ended step with its stages and timers, and drop them."""
-        taken = self.step, self.parts
+        """Return the attributes `step` and `parts`, and empty both for the next step."""
+        step_and_parts = self.step, self.parts
         self.step, self.parts = None, []
-        return taken
+        return step_and_parts
 
     def of_rank(self) -> RankStats:
-        """Return the statistics of this process's last step."""
+        """Return the statistics of this process's rank in its last step."""
         entry = msgspec.structs.replace(self._rank)
         if self._memory:
             entry.memory, entry.memory_of = memory_use()
@@ -292,10 +298,10 @@ class StatsReporter:
                 self._stage(line, line.rank, drives)
 
     def _stage(self, line: Line, rank: int, drives: bool) -> None:
-        """Add a stage of this rank.
+        """Add a stage that has ended to the statistics of this rank.
 
-        A worker does not know when the step has ended. So it sends its statistics after the stage that was the last one
-        of the previous step.
+        A worker process does not know when a step ends. It assumes that each step ends with the same stage as the
+        previous step, and sends its statistics after that stage.
         """
         if self._rank.step != line.step:
             if not self._sent and not drives:
@@ -332,7 +338,7 @@ class StatsReporter:
 
 
 def attach(run: Runtime) -> StatsReporter:
-    """Attach a reporter to the timeline of this process, unless it has one, and return it."""
+    """Return the reporter that listens to the timeline of this process. If there is no reporter yet, attach one."""
     listener = run.timeline.listener
     if not isinstance(listener, StatsReporter):
         run.timeline.listener = listener = StatsReporter(run)
