@@ -1,4 +1,4 @@
-"""Composition root of the code that runs in processes of a run."""
+"""Composition root of the agent, which is the part of autoprof that works inside the processes of a run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from autoprof.run.runtime import Runtime
 
 
 class _AgentState(process.State):
-    """Set-up of this process, done once, and its end. The run ends with the process that started it."""
+    """The set-up of this process, which is done once. The run ends when the process that started the run ends."""
 
     ends = process.RUN
 
@@ -38,7 +38,8 @@ class _AgentState(process.State):
         if files.exists(run.rundir.run_json) or run.seat is not None:
             end.end_run(run)
         elif _boot.starter() not in (None, os.getpid()):
-            # The process that started the run reports why no hook was applied. It needs the hooks of this process.
+            # The process that started the run reports why no hook was applied. For the report, it needs the list of
+            # hooks of this process.
             with seam.suppress(OSError):
                 run.hooks.leave()
 
@@ -47,7 +48,7 @@ _state = _AgentState()
 
 
 def load(target: str) -> None:
-    """Read the recipes of `target` and apply each hook when its module is imported, or now if it already is.
+    """Read the recipes of `target`, and apply each hook when its module is imported, or now if it is imported already.
 
     A wrong recipe is reported once and skipped.
     """
@@ -55,7 +56,8 @@ def load(target: str) -> None:
     if run is None:
         return
     hooks = registry.read_recipes(target)
-    # A hook with the behaviour `main` reports when the main module is ready for its hooks, so nothing has to watch it.
+    # A hook with the behaviour `main` reports when the main module is ready for its hooks. With such a hook, no other
+    # code has to watch the main module.
     reports_main = any(hook.hook.behaviour == "main" for hook in hooks)
     for hook in hooks:
         run.hooks.add(hook)
@@ -71,7 +73,7 @@ def load(target: str) -> None:
 
 
 def join() -> Runtime | None:
-    """Join the run and return it, or None if there is no run. The first call sets up this process."""
+    """Join the run, and return it. Return None if there is no run. The first call sets up this process."""
     if _state.joined:
         return runtime.current()
     run = runtime.start()

@@ -1,15 +1,15 @@
-"""Activation at interpreter start if `AUTOPROF=1`. It uses the standard library only and installs one import finder.
+"""Activation at interpreter start if `AUTOPROF=1`. The boot uses only the standard library and installs one finder.
 
-A cluster starts thousands of interpreters, and nearly all of them never import a target. So the boot reads no recipe,
-only the names of recipe files. Each begins with the import name of its target (`verl.toml`, `verl.dapo.toml`). The
-rest of autoprof is imported when a process imports a target.
+A cluster starts thousands of interpreters, and nearly all of them never import a target. So the boot reads only the
+names of recipe files, not the recipes. The name of a recipe file begins with the import name of its target
+(`verl.toml`, `verl.dapo.toml`). The rest of autoprof is imported when a process imports a target.
 
-Installed distributions may declare further recipes by entry points. The process that starts a run searches for them
-when it first imports a module from outside the standard library. It passes the result to its children in the
+Installed distributions may declare more recipes by entry points. The process that starts a run searches for these
+recipes when it first imports a module from outside the standard library. It passes the result to its children in the
 environment.
 
-`from __future__ import annotations` would import `__future__`, 2 % of an interpreter start. So annotations that Python
-would evaluate are strings.
+`from __future__ import annotations` would import `__future__`, which takes 2 % of an interpreter start. So annotations
+that Python would evaluate are strings.
 """
 
 import os
@@ -29,17 +29,18 @@ ON = ("1", "true", "on", "yes")
 ENABLE = "AUTOPROF"
 RUN_ID = "AUTOPROF_RUN_ID"
 RUN_INFO = "AUTOPROF_RUN_INFO"
-# `PID:FOLDER` of the process that started the run. The pid is empty if that process is not a program of the user. The
-# first process that imports a target may be a child with another working directory, and it reads the settings there.
+# `PID:FOLDER`: the process that started the run, and its working directory. The pid is empty if that process is not a
+# program of the user. The first process that imports a target may be a child with another working directory. It reads
+# the settings in FOLDER.
 STARTER = "AUTOPROF_STARTER"
 RECIPES = "AUTOPROF_RECIPES"
-# The `sys.prefix` that was searched, and the recipe folders that its distributions declare.
+# The `sys.prefix` of the environment that was searched, and the recipe folders that its distributions declare.
 FOUND = "AUTOPROF_RECIPES_FOUND"
 
 # Variables that launchers set for each rank: Open MPI, `srun`, and torchrun with its imitators.
 _RANKS = ("OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "WORLD_SIZE")
 
-# Maximum length of a printed reason. It may quote an environment variable, which may have 128 kB.
+# Maximum length of a printed reason. A reason may quote an environment variable, which may have 128 kB.
 _MAX_REASON_CHARS = 1000
 
 _activated = False
@@ -48,7 +49,7 @@ at_last: "Callable[[], None] | None" = None
 
 
 def enabled() -> bool:
-    """Return whether the environment asks for autoprof."""
+    """Return True if `AUTOPROF` is on in the environment."""
     return os.environ.get(ENABLE, "").strip().lower() in ON
 
 
@@ -59,9 +60,9 @@ def declared_folders() -> "list[str] | None":
 
 
 def starter() -> "int | None":
-    """Return the pid of the user's program that started the run, or None.
+    """Return the pid of the user's program that started the run, or None if no program of the user started it.
 
-    If no hook was applied, this program reports the reason at its end.
+    If no hook was applied in the run, this program reports the reason when it ends.
     """
     pid = os.environ.get(STARTER, "").partition(":")[0]
     return int(pid) if pid.isdecimal() else None
@@ -86,12 +87,13 @@ def own_recipes() -> str:
 
 
 def recipe_files(own: bool = True) -> "dict[str, list[str]]":
-    """Return the paths of all recipe files by the import name of their target.
+    """Return the paths of all recipe files, as a dict from the import name of a target to its files.
 
     autoprof's own recipes come first, then the recipes of distributions, then the ones in `AUTOPROF_RECIPES`.
 
     Args:
-        own: False to leave out autoprof's own recipes. Only the targets of the others may be names of scripts.
+        own: False to leave out autoprof's own recipes. Their targets are never scripts; the targets of other recipes
+            may be scripts.
     """
     files: dict[str, list[str]] = {}
     # The list may come from another node, so a folder may be missing or unreadable on this one.
@@ -115,7 +117,7 @@ def _extra_paths() -> "list[str]":
 
 
 def activate() -> None:
-    """Install the finder in this process, once, if `AUTOPROF` is on. Errors of autoprof's own switch it off."""
+    """If `AUTOPROF` is on, install the finder in this process, once. An error in this code switches autoprof off."""
     global _activated
     if _activated or not enabled():
         return
@@ -143,8 +145,8 @@ def _activate() -> None:
     if starts:
         _start_run()
     if starter() == os.getpid():
-        # The function that is registered first is called last. A program that replaces this
-        # one by `exec` has the same pid, so it registers the function again.
+        # `atexit` calls the function last that was registered first. If this program replaces itself by `exec`, the
+        # new program has the same pid and registers the function again.
         import atexit
 
         atexit.register(_end, os.getpid())
@@ -157,25 +159,25 @@ def _activate() -> None:
 
 
 def _start_run() -> None:
-    """Put the run's id, its starter and absolute paths into the environment, for children in other folders."""
+    """Put the id, the starter and absolute paths of the run into the environment, for children in other folders."""
     try:
-        here = os.getcwd()
+        folder = os.getcwd()
     except FileNotFoundError:  # the working directory was removed
-        here = ""
+        folder = ""
     os.environ.setdefault(RUN_ID, new_run_id())
-    os.environ[STARTER] = f"{os.getpid() if THIS.program else ''}:{here}"
-    folder = os.environ.get("AUTOPROF_DIR", "").strip()
-    if folder and not folder.startswith("~"):
-        os.environ["AUTOPROF_DIR"] = os.path.abspath(folder)
+    os.environ[STARTER] = f"{os.getpid() if THIS.program else ''}:{folder}"
+    runs_folder = os.environ.get("AUTOPROF_DIR", "").strip()
+    if runs_folder and not runs_folder.startswith("~"):
+        os.environ["AUTOPROF_DIR"] = os.path.abspath(runs_folder)
     if paths := _extra_paths():
         os.environ[RECIPES] = os.pathsep.join(map(os.path.abspath, paths))
 
 
 def _needs_settings() -> bool:
-    """Return True if the settings must be read now, which costs more than the rest of the boot.
+    """Return True if the settings must be read now.
 
-    That is the case if the settings file may name recipes, or if a path in the environment does not exist: the user
-    should see that error at the start.
+    Reading them takes longer than the rest of the boot. It is necessary in two cases: if the settings file may name
+    recipes, and if a path in the environment does not exist, because the user should see that error at the start.
     """
     named = os.path.expanduser(os.environ.get("AUTOPROF_CONFIG", "").strip())
     file = named or "autoprof.toml"
@@ -187,14 +189,14 @@ def _needs_settings() -> bool:
 
 
 def _end(pid: int) -> None:
-    """End the process that started the run: report why no hook was applied, if none was, then call `at_last`."""
+    """If no hook was applied in the run, report the reason. Then call `at_last`. Do nothing in a forked child."""
     if os.getpid() != pid:
         return
     # After Ctrl-C the user knows the reason. Besides, the imports below may `exec` code, and CPython then forgets that
     # it has to end the process by SIGINT (3.11, run_eval_code_obj).
-    stopped = issubclass(type(getattr(sys, "last_value", None)), KeyboardInterrupt)
+    is_ctrl_c = issubclass(type(getattr(sys, "last_value", None)), KeyboardInterrupt)
     try:
-        if enabled() and not stopped:
+        if enabled() and not is_ctrl_c:
             with _Guard("could not find out why there is no profile", _say):
                 from autoprof.hooks import empty_run
 
@@ -205,20 +207,20 @@ def _end(pid: int) -> None:
 
 
 def install() -> None:
-    """Put the finder in front of all others, and load the recipes of targets that are already imported."""
+    """Put the finder in front of all other finders. Load the recipes of targets that are already imported."""
     global _activated
     _activated = True
     finder = _new_finder(recipe_files())
-    # In a new list: CPython keeps the first list to the very end (3.11), and with it all modules of the finder. This
-    # makes the end of the interpreter slower by 1 % of a start.
+    # A new list is necessary. CPython 3.11 keeps the first list, and everything in it, until the very end of the
+    # interpreter. With the finder in the first list, the end takes longer by 1 % of an interpreter start.
     sys.meta_path = [finder, *sys.meta_path]
     # Launchers run scripts by `runpy`.
     if recipe_files(own=False):
         finder.when_imported("runpy", lambda runpy: watch_runpy(runpy, run_script))
-    # An entry point runs while its target is being imported. The finder can't see this import any more.
-    if late := [name for name in finder.targets if name in sys.modules]:
+    # An entry point may call this function during the import of its target. The finder no longer sees that import.
+    if imported_targets := [name for name in finder.targets if name in sys.modules]:
         finder.look()
-    for name in late:
+    for name in imported_targets:
         finder.load(name)
 
 
@@ -230,9 +232,9 @@ def uninstall() -> None:
 
 
 def when_imported(name: str, hook: "Callable[[ModuleType], None]") -> None:
-    """Call `hook` with the module `name` now if it is imported, and each time that it is executed later.
+    """Call `hook` with the module `name` now if the module is imported, and whenever the module is executed later.
 
-    If the process has no finder yet, one is installed in front of all others.
+    If the process has no finder yet, install a finder in front of all other finders.
     """
     finder = _finder()
     if finder is None:
@@ -241,7 +243,7 @@ def when_imported(name: str, hook: "Callable[[ModuleType], None]") -> None:
 
 
 def run_script(script: str) -> None:
-    """Load the recipes for a script that is about to run as `__main__`. Errors of autoprof's own are only printed."""
+    """Load the recipes for a script that is about to run as `__main__`. Errors in this code are only printed."""
     with _Guard(f"could not load the recipes for {script}", _say):
         name = os.path.basename(script).removesuffix(".py")
         finder = _finder()
@@ -250,13 +252,13 @@ def run_script(script: str) -> None:
 
 
 def add_recipes() -> None:
-    """Give the finder the targets of recipes that were added to the environment since it was made."""
+    """If recipes were added to the environment after the finder was made, give the finder their targets."""
     if finder := _finder():
         finder.add(recipe_files())
 
 
 def agent() -> "ModuleType":
-    """Import and return `autoprof.agent`, the composition root of the code that runs in a run."""
+    """Import and return `autoprof.agent`, which sets up autoprof's code in a process of a run."""
     from autoprof import agent
 
     return agent
@@ -280,16 +282,16 @@ def _look(folders: "list[str]") -> "Iterable[str]":
     with _Guard("could not look for recipes of distributions", _say):
         from autoprof._boot import entry_points
 
-        known = declared_folders() or []
-        new = entry_points.new_folders(folders, known)
-        os.environ[FOUND] = os.pathsep.join([sys.prefix, *known, *new])
-        if new:
+        known_folders = declared_folders() or []
+        new_folders = entry_points.new_folders(folders, known_folders)
+        os.environ[FOUND] = os.pathsep.join([sys.prefix, *known_folders, *new_folders])
+        if new_folders:
             return recipe_files()
     return ()
 
 
 class _Guard:
-    """Root of the boot's code, like `seam.guard`. It imports the seam only for an error.
+    """Root of the boot's code, where autoprof's errors end, as in `seam.guard`. It imports the seam only for an error.
 
     Attributes:
         failed: True if an error ended here.

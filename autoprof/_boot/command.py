@@ -1,4 +1,4 @@
-"""Command line of this interpreter: a script, a module or code, and its part in a run."""
+"""Command line of this interpreter: the program that it runs, and the part of the program in a run."""
 
 import os
 import sys
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-# Programs that are never profiled, by file name, part of the path, module, or part of the code.
+# Programs that are never profiled: file names, parts of paths, modules, and parts of code.
 # Ray starts each worker's interpreter twice in one pid. Only the second start (default_worker.py) has the environment
 # of the job (Ray 2.60, ray/_private/workers/setup_worker.py).
 _FOREIGN_PROGRAMS = (
@@ -36,10 +36,10 @@ _RAY_WORKER = "/ray/_private/workers/default_worker.py"
 
 
 class Command:
-    """The command line of an interpreter (`sys.orig_argv`), read once.
+    """The command line of an interpreter (`sys.orig_argv`).
 
     Attributes:
-        kind: `-m`, `-c`, or an empty text for a script.
+        kind: `-m` for a module, `-c` for code, or an empty text for a script.
         what: Module, code, or path of the script; empty if the interpreter reads stdin.
         name: File name of the script, or name of the module; empty for code.
         ray_worker: True for a worker process of Ray, which belongs to a run and never starts one.
@@ -62,7 +62,7 @@ class Command:
 
     @property
     def launcher(self) -> bool:
-        """True for a program that starts the ranks of a run. The run belongs to it and ends with it."""
+        """True for a program that starts the ranks of a run. The run ends when this program ends."""
         return self.name in (_LAUNCHER_MODULES if self.kind == "-m" else _LAUNCHERS)
 
     @property
@@ -70,14 +70,17 @@ class Command:
         """True for a program that the user may want to profile.
 
         False for code on the command line or on stdin, because shell scripts run many such snippets. Also False for
-        modules of the standard library, and for a program that is called with `--help` or `--version`.
+        modules of the standard library, and for programs with the argument `--help` or `--version`.
         """
         library = self.kind == "-m" and self.what.partition(".")[0] in sys.stdlib_module_names
         return self.what != "" and self.kind != "-c" and not library and not self._asks
 
 
 def _runs(words: "Sequence[str]") -> "tuple[str, str]":
-    """Return the kind and the value of an interpreter's program: `-m` and a module, `-c` and code, or "" and a path."""
+    """Return the program of an interpreter: `-m` and a module, `-c` and code, or an empty text and a script's path.
+
+    If the interpreter reads its program from stdin, both texts are empty.
+    """
     arguments = iter(words[1:])
     for argument in arguments:
         if argument in ("-m", "-c"):

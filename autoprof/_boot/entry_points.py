@@ -1,8 +1,8 @@
 """Recipes of installed distributions: entry points of the group `autoprof.recipes`, found without `importlib.metadata`.
 
-An entry point names a package by its import name. The recipes are the `*.toml` files in the package's folder; the
-package is not imported. `importlib.metadata` takes longer than a whole interpreter start, and this code runs in the
-user's process. So it only lists each folder of `sys.path` and opens one file per distribution.
+An entry point names a package by its import name. The recipes are the `*.toml` files in the package's folder. The
+package is not imported. This code runs in the user's process, and `importlib.metadata` takes longer than a whole
+interpreter start. So this code only lists each folder of `sys.path` and opens one file per distribution.
 """
 
 import os
@@ -17,14 +17,15 @@ GROUP = "autoprof.recipes"
 _FILE = "entry_points.txt"
 # Folders that installers make beside packages (PyPA, "Recording installed projects"; earlier setuptools' egg-info).
 _FOLDERS = (".dist-info", ".egg-info")
-# Finders that patch the modules they find. A search for a package's folder must not start that.
+# Top-level modules of finders that patch the modules they find. The search for a package's folder skips these finders.
 _OUR_FINDERS = ("autoprof", "wrapt")
 
 
 def _pass_on(error: BaseException) -> None:
-    """Raise the exception of a signal handler as `seam.pass_on` does, which is imported only if needed.
+    """Raise the exception of a signal handler, as `seam.pass_on` does, but import `seam` only if needed.
 
-    An error without a second frame, such as that of a missing file, can't come from a handler.
+    If the traceback of an error has only one frame, the error can't come from a signal handler. An example is the error
+    for a missing file.
     """
     if error.__traceback__ is not None and error.__traceback__.tb_next is not None:
         from autoprof.base import seam
@@ -33,7 +34,7 @@ def _pass_on(error: BaseException) -> None:
 
 
 class EntryPoint:
-    """An entry point of the group, `name = "value"`, and the distribution that declares it."""
+    """An entry point `name = "value"` of the group `autoprof.recipes`, and the distribution that declares it."""
 
     __slots__ = ("distribution", "name", "value")
 
@@ -43,9 +44,10 @@ class EntryPoint:
         self.value = value
 
     def folder(self) -> str:
-        """Return the folder that `value` names, `package.folder` or `package:folder`, or "" if it does not exist.
+        """Return the folder that `value` names, or an empty text if the folder does not exist.
 
-        Only import finders are called, which run no code of the package.
+        `value` is `package.folder` or `package:folder`. The package is found by import finders, so none of its code
+        runs.
         """
         top, *inner = self.value.replace(":", ".").split(".")
         for package in _package_folders(top):
@@ -56,13 +58,13 @@ class EntryPoint:
 
 
 def new_folders(search_path: "Iterable[str]", known: "Container[str]") -> "list[str]":
-    """Return the recipe folders that distributions in `search_path` declare, without the known ones."""
+    """Return the recipe folders that distributions in `search_path` declare, except the folders in `known`."""
     folders = dict.fromkeys(entry.folder() for entry in declared(search_path))
     return [folder for folder in folders if folder and folder not in known]
 
 
 def declared(search_path: "Iterable[str]") -> "Iterator[EntryPoint]":
-    """Yield the entry points of the group, by distribution.
+    """Yield the entry points of the group `autoprof.recipes`, one distribution after the other.
 
     Folders and files that can't be read are skipped.
 
@@ -81,7 +83,7 @@ def declared(search_path: "Iterable[str]") -> "Iterator[EntryPoint]":
 
 
 def _entry_points(folder: str) -> "Iterator[EntryPoint]":
-    """Yield the entry points of the group in one distribution's `.dist-info` or `.egg-info` folder."""
+    """Yield the entry points of the group `autoprof.recipes` in a `.dist-info` or `.egg-info` folder."""
     try:
         with open(os.path.join(folder, _FILE), "rb") as file:
             content = file.read()
@@ -102,7 +104,7 @@ def _entry_points(folder: str) -> "Iterator[EntryPoint]":
 
 
 def _package_folders(package: str) -> "list[str]":
-    """Return the folders of a top-level package, also of an editable install; an empty list for a single module."""
+    """Return the folders of a top-level package, which may be an editable install. For a single module, return []."""
     for finder in sys.meta_path:
         if type(finder).__module__.partition(".")[0] in _OUR_FINDERS:
             continue

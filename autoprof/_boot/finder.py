@@ -1,6 +1,7 @@
 """Import finder, which loads a target's recipes when the target is imported, and calls hooks of modules.
 
-It knows neither recipes nor the environment. Its creator passes functions that load recipes and search for them.
+The finder knows neither recipes nor the environment. Its creator passes two functions: one loads the recipes of a
+target, the other one searches for recipes.
 """
 
 import _imp
@@ -32,8 +33,8 @@ class Finder:
 
     The import system holds its own lock while it calls `find_spec`, and the imports of all other threads wait for that
     lock (CPython 3.11, `importlib._bootstrap._find_spec`). So `find_spec` imports no module and waits for no lock. It
-    only finds the module by the finders behind it. Recipes are loaded and hooks called when the module's loader creates
-    and executes the module.
+    only asks the finders after this finder for the module. Recipes are loaded and hooks are called later, when the
+    module's loader creates and executes the module.
 
     Attributes:
         targets: Import names of targets whose recipes are not loaded yet.
@@ -44,7 +45,7 @@ class Finder:
         self._load = load
         self._look = look
         self._seen: set[str] = set()
-        # Targets of distributions' recipes, and modules whose import starts a search for such recipes.
+        # Targets of the recipes that distributions declare, and modules whose import starts a search for such recipes.
         self._declared: set[str] = set()
         self._looks: set[str] = set()
         self._hooks: dict[str, list[Callable[[ModuleType], None]]] = {}
@@ -65,9 +66,9 @@ class Finder:
         self, fullname: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
     ) -> "ModuleSpec | None":
         top = fullname.partition(".")[0]
-        looks = fullname == top and self._look is not None and self._due(fullname)
-        watched = top in self.targets or fullname in self._hooks or top in self._loading
-        if not (watched or looks or self._may_wait(fullname)):
+        starts_search = fullname == top and self._look is not None and self._due(fullname)
+        is_watched = top in self.targets or fullname in self._hooks or top in self._loading
+        if not (is_watched or starts_search or self._may_wait(fullname)):
             return None
         # Another finder, such as wrapt's, may restart the search at the first finder.
         search = (get_ident(), fullname)
@@ -80,17 +81,17 @@ class Finder:
             self._finding.discard(search)
         loader: Any = spec.loader if spec is not None else None
         if hasattr(loader, "exec_module") and getattr(loader, "name", None) == fullname and hasattr(loader, "__dict__"):
-            if looks:
+            if starts_search:
                 self._looks.add(fullname)
             loader.exec_module = execution = _Execution(self, loader)
             if self._may_wait(fullname):
                 loader.create_module = execution.create
             return spec
-        if looks:
+        if starts_search:
             self.look()
         if hasattr(loader, "exec_module") and (
-            watched or top in self.targets
-        ):  # a loader of no file or several modules
+            is_watched or top in self.targets
+        ):  # the loader has no file, or has several modules
             spec.loader = Loader(self, loader)  # type: ignore[union-attr]
         return spec
 
@@ -106,7 +107,10 @@ class Finder:
         return None
 
     def create(self, spec: "ModuleSpec", loader: "Any") -> "ModuleType | None":
-        """Create a module by its own loader, or return the module that another thread imported meanwhile."""
+        """Wait for a pause, if necessary, and return a new module that the module's own loader creates.
+
+        If another thread has imported the module meanwhile, return that module instead.
+        """
         module = None
         if self._may_wait(spec.name):
             from autoprof._boot import pauses
@@ -118,10 +122,10 @@ class Finder:
         return module
 
     def execute(self, module: "ModuleType", loader: "Any") -> None:
-        """Load the recipes of the module's target, execute the module by its own loader, then call its hooks."""
+        """Load the recipes of the module's target, execute the module by its own loader, and call the hooks for it."""
         name = module.__spec__.name if module.__spec__ is not None else module.__name__
         if name in self._imported:
-            module.__spec__ = self._imported.pop(name)  # the import system has replaced it
+            module.__spec__ = self._imported.pop(name)  # the import system has replaced the spec
             return
         self._executing.add(name)
         try:
@@ -139,7 +143,7 @@ class Finder:
             self._pause(hook, sys.modules.get(name, module))
 
     def when_imported(self, name: str, hook: "Callable[[ModuleType], None]") -> None:
-        """Call `hook` with the module `name` now if it is imported, and each time that it is executed later."""
+        """Call `hook` with the module `name` now if it is imported already, and whenever it is executed later."""
         self._hooks.setdefault(name, []).append(hook)
         module = sys.modules.get(name)
         if module is not None and name not in self._executing:
@@ -156,10 +160,10 @@ class Finder:
         self._loaders.add(thread)
         loaded = False
         try:
-            on = self._load(name)
-            while on and self._late:
-                on = self._load(late := self._late.pop())
-                self._loading.discard(late)
+            is_on = self._load(name)
+            while is_on and self._late:
+                is_on = self._load(late_target := self._late.pop())
+                self._loading.discard(late_target)
             loaded = True
         finally:
             if not loaded:  # an exception of the user, such as Ctrl-C
@@ -168,7 +172,7 @@ class Finder:
             self._loading.discard(name)
 
     def _pause(self, work: "Callable[..., None]", *arguments: "Any") -> None:
-        """Call `work`, a function of autoprof's, in the middle of an import."""
+        """Call `work`, a function of autoprof, in the middle of an import, which pauses meanwhile (see `pauses.py`)."""
         thread = get_ident()
         if thread in self._pauses:
             work(*arguments)
@@ -180,23 +184,23 @@ class Finder:
             del self._pauses[thread]
 
     def _may_wait(self, name: str) -> bool:
-        """Return True if the import of a module by this thread may have to wait for a pause.
+        """Return True if this thread may have to wait for a pause before it imports the module `name`.
 
-        Imports of autoprof's own modules never wait: `create` may import one.
+        Imports of autoprof's own modules never wait, because `create` may import such a module.
         """
         if not self._pauses or "." not in name or name.startswith("autoprof."):
             return False
         return get_ident() not in self._pauses
 
     def _due(self, name: str) -> bool:
-        """Return True if the import of this top-level module is a reason to search for recipes of distributions."""
+        """Return True if the import of the top-level module `name` must start a search for recipes of distributions."""
         old = name in sys.stdlib_module_names or name in sys.modules or self._seen.issuperset(sys.path)
         return not old and not _starting()
 
     def look(self) -> None:
         """Search the folders that were added to `sys.path` since the last search for recipes of distributions.
 
-        A process that found the result in its environment does not search.
+        Do nothing if the process has found the result of a search in its environment.
         """
         if not self._look:
             return
@@ -210,12 +214,12 @@ class Finder:
             _imp.release_lock()
 
     def add(self, names: "Iterable[str]") -> None:
-        """Load the recipes of these targets, too, when they are imported. Targets that are imported are ignored."""
+        """Load the recipes of the targets `names`, too, when these targets are imported. Ignore imported targets."""
         self.targets.update(name for name in names if name not in sys.modules)
 
 
 class _Execution:
-    """Replacement of a loader's methods that creates and executes its only module, once."""
+    """Replacement of a loader's methods. It lets the finder create and execute the only module of the loader, once."""
 
     def __init__(self, finder: "Finder | None", loader: "Any") -> None:
         self._finder = finder
@@ -234,7 +238,7 @@ class _Execution:
         else:
             self._loader.exec_module(module)
 
-    # Loaders are compared by their attributes, and specs with their loaders can be pickled.
+    # Programs compare loaders, which compares their attributes. Programs also pickle specs, with their loaders.
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Execution)
 
@@ -262,7 +266,7 @@ class Loader:
         return self._finder.create(spec, self._loader)
 
     def exec_module(self, module: "ModuleType") -> None:
-        # An imported module has its own loader, as without autoprof.
+        # The program must find the module's own loader in the imported module, as without autoprof.
         for holder, name in ((module, "__loader__"), (getattr(module, "__spec__", None), "loader")):
             if getattr(holder, name, None) is self:
                 setattr(holder, name, self._loader)
@@ -270,7 +274,7 @@ class Loader:
 
 
 def watch_runpy(runpy: "ModuleType", hook: "Callable[[str], None]") -> None:
-    """Call `hook` with the path of a script when `runpy` has read its code, before the code runs."""
+    """Make `runpy` call `hook` with the path of each script. `runpy` has read the code then, but has not run it yet."""
 
     def watched(function: "Callable[..., Any]") -> "Callable[..., Any]":
         def find(*arguments: "Any") -> "Any":
@@ -291,7 +295,7 @@ def watch_runpy(runpy: "ModuleType", hook: "Callable[[str], None]") -> None:
 
 
 def _starting() -> bool:
-    """Return True if `site` is running: in every interpreter it imports the modules that `.pth` files name."""
+    """Return True if the module `site` is running, which imports the modules that `.pth` files name."""
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         if frame.f_globals.get("__name__") == "site":

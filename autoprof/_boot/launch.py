@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 LAUNCH_RUN_ID = "AUTOPROF_RUN_ID"
 # This rank and the number of ranks, for example `3/8`.
 LAUNCH_RANK = "AUTOPROF_OWN_RANK"
-# `NAME:NUMBER`: the launch, and a random number of this program. A launch may start several programs in each rank.
+# `NAME:NUMBER`: the name of the launch, and a random number that identifies this program. A launch may start several
+# programs in each rank.
 LAUNCH = "AUTOPROF_LAUNCH"
 # Prefix of launch names that are not unique. They are made from an address and a port, which a later launch may reuse.
 LAUNCH_AGAIN = "ranks-"
@@ -26,9 +27,14 @@ _LOOPBACK = ("localhost", "127.", "::1", "[::1]")
 
 
 def note_launch(environ: "MutableMapping[str, str]", command: "Command", starts: bool) -> None:
-    """Write the rank of this process into the environment. If it starts a run, also write the launch and the run's id.
+    """Write the rank of this process into the environment. If `starts` is True, also write the launch and the run's id.
 
     Ray's workers get no rank here, although they inherit the variables of the `srun` that started Ray.
+
+    Args:
+        environ: The environment.
+        command: The command line of this process.
+        starts: True if this process starts a run.
     """
     for name in (LAUNCH_RANK, LAUNCH) if starts or command.ray_worker else (LAUNCH_RANK,):
         environ.pop(name, None)
@@ -45,12 +51,12 @@ def note_launch(environ: "MutableMapping[str, str]", command: "Command", starts:
 
 
 def find_launch(environ: "Mapping[str, str]", program: str) -> "tuple[str, int, int] | None":
-    """Return the name of the launch, the rank of this process and the number of ranks; None if it is the only rank.
+    """Return the name of the launch, the rank of this process and the number of ranks; None if there is only one rank.
 
     Args:
         environ: The environment.
-        program: Name of the program, part of the launch's name. The ranks of one launch may run several programs, one
-            after the other or only in some ranks.
+        program: Name of the program. The ranks of one launch may run several programs, one after the other or only in
+            some ranks. So the name of the program is a part of the launch's name.
     """
     # Open MPI comes before Slurm: `mpirun` starts its daemons on other nodes by a Slurm step, whose ranks are the
     # daemons.
@@ -73,9 +79,10 @@ def _open_mpi(environ: "Mapping[str, str]") -> "tuple[str, list[str], int, int] 
 
 
 def _slurm(environ: "Mapping[str, str]") -> "tuple[str, list[str], int, int] | None":
-    """Return the facts of a Slurm step.
+    """Return the kind of launch, facts that identify the Slurm step, the rank, and the number of ranks.
 
-    Only `srun` sets the number of a step's tasks. Batch scripts and the shell of `salloc` lack this variable.
+    Return None outside of a Slurm step. Only `srun` sets the number of a step's tasks (`SLURM_STEP_NUM_TASKS`). Batch
+    scripts and the shell of `salloc` lack this variable.
     """
     rank, ranks = _number(environ, "SLURM_PROCID"), _number(environ, "SLURM_STEP_NUM_TASKS")
     job, step = environ.get("SLURM_JOB_ID"), environ.get("SLURM_STEP_ID")
@@ -97,7 +104,7 @@ def _torch(environ: "Mapping[str, str]") -> "tuple[str, list[str], int, int] | N
 
 
 def _network() -> "list[str]":
-    """Return the facts that identify a loopback device: the machine's boot id and the network namespace."""
+    """Return texts that identify a loopback device: the boot id and the network namespace, or only the host name."""
     from autoprof.base import seam
 
     try:

@@ -1,12 +1,14 @@
 """Pauses: periods in which the import of a package waits while autoprof reads recipes or applies hooks.
 
-Another thread may import a module of that package during a pause. It takes the module's lock, and the module's code
-waits for the package's lock. The first thread holds the package's lock, and its code waits for the module's lock.
-CPython ends this deadlock with an error in one of the threads (up to 3.14,
-https://github.com/python/cpython/issues/83065). Without autoprof, both imports must happen within a few milliseconds
-of each other. A pause can last half a second. So the second thread waits until the package's code has run for as long
-as it would have without the pause. Meanwhile it releases the module's lock, since the first thread may import the
-module, too. Only a thread that has to wait imports this module.
+During a pause, a second thread may import a module of that package, and both threads may end in a deadlock. The second
+thread takes the module's lock, and the module's code waits for the package's lock. The first thread holds the package's
+lock, and the package's code waits for the module's lock. CPython ends this deadlock with an error in one of the threads
+(up to 3.14, https://github.com/python/cpython/issues/83065). Without autoprof, the deadlock occurs only if both imports
+happen within a few milliseconds of each other. A pause can last half a second.
+
+So the second thread waits until the package's code has run for as long as it would have run without the pause. While it
+waits, the second thread releases the module's lock, because the first thread may import the module, too. Only a thread
+that has to wait imports `pauses.py`.
 """
 
 import os
@@ -29,7 +31,7 @@ _MAX_WAIT_S = 30.0
 
 
 def wait(name: str, pauses: "Pauses") -> "Any":
-    """Wait before a module is created, if the import of one of its packages pauses.
+    """Wait before the module `name` is created, if the import of one of the module's packages pauses.
 
     Returns:
         The module if another thread imported it meanwhile, else None.
@@ -45,28 +47,28 @@ def wait(name: str, pauses: "Pauses") -> "Any":
 
 
 def _sit_out(pause: "Pause", pauses: "Pauses", package: "Any") -> None:
-    """Wait for the end of a pause, and then for the time between its beginning and this call.
+    """Wait for the end of a pause. Then wait as long as the pause had already lasted when this function was called.
 
-    The wait ends early if the import is complete, or if it waits for this thread.
+    The wait ends early if the import of the package is complete, or if that import waits for this thread.
 
     Args:
         pause: The pause.
-        pauses: All pauses. A pause ends when it is removed.
+        pauses: All pauses. A pause has ended when it is no longer in this dict.
         package: The lock of the package whose import pauses.
     """
-    arrived, (thread, _, began) = monotonic(), pause
-    pausing, end = True, arrived + _MAX_WAIT_S
-    while package.owner == thread and monotonic() < end and not package.has_deadlock():
-        if pausing and pauses.get(thread) is not pause:
-            pausing, end = False, min(end, monotonic() + arrived - began)
+    call_time, (thread, _, pause_start) = monotonic(), pause
+    is_paused, deadline = True, call_time + _MAX_WAIT_S
+    while package.owner == thread and monotonic() < deadline and not package.has_deadlock():
+        if is_paused and pauses.get(thread) is not pause:
+            is_paused, deadline = False, min(deadline, monotonic() + call_time - pause_start)
         sleep(_POLL_S)
 
 
 def _without_lock(name: str, pause: "Pause", pauses: "Pauses", package: "Any") -> "Any":
-    """Sit out a pause without the lock of the module that this thread imports.
+    """Wait for a pause as `_sit_out` does, but meanwhile release the lock of the module that this thread imports.
 
-    The thread is registered as waiting for the lock. So CPython finds a deadlock if the thread that takes the lock
-    wants another module that this thread imports.
+    This thread is registered as waiting for that lock. Then CPython notices a deadlock if the thread that takes the
+    lock needs another module that this thread is importing.
 
     Returns:
         The module if another thread imported it meanwhile, else None.
@@ -85,7 +87,10 @@ def _without_lock(name: str, pause: "Pause", pauses: "Pauses", package: "Any") -
 
 
 def _take(lock: "Any") -> None:
-    """Acquire a lock. An exception of a signal handler is raised once the lock is acquired; the caller releases it."""
+    """Acquire a lock, which the caller releases.
+
+    If a signal handler raises meanwhile, the exception is raised again once the lock is acquired.
+    """
     interrupt = None
     while lock.owner != get_ident():
         try:
@@ -99,7 +104,7 @@ def _take(lock: "Any") -> None:
 
 
 class _WaitEntry:
-    """Entry of a thread that waits for a module's lock, up to Python 3.11."""
+    """Block in which CPython counts a thread as waiting for a module's lock. Only used up to Python 3.11."""
 
     def __init__(self, thread: int, lock: "Any") -> None:
         self._thread = thread
@@ -113,11 +118,11 @@ class _WaitEntry:
 
 
 def _no_lock(name: str) -> None:
-    """Stand in for `_get_module_lock` in an interpreter whose module locks are unknown."""
+    """Return None. Replaces `_get_module_lock` in an interpreter whose module locks autoprof does not know."""
 
 
 # CPython 3.10 to 3.14, importlib/_bootstrap.py: a lock's `owner` is the thread that holds it. `has_deadlock` returns
-# True if that thread waits for this one, directly or through others, by the entries of threads that wait.
+# True if that thread waits for this thread, directly or through other threads. It looks at the registered waits.
 _importing: "Any" = sys.modules["_frozen_importlib"]
 _known = hasattr(getattr(_importing, "_ModuleLock", None), "has_deadlock") and hasattr(_importing, "_blocking_on")
 _Entry: "Any" = getattr(_importing, "_BlockingOnManager", _WaitEntry)
