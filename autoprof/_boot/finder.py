@@ -122,7 +122,7 @@ class Finder:
         return module
 
     def execute(self, module: "ModuleType", loader: "Any") -> None:
-        """Load the recipes of the module's target, execute the module by its own loader, and call the hooks for it."""
+        """Load the recipes of a module's target. Execute the module by its own loader. Then call the module's hooks."""
         name = module.__spec__.name if module.__spec__ is not None else module.__name__
         if name in self._imported:
             module.__spec__ = self._imported.pop(name)  # the import system has replaced the spec
@@ -295,7 +295,7 @@ def watch_runpy(runpy: "ModuleType", hook: "Callable[[str], None]") -> None:
 
 
 def _starting() -> bool:
-    """Return True if the module `site` is running, which imports the modules that `.pth` files name."""
+    """Return True if `site` is running. In every interpreter, `site` imports the modules that `.pth` files name."""
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         if frame.f_globals.get("__name__") == "site":

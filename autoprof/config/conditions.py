@@ -33,16 +33,18 @@ _RESUME = re.compile(rf"{RESUME}:([0-9]{{1,4}})")
 
 
 class Condition(msgspec.Struct, frozen=True, kw_only=True):
-    """Condition and the window that it opens. With `hang` it is the limit for hanging steps and opens no window.
+    """A condition and the window that it opens. A `hang` condition opens no window: it is the limit for hanging steps.
 
     Attributes:
         what: One of `OWN`, or the name or kind of a stage or timer of the trainer's process.
-        above: Limit: a factor of the usual value, a share with `memory`, or a time with `unit`. 0 if it has no limit.
-        unit: Unit of a time: `s`, `m` or `h`.
+        above: Limit: a share from 0 to 1 for `memory`, a time if `unit` is set, else a factor of the usual value. 0 for
+            conditions without a limit.
+        unit: Unit of `above` if `above` is a time, `s`, `m` or `h`; else empty.
         steps: Number of steps to capture, beginning with the next one.
         cool_down: Number of steps after the window in which the condition opens no other window.
-        at_most: Maximum number of windows in a run; with `hang`, of times that all processes write their stacks.
-        overrides: Settings of its windows, by the names in `values.WINDOW_FIELDS`.
+        at_most: Maximum number of windows that the condition opens in a run. For `hang`, maximum number of times that
+            all processes write their stacks.
+        overrides: Settings of the condition's windows, by the names in `values.WINDOW_FIELDS`.
     """
 
     what: str
@@ -70,7 +72,7 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def seconds(self) -> float:
-        """Time limit in seconds, or 0 if it has none."""
+        """Time limit in seconds, or 0 if the condition has no time limit."""
         return self.above * _UNITS[self.unit] if self.unit else 0.0
 
 
@@ -94,24 +96,24 @@ def from_table(table: dict[str, Any]) -> Condition:
     Raises:
         ValueError: Fields are missing, or don't fit together.
     """
-    own = {name: table[name] for name in table if name in PARSERS}
-    what = own.pop("what", None)
+    fields = {name: table[name] for name in table if name in PARSERS}
+    what = fields.pop("what", None)
     if what is None:
         raise ValueError("what is missing")
-    share, factor = own.pop("above", None), own.pop("factor", None)
+    share, factor = fields.pop("above", None), fields.pop("factor", None)
     if what == HANG:
         return _hang(table, share, factor)
     if isinstance(share, tuple):
         raise ValueError(f"{what}: above takes a share; a time is for {HANG} only")
-    takes = {MEMORY: "above", RESUME: "", OOM: ""}.get(what, "factor")
+    limit_field = {MEMORY: "above", RESUME: "", OOM: ""}.get(what, "factor")
     for name, value in (("above", share), ("factor", factor)):
-        if (value is None) == (name == takes):
-            raise ValueError(f"{name} is missing" if name == takes else f"{what} takes no {name}")
-    if what == RESUME and ("cool_down" in own or "at_most" in own):
+        if (value is None) == (name == limit_field):
+            raise ValueError(f"{name} is missing" if name == limit_field else f"{what} takes no {name}")
+    if what == RESUME and ("cool_down" in fields or "at_most" in fields):
         raise ValueError("resume takes neither cool_down nor at_most, because a run is resumed only once")
     above = share if share is not None else factor or 0.0
     overrides = {name: value for name, value in table.items() if name not in PARSERS}
-    return _checked(Condition(what=what, above=above, overrides=overrides, **own))
+    return _checked(Condition(what=what, above=above, overrides=overrides, **fields))
 
 
 def _hang(table: dict[str, Any], above: object, factor: float | None) -> Condition:
@@ -149,10 +151,14 @@ def _parsed(text: str) -> Condition:
 
 
 def _checked(condition: Condition, written: bool = False) -> Condition:
-    """Return the condition if its number is allowed. `written`: it comes from text such as `hang>10m`, not `hang:off`.
+    """Return the condition if its limit is allowed.
+
+    Args:
+        condition: The condition.
+        written: True if the condition comes from text with a limit, such as `hang>10m`. `hang:off` has no limit.
 
     Raises:
-        ValueError: The number is not allowed.
+        ValueError: The limit is not allowed.
     """
     if condition.unit or condition.off:
         if written and condition.off:
@@ -173,7 +179,7 @@ def _name(value: object) -> str:
 
 
 def _share_or_time(value: object) -> float | tuple[float, str]:
-    """Return a share, or a time with its unit. For `off`, the time is 0 and the unit empty."""
+    """Return a share, or a pair of a time and its unit. For `off`, the time is 0 and the unit is empty."""
     if isinstance(value, str) and value.strip() == _OFF:
         return 0.0, ""
     if isinstance(value, str) and (match := _TIME.fullmatch(value.strip())) and float(match[1]):

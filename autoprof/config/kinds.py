@@ -23,7 +23,7 @@ Kind: TypeAlias = Literal[
 ]
 KINDS: tuple[str, ...] = get_args(Kind)
 GENERATE: Kind = "generate"
-# Names of stages and timers for each kind. Timers are verl's (marked_timer, 0.5 to 0.9.1).
+# Names of stages and timers for each kind. The timers are timers of verl (marked_timer, 0.5 to 0.9.1).
 _NAMES: dict[Kind, str] = {
     "generate": "gen gen_max rollout generation generate_sequences generate_async generate_samples "
     "wait_for_enough_samples",
@@ -49,10 +49,14 @@ def of(name: str) -> str:
 
 
 def chosen(kind: Kind | Mapping[str, Kind], name: str) -> str:
-    """Return the kind of a stage according to its hook, else according to its name.
+    """Return the kind of a stage according to its hook.
+
+    If the hook has no kind for the stage, return the kind according to the stage's name, or an empty text if the name
+    is unknown.
 
     Args:
-        kind: The `kind` of the hook: one kind, or kinds by patterns for stage names. The first match wins.
+        kind: The option `kind` of the hook: one kind, or a dict from patterns for stage names to kinds. The first
+            pattern that matches decides.
         name: The stage's name.
     """
     if isinstance(kind, str):

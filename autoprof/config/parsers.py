@@ -1,6 +1,6 @@
 """Parsers of single values of settings, from an environment variable or from TOML.
 
-Each raises a ValueError for a wrong value. Its message is the reason, or empty.
+Each parser raises a ValueError for a wrong value. The message of the ValueError is the reason, or is empty.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ def folder(value: object) -> str:
 
 
 def switch_or(taken: Callable[[str], bool]) -> Callable[[object], str]:
-    """Return a parser for a switch or for text that `taken` accepts. It returns "" for off and `1` for on."""
+    """Return a parser for a switch (on or off), or for text that `taken` accepts.
+
+    The parser returns an empty text for off, and `1` for on.
+    """
 
     def parse(value: object) -> str:
         if isinstance(value, (bool, int)):
@@ -50,7 +53,7 @@ def switch_or(taken: Callable[[str], bool]) -> Callable[[object], str]:
 
 
 def words(value: object) -> tuple[str, ...]:
-    """Return the words of a list or of a text, in which commas separate them."""
+    """Return the words of a list, or of a text in which commas separate the words."""
     if isinstance(value, str):
         value = value.split(",")
     if not isinstance(value, (list, tuple)) or not all(isinstance(word, str) for word in value):
@@ -62,7 +65,7 @@ def words(value: object) -> tuple[str, ...]:
 
 
 def one_of(choices: tuple[str, ...]) -> Callable[[object], str]:
-    """Return a parser for one of these words, in upper or lower case."""
+    """Return a parser for one of the words in `choices`. Upper and lower case are equal."""
 
     def parse(value: object) -> str:
         word = text(value).lower()
@@ -74,7 +77,7 @@ def one_of(choices: tuple[str, ...]) -> Callable[[object], str]:
 
 
 def several_of(choices: tuple[str, ...]) -> Callable[[object], tuple[str, ...]]:
-    """Return a parser for some of these words, in upper or lower case. It drops repeated words."""
+    """Return a parser for one or more of the words in `choices`. Case is ignored, and repeated words are dropped."""
 
     def parse(value: object) -> tuple[str, ...]:
         chosen = tuple(word.lower().replace("_", "-") for word in words(value))
@@ -87,7 +90,7 @@ def several_of(choices: tuple[str, ...]) -> Callable[[object], tuple[str, ...]]:
 
 
 def grammar(parse: Callable[[str], object]) -> Callable[[object], str]:
-    """Return a parser for text that `parse` accepts. Whole numbers and lists are converted to text."""
+    """Return a parser for text that `parse` accepts. The parser converts whole numbers and lists to text first."""
 
     def check(value: object) -> str:
         if isinstance(value, int) and not isinstance(value, bool):
@@ -102,7 +105,7 @@ def grammar(parse: Callable[[str], object]) -> Callable[[object], str]:
 
 
 def positive(value: object) -> float:
-    """Return a number above 0 and below 1e12, also from text."""
+    """Return a number above 0 and below 1e12. `value` may be a number or a text."""
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
         raise ValueError("")
     try:
@@ -128,7 +131,7 @@ def count(value: object) -> int:
 
 
 def paths(value: object) -> tuple[str, ...]:
-    """Return the paths in a text or a list, all of which must exist."""
+    """Return the absolute paths of the files and folders in a text or a list. All of them must exist."""
     if isinstance(value, str):
         value = [part for part in re.split(f"[,{os.pathsep}]", value) if part.strip()]
     result = tuple(os.path.abspath(os.path.expanduser(path)) for path in words(value))

@@ -18,7 +18,7 @@ ITERATIONS_TAKE = "start:stop in forward passes of the engine with start < stop 
 
 @dataclass(frozen=True)
 class _Span:
-    """Half-open range of whole numbers. `stop` is None for a range without an end."""
+    """Half-open range of whole numbers. `stop=None` means that the range has no end."""
 
     start: int
     stop: int | None
@@ -39,7 +39,10 @@ class _Span:
 
 @dataclass(frozen=True)
 class Steps:
-    """Steps to capture, by the trainer's numbers or by the order in which this run executes them."""
+    """Steps to capture.
+
+    A step is selected by its number in the trainer, or by its position in the order in which this run executes steps.
+    """
 
     numbers: tuple[_Span, ...]
     ordinals: tuple[int, ...]
@@ -62,7 +65,10 @@ class Steps:
         return cls(tuple(numbers), tuple(ordinals))
 
     def match(self, step: int, ordinal: int) -> bool:
-        """Return True if `step` is to be captured. It is the `ordinal`-th step, from 1, that this run executes."""
+        """Return True if `step` is to be captured.
+
+        `ordinal` is the position of `step` in the order in which this run executes steps, from 1.
+        """
         return ordinal in self.ordinals or any(step in span for span in self.numbers)
 
     @property
@@ -71,7 +77,7 @@ class Steps:
         return bool(self.numbers or self.ordinals)
 
     def any_after(self, step: int, ordinal: int) -> bool:
-        """Return True if a step after this one may match."""
+        """Return True if a step after `step`, which is the `ordinal`-th step of this run, may match."""
         return any(n > ordinal for n in self.ordinals) or any(span.any_after(step) for span in self.numbers)
 
 
@@ -115,7 +121,8 @@ def parse_iterations(text: str) -> tuple[int, int | None]:
     """Return the range of `AUTOPROF_ROLLOUT_ITERATIONS` or `AUTOPROF_MINI_BATCHES`.
 
     Returns:
-        The first forward pass or mini-batch to record, from 0, and the one to stop before; None for no end.
+        Number of the first forward pass or mini-batch to record, counted from 0, and number of the first one that is no
+        longer recorded, or None if the range has no end.
 
     Raises:
         ValueError: `text` is not in the grammar, or the range is empty.

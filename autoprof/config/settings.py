@@ -38,7 +38,7 @@ from autoprof.config.values import (
 
 @structs.complete
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """User's settings, checked. Values keep the user's notation, which `run.json` shows."""
+    """The settings of a run, after they were checked. Values keep the user's notation, because `run.json` shows it."""
 
     # Global steps to capture; empty to record only the timeline.
     steps: str = "+2"
@@ -48,20 +48,22 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     dir: str = "./autoprof_runs"
     # Permissions of the run's files, regardless of the umask: `private` is 0600 and 0700, `group` 0640 and 0750.
     access: str = "private"
-    # Profilers in order of preference; each process uses the first available. `torch,memory` adds the CUDA memory
-    # history, `memory` records it alone. By default `npu` in processes that use an NPU, else `torch`.
+    # Profilers in order of preference; each process uses the first available profiler. `torch,memory` also records the
+    # CUDA memory history, `memory` records only that history. By default `npu` in processes that use an NPU, else
+    # `torch`.
     tool: tuple[str, ...] = ()
-    # `discrete`: one trace per stage. `continuous`: one per process and whole step.
+    # `discrete`: one trace per stage. `continuous`: one trace per process and whole step.
     mode: str = "discrete"
     # Traces of consecutive steps in continuous mode: one for each step (`apart`) or one for all (`together`).
     consecutive: str = "apart"
-    # Patterns for roles: `trainer`, `actor`, `critic`, `ref`, `reward`, `rollout`. `!` excludes; the last match wins.
+    # Patterns for roles: `trainer`, `actor`, `critic`, `ref`, `reward`, `rollout`. `!` excludes; the last
+    # pattern that matches decides.
     # A [kind](recipes.md#kinds) such as `generate` or `update_actor` stands for the stages of that kind.
     roles: tuple[str, ...] = ("*",)
-    # Global ranks. A rollout replica is captured if it owns a named rank.
+    # Global ranks to capture. A rollout replica is captured if it owns one of these ranks.
     ranks: str = "0"
-    # Contents of a trace; `-` and `_` are equivalent. Unsupported ones are left out, logged once and listed in the meta
-    # file. By default, the host and the devices that torch was built for.
+    # Contents of a trace; `-` and `_` are equivalent. Contents that a profiler does not support are left out, logged
+    # once and listed in the meta file. By default, the host and the devices that torch was built for.
     contents: tuple[str, ...] = ()
     # Forward passes of an engine to record, counted from the start of the capture.
     rollout_iterations: str = "0:100"
@@ -76,13 +78,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_trace_mb: float = 2048.0
     # Disk space that autoprof leaves free.
     min_free_mb: float = 1024.0
-    # Maximum number of captured steps, including triggers.
+    # Maximum number of captured steps, including the steps of triggers.
     max_steps: int = 100
-    # Maximum seconds that a stop may delay the run.
+    # Maximum seconds that the run waits when a capture is stopped.
     stop_timeout_s: float = 60.0
-    # `1` collects the parts of all nodes at the end; a URL also copies the run there.
+    # `1` collects the files of all nodes at the end of the run; a URL also copies the files to that URL.
     collect: str = ""
-    # Command to run once, after the last window, its merge and the collection of files. It gets `$AUTOPROF_RUN_DIR`.
+    # Command to run once, after the last window, its merge and the collection of files. The command gets
+    # `$AUTOPROF_RUN_DIR`.
     on_finish: str = ""
     # Level of autoprof's log on stderr.
     log: str = "warning"
@@ -94,21 +97,21 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     memory: MemoryOptions = MemoryOptions()
     # Settings of single roles: their `[role.NAME]` tables.
     role: dict[str, dict[str, Any]] = {}
-    # Not set by users: the reason for the window if it is not `steps`, and for each role the reason why its slowest
-    # ranks were chosen.
+    # Not set by users. `reason`: the reason for the window, empty if `steps` has chosen the step. `found`: a dict from
+    # role to the reason why certain ranks were chosen as the slowest ranks.
     reason: str = ""
     found: dict[str, str] = {}
 
     def for_role(self, role: str) -> Settings:
-        """Return the settings of one role, in which its `[role.NAME]` table takes precedence."""
+        """Return the settings of one role: the values in its `[role.NAME]` table replace the values of the run."""
         return msgspec.structs.replace(self, **self.role.get(role, {}))
 
     def overridden(self, values: Mapping[str, Any]) -> Settings:
-        """Return the settings with the values of a window, which also take precedence over the tables of roles.
+        """Return a copy of the settings, in which the values of a window replace values of the run and of roles.
 
         Args:
-            values: Settings of the window. They may contain `reason`, the reason for the window, and `slowest`: the
-                slowest ranks of each role, and the evidence.
+            values: Settings of the window. There may be two more keys: `reason`, the reason for the window, and
+                `slowest`, a dict from role to two texts: the slowest ranks, and the evidence for this choice.
         """
         if not values:
             return self
@@ -132,13 +135,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
         The last pattern of `roles` that matches the role or the kind decides; `!` excludes.
         """
-        # A list that only excludes starts with everything included.
-        taken = all(pattern.startswith("!") for pattern in self.roles)
+        # If all patterns exclude, all other roles are captured.
+        is_taken = all(pattern.startswith("!") for pattern in self.roles)
         for pattern in self.roles:
-            bare = pattern.lstrip("!")
-            if fnmatchcase(role, bare) or (kind and fnmatchcase(kind, bare)):
-                taken = not pattern.startswith("!")
-        return taken
+            name_pattern = pattern.lstrip("!")
+            if fnmatchcase(role, name_pattern) or (kind and fnmatchcase(kind, name_pattern)):
+                is_taken = not pattern.startswith("!")
+        return is_taken
 
     @property
     def compares(self) -> bool:
@@ -153,19 +156,20 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         return any(fnmatchcase(name, pattern) for pattern in self.disable for name in names)
 
     def public(self) -> dict[str, Any]:
-        """Return the settings for `run.json`, without the command and without the secrets of the URL."""
-        shown: dict[str, Any] = msgspec.to_builtins(self)
-        shown["on_finish"] = "(set)" if self.on_finish else ""
-        shown["collect"] = url(self.collect)
-        del shown[REASON], shown["found"]
-        return shown
+        """Return the settings for `run.json`, without the command `on_finish` and the secrets in the URL `collect`."""
+        fields: dict[str, Any] = msgspec.to_builtins(self)
+        fields["on_finish"] = "(set)" if self.on_finish else ""
+        fields["collect"] = url(self.collect)
+        del fields[REASON], fields["found"]
+        return fields
 
 
 CONFIG_FILE = "autoprof.toml"
 # Maximum size of a settings file or a recipe. Each process of a run reads them.
 MAX_BYTES = 1 << 20
-# Variables that are not settings, without the prefix. autoprof's processes set most of them for other processes.
-_FURTHER = (
+# Names of variables that are not settings, without the prefix `AUTOPROF_`. autoprof sets most of these variables in one
+# process for other processes of the run.
+_NOT_SETTINGS = (
     "CONFIG",
     "RUN_ID",
     "RUN_INFO",
@@ -180,7 +184,7 @@ _FURTHER = (
     "TRY",
     "LOOK_MS",
 )
-VARIABLES = (*map(str.upper, FIELDS), *_FURTHER)
+VARIABLES = (*map(str.upper, FIELDS), *_NOT_SETTINGS)
 
 
 def load(environ: Mapping[str, str], directory: Path, given: Mapping[str, object] | None = None) -> Settings:
@@ -206,7 +210,7 @@ def load(environ: Mapping[str, str], directory: Path, given: Mapping[str, object
 
 
 def unknown(environ: Iterable[str]) -> list[str]:
-    """Return a line for each variable with autoprof's prefix that is not a setting, with the nearest setting's name."""
+    """Return a warning for each variable with autoprof's prefix that is no setting. It suggests the nearest setting."""
     names = sorted(name.removeprefix(PREFIX) for name in environ if name.startswith(PREFIX))
     return [
         f"{PREFIX}{name} is ignored: there is no such setting{did_you_mean(name, VARIABLES, PREFIX)}"
@@ -216,21 +220,21 @@ def unknown(environ: Iterable[str]) -> list[str]:
 
 
 def unknown_roles(settings: Settings) -> list[str]:
-    """Return a line for each word of `roles` that is neither a role of autoprof's recipes nor a kind."""
+    """Return a warning for each word of `roles` that is neither a role of autoprof's recipes nor a kind."""
     names = (*ROLES, *kinds.KINDS)
-    known = (*names, *settings.role)
+    known_names = (*names, *settings.role)
     words = [pattern.lstrip("!") for pattern in settings.roles]
     return [
         f"{PREFIX}ROLES: {word!r} is neither a role of autoprof's recipes nor a kind of stage"
         f"{did_you_mean(word, names)}; roles are {', '.join(ROLES)}, kinds are {', '.join(kinds.KINDS)}. "
         "It selects nothing unless a recipe or autoprof.stage of yours has it as a role"
         for word in words
-        if not any(fnmatchcase(name, word) for name in known)
+        if not any(fnmatchcase(name, word) for name in known_names)
     ]
 
 
 def load_one(name: str, environ: Mapping[str, str], directory: Path) -> Any:
-    """Return one setting, even if others are wrong. A settings file that can't be read is ignored.
+    """Return the value of one setting, even if other settings are wrong. Ignore a settings file that can't be read.
 
     Raises:
         SettingsError: The value is wrong.
@@ -240,8 +244,8 @@ def load_one(name: str, environ: Mapping[str, str], directory: Path) -> Any:
         path = _file(environ.get(PREFIX + "CONFIG", ""), directory)
         with seam.suppress(OSError, ValueError, RecursionError):
             value, where = _decoded(path).get(name, ""), f"{path}: {name}"
-    read = check(name, value, where) if value else getattr(Settings(), name)
-    return _folder(read, directory) if name == "dir" else read
+    checked_value = check(name, value, where) if value else getattr(Settings(), name)
+    return _folder(checked_value, directory) if name == "dir" else checked_value
 
 
 def _folder(path: str, directory: Path) -> str:

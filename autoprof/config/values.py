@@ -1,7 +1,7 @@
 """Values of settings: choices, options of tools, parsers, and checks of one value or of a table.
 
-Options of a tool, besides the contents, come from text such as `AUTOPROF_NPU="level=level2,mstx=false"` or from a table
-`[npu]`.
+A tool may have options in addition to the contents. They come from text such as
+`AUTOPROF_NPU="level=level2,mstx=false"`, or from a table such as `[npu]`.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ PREFIX = "AUTOPROF_"
 TOOLS = ("torch", "npu", "nsys", "memory")
 MODES = ("discrete", "continuous")
 CONSECUTIVE = ("apart", "together")
-# The roles of autoprof's own recipes, from the driver of a step to the functions that it calls.
+# The roles of autoprof's own recipes in display order: first the driver of the steps, then the roles that it calls.
 ROLES = ("trainer", "actor", "ref", "critic", "reward", "agent_loop", "rollout")
-# Readers of a run's files.
+# Values of `access`: the users that may read the files of a run.
 GROUP = "group"
 ACCESS = ("private", GROUP)
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 REASON = "reason"
 # Key for the slowest ranks of each role at the time when a window opens.
 FOUND = "slowest"
-# Word of the contents that no profiler gets: autoprof merges the traces after the recording.
+# Word in the contents that is not passed to a profiler. It makes autoprof merge the traces after the recording.
 MERGE = "merge-profiles"
-# All contents. Each backend ignores the ones that it does not know.
+# All words of the contents. Each profiler ignores words that it does not know.
 CONTENTS = ("cpu", "cuda", "npu", "memory", "shapes", "stack", "module", "flops", "profile-by-stage", MERGE)
 
 
@@ -54,10 +54,11 @@ class NpuOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         level: Amount of data collected from the device.
         aic_metrics: Counters of the AI cores; by default `none` at `level_none` and `level0`.
         export: Output of the analysis: text for Perfetto, databases for MindStudio Insight, or both.
-        mstx: True to record ranges that frameworks mark, except those of communication.
+        mstx: True to record ranges that frameworks mark, except ranges of communication.
         l2_cache: True to count hits of the L2 cache.
-        op_attr: True to collect the attributes of operators, with `db` or `both`.
-        analyse: True to analyse each recording right after it, in another process. `autoprof analyse` does it later.
+        op_attr: True to collect the attributes of operators. Requires `db` or `both` as `export`.
+        analyse: True to analyse each recording right after its end, in another process. If False, run
+            `autoprof analyse` later.
     """
 
     level: Literal["level_none", "level0", "level1", "level2"] = "level1"
@@ -84,7 +85,7 @@ class NsysOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Options of Nsight Systems.
 
     Attributes:
-        trace: Value of `nsys profile --trace`, separated by `+`.
+        trace: Names for `nsys profile --trace`, separated by `+`.
         sample: Value of `nsys profile --sample`; `process-tree` samples host stacks and context switches.
         python_backtrace: True to record the Python stack of CUDA calls (`--python-backtrace=cuda`).
         gpu_metrics: Devices whose hardware counters are sampled (`--gpu-metrics-devices`), separated by `+`; `all`, or
@@ -104,8 +105,8 @@ class MemoryOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Options of the history of CUDA's caching allocator (torch.cuda.memory).
 
     Attributes:
-        max_entries: Maximum number of allocations and frees kept, the newest ones. Each takes a few kB.
-        stacks: Stacks of each entry: Python only, Python and C++ (`all`, slow to write), or none.
+        max_entries: Maximum number of allocations and frees. The newest entries are kept. Each entry takes a few kB.
+        stacks: Stacks that each entry has: Python only, Python and C++ (`all`, slow to write), or none.
         oom: True to write a snapshot to `oom/` when CUDA runs out of memory, in any step; at most three per process.
     """
 
@@ -125,7 +126,7 @@ def overrides(values: Mapping[str, Any]) -> dict[str, Any]:
     """Check and return the settings of a single window.
 
     Raises:
-        SettingsError: A value is wrong, or is not a setting of a single window.
+        SettingsError: A value is wrong, or a name is not a setting of a single window.
     """
     return check_table(dict(values), "", WINDOW_FIELDS)
 
@@ -145,7 +146,7 @@ def steps(value: str, where: str = "steps") -> str:
 
 
 def check_condition(table: object, where: str) -> Condition:
-    """Check and return the condition of a `[[when]]` table. `where` is its name in messages.
+    """Check a `[[when]]` table and return its condition. `where` is the name of the table in messages.
 
     Raises:
         SettingsError: A value is wrong.
@@ -186,10 +187,11 @@ def check(name: str, value: object, where: str, kind: str = "") -> Any:
     """Check and return the value of a setting.
 
     Args:
-        name: The setting.
-        value: Its text, or its value in TOML.
-        where: Its name in messages.
-        kind: Prefix of its name in `PARSERS` if it is a field of a special table, such as `when.`.
+        name: Name of the setting.
+        value: The text of a variable, or the value in TOML.
+        where: Name of the setting in messages.
+        kind: Prefix of the setting's name in `PARSERS`, such as `when.` for fields of a `[[when]]` table. Empty for
+            settings of the run.
 
     Raises:
         SettingsError: The value is wrong.
@@ -204,7 +206,10 @@ def check(name: str, value: object, where: str, kind: str = "") -> Any:
 
 
 def short(value: object) -> str:
-    """Return a value for a message. Secrets are removed before it is cut: half a secret may not look like one."""
+    """Return a value as a text of at most 80 characters for a message, without secrets.
+
+    Secrets are removed before the text is cut, because a part of a secret may not look like a secret.
+    """
     try:
         text = hidden(repr(value))
     except RecursionError as error:
@@ -236,7 +241,7 @@ def _parse_options(kind: type[msgspec.Struct], text: object) -> msgspec.Struct:
 
 
 def _options_taken(kind: type[msgspec.Struct]) -> str:
-    """Return the options of a tool in words."""
+    """Return a text for messages that lists the options of a tool."""
     return "name=value, separated by commas, of " + ", ".join(kind.__struct_fields__)
 
 
