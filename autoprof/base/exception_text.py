@@ -18,33 +18,34 @@ _LIBRARIES = tuple(os.path.dirname(path) + os.sep for path in (os.__file__, os.p
 _PACKAGES = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
 _ATOMS = frozenset((str, bytes, int, float, complex, bool, type(None)))
 _CONTAINERS = frozenset((tuple, list, set, frozenset, dict))
-# Their `__str__` shows attributes, which may be objects of the program (Objects/exceptions.c).
+# Classes whose `__str__` shows attributes, which may be objects of the program (Objects/exceptions.c).
 _SHOW_MEMBERS = (OSError, SyntaxError, ImportError, UnicodeEncodeError, UnicodeDecodeError, UnicodeTranslateError)
-# Deeper containers are not shown: one may contain itself.
+# Containers at a greater depth are not shown, because a container may contain itself.
 _MAX_DEPTH = 5
 
 
 def described(error: BaseException) -> str:
-    """Return the exception's type and text; the type alone if there is no text."""
+    """Return the exception's type and text, or only the type if there is no text."""
     return ": ".join(filter(None, [type_name(error), text(error)]))
 
 
 def reason(error: BaseException) -> str:
-    """Return the exception's text, or its type if it has none, as a `MemoryError`."""
+    """Return the exception's text. If it has no text, such as a `MemoryError`, return its type."""
     return text(error) or type_name(error)
 
 
 def text(error: BaseException) -> str:
-    """Return the exception's text. Only an exception of a signal handler leaves this function.
+    """Return the exception's text. This function raises only exceptions of signal handlers.
 
-    A `__str__` of the program is not called. It may print, wait, count its calls or exit, and without autoprof it is
-    not called for an exception that the program catches. The text is then made of the exception's arguments.
+    If the program defines `__str__`, this function does not call it and makes the text from the exception's arguments.
+    The reason: `__str__` may print, wait, count its calls or exit, and without autoprof nothing would call it for an
+    exception that the program catches.
     """
     try:
         return _text(error, 0)
     except BaseException as problem:
         seam.pass_on(problem)
-        if issubclass(type(problem), KeyboardInterrupt):  # Python's own handler of Ctrl-C has no frame to be found by
+        if issubclass(type(problem), KeyboardInterrupt):  # Python's own handler of Ctrl-C has no frame
             raise
         return ""
 
@@ -52,10 +53,10 @@ def text(error: BaseException) -> str:
 def _text(error: BaseException, depth: int) -> str:
     arguments, method = args_of(error), _method(type(error), "__str__")
     in_python = type(method) is FunctionType
-    # A `__str__` written in C shows the arguments. Only a group counts them instead.
-    shows = not in_python and name_of(getattr(method, "__objclass__", object)) != GROUP
-    shown = (*arguments, *_members(error))
-    if _is_library(method) and method is not object.__str__ and not (shows and not _are_quiet(shown, depth)):
+    # A `__str__` written in C shows the arguments, except for groups, which show the number of their exceptions.
+    shows_arguments = not in_python and name_of(getattr(method, "__objclass__", object)) != GROUP
+    values = (*arguments, *_members(error))
+    if _is_library(method) and method is not object.__str__ and not (shows_arguments and not _are_quiet(values, depth)):
         return str(error)
     if len(arguments) == 1:
         return _argument(arguments[0], depth, str)
@@ -63,7 +64,7 @@ def _text(error: BaseException, depth: int) -> str:
 
 
 def _argument(value: Any, depth: int, show: Callable[[Any], str]) -> str:
-    """Return an argument as text; only its type if the text needs the program's code."""
+    """Return an argument as text. If making this text would run the program's code, return only the type."""
     if _is_quiet(value, depth):
         return show(value)
     if issubclass(type(value), BaseException) and depth < _MAX_DEPTH:
@@ -76,7 +77,7 @@ def _are_quiet(values: Iterable[Any], depth: int) -> bool:
 
 
 def _is_quiet(value: Any, depth: int) -> bool:
-    """Return True if no code of the program runs when `value` is made a text."""
+    """Return True if converting `value` to text runs no code of the program."""
     kind = type(value)
     if kind in _ATOMS:
         return True
@@ -88,7 +89,7 @@ def _is_quiet(value: Any, depth: int) -> bool:
 
 
 def _members(error: BaseException) -> list[Any]:
-    """Return the attributes that `__str__` of a builtin class shows beside the arguments, as `OSError.filename`."""
+    """Return the attributes that a builtin `__str__` shows besides the arguments, such as `OSError.filename`."""
     kinds = [kind for kind in mro_of(type(error)) if kind in _SHOW_MEMBERS]
     members = [member for kind in kinds for member in members_of(kind).values()]
     return [member.__get__(error) for member in members if type(member) is MemberDescriptorType]
@@ -99,7 +100,7 @@ def _method(kind: type, name: str) -> Any:
 
 
 def _is_library(method: Any) -> bool:
-    """Return True if a method is written in C, or is of the standard library, autoprof or an installed package."""
+    """Return True if a method is written in C, or belongs to the standard library, autoprof or an installed package."""
     if type(method) is not FunctionType:
         return type(method) in (WrapperDescriptorType, MethodDescriptorType) or (
             name_of(type(method)) == "cython_function_or_method"

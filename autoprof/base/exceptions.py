@@ -1,4 +1,4 @@
-"""The program's exceptions, read and changed without running the program's code.
+"""Functions that read and change the program's exceptions without running the program's code.
 
 A class of exceptions may define properties, slots, `__setattr__`, `__getattribute__`, `__bool__` or a metaclass. So
 these functions use the descriptors of `BaseException` and `type`, as the interpreter does. Standard library only.
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     Link = Callable[[BaseException], "BaseException | None"]
 
-# Class of exception groups, which Python 3.10 lacks.
+# Name of the class of exception groups, which Python 3.10 lacks.
 GROUP = "BaseExceptionGroup"
 
 name_of: Callable[[type], str] = type.__dict__["__name__"].__get__
@@ -39,12 +39,12 @@ def type_name(error: BaseException) -> str:
 
 
 def attribute(error: BaseException, name: str) -> Any:
-    """Return an attribute that the exception itself holds, or None. Properties are not read."""
+    """Return an attribute from the exception's `__dict__`, or None if it is not there. Properties are not called."""
     return _attributes_of(error).get(name)
 
 
 def group_of(error: BaseException) -> tuple[Any, ...]:
-    """Return the exceptions of a group, or an empty tuple."""
+    """Return the exceptions in an exception group, or an empty tuple if `error` is not a group."""
     for kind in mro_of(type(error)):
         if name_of(kind) == GROUP:
             # On Python 3.10 the package `exceptiongroup` defines groups. They keep their exceptions in `_exceptions`.

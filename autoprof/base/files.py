@@ -1,11 +1,11 @@
-"""Safe creation of a run's files: only their user can read them, or also the group, and links are never followed.
+"""Safe creation of a run's files: only the run's user, or also the group, can read them. Links are never followed.
 
 A user who may write in a folder of the run can put links there under the names of autoprof's files. So autoprof creates
-each file anew, and opens an existing one only if it is a regular file. The finisher uses this module, too: standard
-library only.
+each file anew, and opens an existing file only if it is a regular file. This module uses only the standard library,
+because the finisher needs it, too.
 
-No file gets the descriptor 0, 1 or 2. A program may have closed these and still write to them: at exit, Python writes
-the buffer of `sys.stdout`.
+No file of autoprof gets the descriptor 0, 1 or 2. A program may have closed these descriptors and still write to them:
+at exit, Python writes the buffer of `sys.stdout`. Such output must not get into a file of autoprof.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterator
     from typing import Any
 
-# Opening a link fails, and opening a pipe does not wait.
+# With these flags, opening a link fails, and opening a pipe does not wait.
 _CAREFULLY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-# First descriptor for files that stay open. Few programs have this many open files.
+# Minimum descriptor of files that stay open. Few programs have this many open files.
 _HIGH = 700
 
 
@@ -39,7 +39,7 @@ class _FilesState(process.State):
 
     Attributes:
         group: True if the group may read the files that this process makes.
-        low_closed: True if a file has got the descriptor 0, 1 or 2, so the program has closed that one.
+        low_closed: True if the program has closed the descriptor 0, 1 or 2. This is known once a file has got it.
     """
 
     def begin(self) -> None:
@@ -51,12 +51,12 @@ _state = _FilesState()
 
 
 def open_to_group(allowed: bool) -> None:
-    """Set whether the group may read the files that this process makes from now on."""
+    """Set if the group may read the files that this process makes from now on."""
     _state.group = allowed
 
 
 def open_as(folder: str | os.PathLike[str]) -> None:
-    """Let the group read the files that this process makes if it may read the run's folder."""
+    """If the group may read the run's folder, let the group read the files that this process makes from now on."""
     open_to_group(bool(os.stat(folder).st_mode & stat.S_IRGRP))
 
 
@@ -88,13 +88,13 @@ def folder(path: str | os.PathLike[str], own: int = sys.maxsize) -> None:
 def descriptor(
     path: str | os.PathLike[str], flags: int, mode: int = 0o600, *, dir_fd: int | None = None, held: bool = False
 ) -> int:
-    """Open a file as `os.open` does, but never as descriptor 0, 1 or 2. Also an `opener` for `open`.
+    """Open a file as `os.open` does, but never as descriptor 0, 1 or 2. This function can be an `opener` of `open`.
 
     Args:
         held: True if the file stays open while the program runs. Its descriptor is then 700 or above.
 
     Raises:
-        OSError: It can't be opened.
+        OSError: The file can't be opened.
     """
     if _state.low_closed:
         with low_numbers_taken():
@@ -114,24 +114,24 @@ def descriptor(
 def low_numbers_taken() -> Iterator[None]:
     """Occupy the descriptors 0, 1 and 2 if they are closed, so that no file gets them meanwhile.
 
-    They are opened with O_PATH, so reading and writing fail with EBADF as on closed ones.
+    The descriptors are opened with O_PATH. So reading and writing them fails with EBADF, as for closed descriptors.
 
     Raises:
         OSError: Too many files are open.
     """
-    taken: list[int] = []
+    numbers: list[int] = []
     try:
         while (number := os.open("/", os.O_PATH | os.O_CLOEXEC)) < 3:
-            taken.append(number)
+            numbers.append(number)
         os.close(number)
         yield
     finally:
-        for number in taken:
+        for number in numbers:
             os.close(number)
 
 
 def high(number: int) -> int:
-    """Return a duplicate of a descriptor, 700 or above; lower if the limit of open files is below that.
+    """Return a duplicate of a descriptor. Its number is 700 or above, or less if the limit of open files is less.
 
     Raises:
         OSError: Too many files are open.
@@ -149,7 +149,7 @@ def create(path: str | os.PathLike[str], held: bool = False) -> int:
         held: As in `descriptor`.
 
     Raises:
-        OSError: It can't be made.
+        OSError: The file can't be made.
     """
     with suppress(FileNotFoundError):
         os.unlink(path)
@@ -173,10 +173,10 @@ def claim(path: str | os.PathLike[str]) -> bool:
 
 
 def write(path: str | os.PathLike[str], content: bytes) -> None:
-    """Write a file that appears under its name once it is complete.
+    """Write a file. The file appears under its name only when it is complete.
 
     Raises:
-        OSError: It can't be written.
+        OSError: The file can't be written.
     """
     check_size(len(content))
     # The name is random, because processes of a run may have the same pid.
@@ -196,7 +196,7 @@ def write(path: str | os.PathLike[str], content: bytes) -> None:
 
 
 def name_whole(error: Any, path: str | os.PathLike[str]) -> None:
-    """Replace the name of a `.part` file in an `OSError` by the final name, which users know."""
+    """Replace the name of a `.part` file in an `OSError` by the final name `path`, because users know only `path`."""
     name = error.filename if issubclass(type(error), OSError) else None
     if type(name) is str and ".part" in (name[-5:], os.path.dirname(name)[-5:]):
         error.filename = os.fspath(path)
@@ -205,24 +205,24 @@ def name_whole(error: Any, path: str | os.PathLike[str]) -> None:
 
 
 def append(path: str | os.PathLike[str], content: bytes) -> None:
-    """Append to a file in one write, and create it if needed. If there is no room for all content, none is written.
+    """Append to a file in one write, and create it if needed. If there is no room for all content, write nothing.
 
     Raises:
         OSError: The file can't be written, or is not a regular file.
     """
     file = descriptor(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | _CAREFULLY)
     try:
-        before = _regular(file, path)
-        if _state.group and not before.st_mode & stat.S_IRGRP:
+        file_status = _regular(file, path)
+        if _state.group and not file_status.st_mode & stat.S_IRGRP:
             _show(file, 0o640)
-        _add(file, before.st_size, content, path)
+        _add(file, file_status.st_size, content, path)
     finally:
         os.close(file)
 
 
 def _add(file: int, size: int, content: bytes, path: str | os.PathLike[str]) -> None:
-    """Append to an open file of `size` bytes: all content or nothing."""
-    # Without a limit, this saves two calls for each line of a timeline.
+    """Append `content` to an open file, which has `size` bytes. If there is no room for all content, write nothing."""
+    # If there is no limit, this condition saves two calls for each journal line.
     if resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY:
         check_size(size + len(content))
     if os.write(file, content) < len(content):
@@ -233,11 +233,11 @@ def _add(file: int, size: int, content: bytes, path: str | os.PathLike[str]) -> 
 class HeldFile:
     """A file that stays open while the program runs.
 
-    A program may close the descriptor, or reuse its number. The file with that number is then not written or closed.
+    A program may close the descriptor, and another file may get its number. Then this class leaves that file alone.
     """
 
     _number = -1
-    # Device and inode, and whether it has a name. Some file systems count no names.
+    # Device, inode, and True if the file has a name in a folder. Some file systems do not count names.
     _identity: tuple[int, int, bool] | None = None
 
     def _hold(self, number: int) -> os.stat_result:
@@ -256,7 +256,7 @@ class HeldFile:
         """Close the file, if the descriptor still belongs to it.
 
         Raises:
-            OSError: On a network file system, the disk is full.
+            OSError: The file is on a network file system, and the disk is full.
         """
         is_own, number, self._number = self._number >= 0 and self.is_own(), self._number, -1
         if is_own:
@@ -272,13 +272,14 @@ def _identity(status: os.stat_result) -> tuple[int, int, bool]:
 
 
 class OwnFile(HeldFile):
-    """A file to which only this process appends. If it is moved or removed, the next write makes a new one.
+    """A file to which only this process appends. If the file is moved or removed, the next write makes a new file.
 
     Args:
-        path: The file. If the name exists, the file gets a number: `.2` before its ending, or `.3`, ... Processes of
-            several containers can have the same pid, and a program that replaces itself by `exec` keeps its pid.
-        make: Function that makes the folder if it does not exist.
-        head: Function that returns the first bytes of a file.
+        path: The file. If another file has this name, a number is put before the ending: `.2`, `.3`, ... This happens
+            because processes of several containers can have the same pid, and because a program that replaces itself by
+            `exec` keeps its pid.
+        make: Function that makes the folder of the file if the folder does not exist.
+        head: Function that returns the bytes with which each new file begins.
     """
 
     def __init__(self, path: str | os.PathLike[str], make: Callable[[], object], head: Callable[[], bytes]) -> None:
@@ -288,7 +289,7 @@ class OwnFile(HeldFile):
         self._is_synced = True
 
     def append(self, content: bytes) -> bool:
-        """Append in one write: all content or nothing. Return True if this begins a file.
+        """Append `content` in one write, all or nothing. Return True if this is the first write to a new file.
 
         Raises:
             OSError: The file can't be written.
@@ -296,7 +297,7 @@ class OwnFile(HeldFile):
         try:
             status = os.fstat(self._number)
             is_own = (status.st_dev, status.st_ino, status.st_nlink > 0) == self._identity
-        except OSError as error:  # it was not opened yet, or the program has closed it
+        except OSError as error:  # the file was not opened yet, or the program has closed it
             seam.pass_on(error)
             is_own = False
         if not is_own:
@@ -307,7 +308,7 @@ class OwnFile(HeldFile):
         return is_new
 
     def _open(self) -> os.stat_result:
-        """Open the file again, or make a new one. Return its status."""
+        """Open the file again if the path still leads to it, else make a new file. Return the status of the file."""
         with suppress(OSError):
             self.close()
         if self._identity is not None:
@@ -322,15 +323,15 @@ class OwnFile(HeldFile):
         return self._hold(number)
 
     def is_moved(self) -> bool:
-        """Return True if the path leads to another file, or to none. `append` does not notice a moved folder."""
+        """Return True if the path leads to another file, or to no file. `append` does not notice a moved folder."""
         try:
             return _identity(os.lstat(self._path))[:2] != (self._identity or ())[:2]
-        except OSError as error:  # a program that has become another user may not see it
+        except OSError as error:  # a program that has become another user may not see the file
             seam.pass_on(error)
             return error.errno == errno.ENOENT
 
     def sync(self) -> None:
-        """Write the content to the disk. A file system may report a full disk only now, as NFS and FUSE do.
+        """Write the content to the disk. Some file systems, such as NFS and FUSE, report a full disk only at this call.
 
         Raises:
             OSError: The content can't be written.
@@ -341,7 +342,7 @@ class OwnFile(HeldFile):
 
 
 def numbered(path: str) -> tuple[int, str]:
-    """Make a file for appending that stays open. If the name exists, the file gets a number before its ending: `.2`.
+    """Make a file for appending that stays open. If the name exists, a number such as `.2` is put before the ending.
 
     Returns:
         The descriptor and the path of the file.
@@ -361,7 +362,7 @@ def numbered(path: str) -> tuple[int, str]:
 
 
 def opened(path: str | os.PathLike[str]) -> int:
-    """Open a file for reading that another user may have made.
+    """Open a file for reading that another user may have made. Return the descriptor.
 
     Raises:
         OSError: The file can't be read, or is not a regular file.
@@ -395,7 +396,8 @@ def read(path: str | os.PathLike[str], max_bytes: int, owners: Container[int] | 
             raise OSError(errno.EFBIG, f"it has more than {max_bytes} bytes", os.fspath(path))
         if owners is not None and status.st_uid not in owners:
             raise OSError(errno.EPERM, f"it belongs to user {status.st_uid}", os.fspath(path))
-        # Python allocates as much memory as it is asked to read. The file may have grown meanwhile.
+        # Python allocates memory for all bytes that it is asked to read, so ask only for the size of the file. Add a
+        # page, because the file may have grown meanwhile.
         return file.read(min(max_bytes, status.st_size + _PAGE_BYTES))
 
 
@@ -439,16 +441,16 @@ def link_target(path: str | os.PathLike[str]) -> str:
 
 
 def names_in(folder: str | os.PathLike[str]) -> list[str]:
-    """Return the names in a folder, sorted; none if it does not exist or can't be read."""
+    """Return the sorted names in a folder, or an empty list if the folder does not exist or can't be read."""
     with suppress(OSError):
         return sorted(os.listdir(folder))
     return []
 
 
 def folders_in(folder: str | os.PathLike[str]) -> list[str]:
-    """Return the names of the folders in a folder, sorted; none if it does not exist or can't be read.
+    """Return the sorted names of the folders in a folder, or an empty list if the folder can't be read.
 
-    Only links need a call for their status, which takes long on network file systems.
+    The status of a file takes long on network file systems. This function asks only for the status of links.
     """
     with suppress(OSError), os.scandir(folder) as entries:
         return sorted(entry.name for entry in entries if entry.is_dir())
@@ -456,10 +458,10 @@ def folders_in(folder: str | os.PathLike[str]) -> list[str]:
 
 
 def status(path: str | os.PathLike[str], *, follow: bool = True) -> os.stat_result | None:
-    """Return the status of a file, or None if it does not exist or can't be seen.
+    """Return the status of a file, or None if the file does not exist or its status can't be read.
 
     `os.path.exists` and similar functions catch every `OSError`, also a `TimeoutError` that a signal handler raises.
-    The program would lose it.
+    The program would lose that exception.
 
     Args:
         path: The file.
@@ -473,7 +475,7 @@ def status(path: str | os.PathLike[str], *, follow: bool = True) -> os.stat_resu
 
 
 def exists(path: str | os.PathLike[str], *, follow: bool = True) -> bool:
-    """Return True if the file or folder exists. See `status`. For a missing one, no exception is raised and caught."""
+    """Return True if the file or folder exists. Unlike in `status`, a missing file causes no exception inside."""
     try:
         return os.access(path, os.F_OK, effective_ids=True, follow_symlinks=follow)
     except ValueError as error:
@@ -482,19 +484,19 @@ def exists(path: str | os.PathLike[str], *, follow: bool = True) -> bool:
 
 
 def is_folder(path: str | os.PathLike[str], *, follow: bool = True) -> bool:
-    """Return True if `path` is a folder. See `status`."""
+    """Return True if `path` is a folder. See `status` for the reason not to use `os.path.isdir`."""
     result = status(path, follow=follow)
     return result is not None and stat.S_ISDIR(result.st_mode)
 
 
 def is_file(path: str | os.PathLike[str]) -> bool:
-    """Return True if `path` is a regular file, or a link to one. See `status`."""
+    """Return True if `path` is a regular file or a link to a regular file. See `status`."""
     result = status(path)
     return result is not None and stat.S_ISREG(result.st_mode)
 
 
 def empty(path: str | os.PathLike[str]) -> None:
-    """Free the disk space of a file. Do nothing if it does not exist or has further names (hard links)."""
+    """Free the disk space of a file. Do nothing if the file does not exist, or has several names (hard links)."""
     with suppress(OSError):
         file = descriptor(path, os.O_WRONLY | _CAREFULLY)
         try:
@@ -506,13 +508,13 @@ def empty(path: str | os.PathLike[str]) -> None:
 
 
 def remove(*paths: str) -> None:
-    """Remove files and folders if they exist; of a link, only the link itself."""
+    """Remove files and folders if they exist. If a path is a link, remove the link, not its target."""
     for path in paths:
         result = status(path, follow=False)
         if result is not None and stat.S_ISDIR(result.st_mode):
             _remove_folder(path)
         elif result is not None:
-            # If Kineto can't write a file, it leaves it open, and the disk space stays in use (torch 2.13).
+            # If Kineto can't write a file, Kineto leaves the file open, so its disk space stays in use (torch 2.13).
             empty(path)
             with suppress(FileNotFoundError):
                 os.unlink(path)
@@ -525,7 +527,10 @@ def show(path: str | os.PathLike[str]) -> None:
 
 
 def _made(path: str, own: bool) -> bool:
-    """Make a folder if it does not exist. Return False if its parent does not exist. `own`: as in `folder`."""
+    """Make a folder if it does not exist. Return False if the parent does not exist, else True.
+
+    `own` is True if the folder gets the permissions of the run's files.
+    """
     try:
         os.mkdir(path, 0o700 if own else 0o777)
     except FileNotFoundError as error:
@@ -546,11 +551,11 @@ def _create(path: str | os.PathLike[str], held: bool = False) -> int:
     return file
 
 
-def _show(made: int | str | os.PathLike[str], mode: int) -> None:
-    """Set the mode of a new file or folder regardless of the umask, if the group may read the run's files."""
+def _show(target: int | str | os.PathLike[str], mode: int) -> None:
+    """If the group may read the run's files, set the mode of a new file or folder regardless of the umask."""
     if _state.group:
         with suppress(OSError):  # some file systems have no permissions
-            os.chmod(made, mode | (os.stat(made).st_mode & stat.S_ISGID))
+            os.chmod(target, mode | (os.stat(target).st_mode & stat.S_ISGID))
 
 
 def _regular(file: int, path: str | os.PathLike[str]) -> os.stat_result:
@@ -566,9 +571,9 @@ def walk(path: str | os.PathLike[str]) -> Iterator[tuple[str, list[str], list[st
 
 
 def _remove_folder(path: str) -> None:
-    """Remove a folder, except files that can't be removed.
+    """Remove a folder and its content, except files that can't be removed.
 
-    With `ignore_errors`, exceptions of signal handlers would be lost.
+    `ignore_errors=True` would also ignore exceptions of signal handlers, so each error is passed to `seam.pass_on`.
     """
     from autoprof.base.originals import shutil  # few processes need it
 

@@ -43,14 +43,14 @@ def start_ticks(pid: int) -> int | None:
 def pid_namespace() -> int:
     """Return the id of the namespace of this process's pid, or 0 if it is unknown.
 
-    Containers may share a host name and have equal pids.
+    With this id, processes of containers that share a host name and have equal pids can be distinguished.
     """
     status = files.status("/proc/self/ns/pid")
     return 0 if status is None else status.st_ino
 
 
 def own_stderr() -> str:
-    """Return the path of the stderr file if its name contains this pid, as in Ray's workers, or an empty text."""
+    """Return the path of stderr if it is a file with this pid in its name, as in Ray's workers, else an empty text."""
     path = files.link_target("/proc/self/fd/2")
     return path if re.search(rf"\b{os.getpid()}\b", os.path.basename(path)) and files.is_file(path) else ""
 
@@ -68,7 +68,7 @@ def own_rank() -> int:
 
 
 def first_rank() -> bool:
-    """Return True if this process is the first rank, or the only one. It reports for all ranks."""
+    """Return True if this process is rank 0 or the only process. The first rank reports for all ranks."""
     return (os.environ.get("RANK") or _launched()[0]) == "0"
 
 

@@ -22,7 +22,7 @@ _TIMEOUT_S = 60.0
 
 
 def find() -> str:
-    """Return the path of a Python of this version.
+    """Return the path of a Python interpreter that has the version of this process.
 
     Raises:
         OSError: No such Python was found.
@@ -37,7 +37,8 @@ def find() -> str:
 def job_file(job: dict[str, Any]) -> Iterator[BinaryIO]:
     """Yield an unnamed file with a job as JSON, for the stdin of a helper process.
 
-    A pipe would stay open in a child that the user forks meanwhile, and the helper would wait for its end.
+    A pipe is not used: if the program forks meanwhile, the child keeps the pipe open, and the helper process waits for
+    the end of the pipe.
 
     Raises:
         OSError: The file can't be made.
@@ -60,29 +61,32 @@ def _find(executable: str | None) -> str:
 
 
 def _runs_here(path: str) -> bool:
-    """Return True if a path is the program of this process and that is a Python. Does not start it."""
+    """Return True if `path` is the program of this process, and this program is a Python interpreter."""
     with seam.suppress(OSError):
         own = os.path.realpath("/proc/self/exe")
-        return os.path.samefile(path, own) and _named(own) and not getattr(sys, "frozen", False)
+        return os.path.samefile(path, own) and _has_python_name(own) and not getattr(sys, "frozen", False)
     return False
 
 
 def _others() -> Iterator[str]:
-    """Yield the interpreters of this Python installation, that of a virtual environment first: it has the packages."""
+    """Yield paths at which this Python installation may have interpreters.
+
+    The interpreter of a virtual environment comes first, because it has the packages.
+    """
     for prefix in dict.fromkeys((sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix)):
         yield os.path.join(prefix, "bin", f"python{sys.version_info[0]}.{sys.version_info[1]}")
     yield getattr(sys, "_base_executable", None) or ""
 
 
 def _is_python(path: str) -> bool:
-    if not _named(path) or not os.access(path, os.X_OK):
+    if not _has_python_name(path) or not os.access(path, os.X_OK):
         return False
     command = [path, "-I", "-S", "-c", _SHOW]
     with seam.suppress(OSError, subprocess.SubprocessError):
-        shown = subprocess.check_output(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, timeout=_TIMEOUT_S)
-        return bool(shown.decode(errors="replace").strip() == _VERSION)
+        version = subprocess.check_output(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, timeout=_TIMEOUT_S)
+        return bool(version.decode(errors="replace").strip() == _VERSION)
     return False
 
 
-def _named(path: str) -> bool:
+def _has_python_name(path: str) -> bool:
     return _NAME.fullmatch(os.path.basename(path)) is not None

@@ -1,4 +1,7 @@
-"""Arithmetic of intervals, which are pairs of ns: unions, gaps, and the owner of each moment if several overlap."""
+"""Arithmetic of intervals: unions, gaps, and the owner of each moment if several intervals overlap.
+
+An interval is a start and an end in ns.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ Interval = tuple[int, int]
 class Union:
     """Union of intervals that are added one by one, kept as ordered, disjoint pieces.
 
-    It needs memory for the pieces only: thousands of ranks that do the same at about the same time are one piece.
+    Only the pieces need memory. If thousands of ranks are busy at about the same time, their intervals are one piece.
     """
 
     def __init__(self, intervals: Iterable[Interval] = ()) -> None:
@@ -27,11 +30,11 @@ class Union:
         if end <= start:
             return
         if ends and starts[-1] <= start <= ends[-1]:
-            # The usual case: it overlaps the last piece.
+            # The usual case: the new interval overlaps the last piece.
             if end > ends[-1]:
                 ends[-1] = end
             return
-        # Merge the pieces that it touches with it.
+        # Merge the new interval with all pieces that it touches.
         first = bisect_left(ends, start)
         stop = bisect_right(starts, end)
         if first < stop:
@@ -44,7 +47,7 @@ class Union:
         return list(zip(self._starts, self._ends, strict=True))
 
     def within(self, start: int, end: int) -> list[Interval]:
-        """Return the pieces between two moments, cut there."""
+        """Return the pieces between `start` and `end`. Pieces that extend beyond these moments are cut there."""
         first = bisect_right(self._ends, start)
         stop = bisect_left(self._starts, end)
         return [
@@ -54,34 +57,37 @@ class Union:
         ]
 
     def without(self, start: int, end: int) -> list[Interval]:
-        """Return the gaps between two moments that no piece covers."""
+        """Return the parts of the time from `start` to `end` that no piece covers."""
         gaps = []
-        at = start
+        gap_start = start
         for low, high in self.within(start, end):
-            if at < low:
-                gaps.append((at, low))
-            at = high
-        if at < end:
-            gaps.append((at, end))
+            if gap_start < low:
+                gaps.append((gap_start, low))
+            gap_start = high
+        if gap_start < end:
+            gaps.append((gap_start, end))
         return gaps
 
     def length(self, start: int | None = None, end: int | None = None) -> int:
-        """Return the covered time in ns, of all pieces or between two moments."""
+        """Return the length in ns of all pieces together, or of their parts between `start` and `end`."""
         if start is None or end is None:
             return sum(self._ends) - sum(self._starts)
         return sum(high - low for low, high in self.within(start, end))
 
 
 def segments(spans: Sequence[tuple[str, int, int]], start: int, end: int) -> list[tuple[str, int, int]]:
-    """Return the owners of the time between two moments, in order. Each moment has one owner at most.
+    """Divide the time between two moments into segments that have one owner each.
 
-    If spans overlap, the latest to start owns the moment, so nested time belongs to the inner span. If several start
-    together, the first to end owns it.
+    If spans overlap, the span that started last owns the moment, so nested time belongs to the inner span. If several
+    spans started together, the span that ends first owns the moment. Moments without a span are in no segment.
 
     Args:
         spans: Names, starts and ends in ns.
         start: The first moment, in ns.
         end: The last moment, in ns.
+
+    Returns:
+        The name of the owner, the start and the end of each segment, in order of time.
     """
     clipped = sorted(
         (
@@ -93,29 +99,29 @@ def segments(spans: Sequence[tuple[str, int, int]], start: int, end: int) -> lis
     )
     owned: list[tuple[str, int, int]] = []
     running: list[tuple[int, int, str, int]] = []
-    at, position = start, 0
+    moment, position = start, 0
     while position < len(clipped) or running:
-        while running and running[0][3] <= at:
+        while running and running[0][3] <= moment:
             heapq.heappop(running)
         if not running:
             if position == len(clipped):
                 break
-            at = max(at, clipped[position][0])
-        while position < len(clipped) and clipped[position][0] <= at:
+            moment = max(moment, clipped[position][0])
+        while position < len(clipped) and clipped[position][0] <= moment:
             _, low, minus_high, name, high = clipped[position]
-            if high > at:
+            if high > moment:
                 heapq.heappush(running, (-low, -minus_high, name, high))
             position += 1
         if not running:
             continue
         owner = running[0]
         until = owner[3] if position == len(clipped) else min(owner[3], clipped[position][0])
-        if until > at:
-            if owned and owned[-1][0] == owner[2] and owned[-1][2] == at:
+        if until > moment:
+            if owned and owned[-1][0] == owner[2] and owned[-1][2] == moment:
                 owned[-1] = (owner[2], owned[-1][1], until)
             else:
-                owned.append((owner[2], at, until))
-        at = until
+                owned.append((owner[2], moment, until))
+        moment = until
     return owned
 
 

@@ -32,7 +32,7 @@ class _Handler(logging.StreamHandler):  # type: ignore[type-arg]
 
 
 class _LogState(process.State):
-    """Handler of this process's log, and messages that are logged only once."""
+    """Handler of this process's log, and the messages that this process has logged and will not log again."""
 
     handler: _Handler | None = None
 
@@ -71,26 +71,29 @@ def warning(message: str) -> None:
 
 
 def warning_once(message: str) -> None:
-    """Log a warning, unless this process has logged the same one before."""
+    """Log a warning, unless this process has logged the same warning before."""
     if message not in _state.logged:
         _state.logged.add(message)
         _log(logging.WARNING, message)
 
 
 def error_once(message: str, error: BaseException) -> None:
-    """Log a warning about an error, unless this process has logged the same one before."""
+    """Log a warning about an error, unless this process has logged the same warning before."""
     warning_once(f"{message}: {described(error)}")
 
 
 def warning_aside(message: str) -> None:
-    """Log a warning once, from a thread that `threading` does not know. `logging` would register it there."""
+    """Log a warning once, from a thread that the module `threading` does not know.
+
+    This function does not use `logging`, which would register the thread in `threading`.
+    """
     if message not in _state.logged and _state.handler is not None and _logger.level <= logging.WARNING:
         _state.logged.add(message)
         _write(_state.handler, message)
 
 
 def _log(level: int, message: str) -> None:
-    """Log a message. `logging` is avoided, since it would call the program's patches of `time.time` and the like."""
+    """Log a message without `logging` if possible: `logging` would call the program's patches, as of `time.time`."""
     handler = _state.handler
     if handler is None or _logger.handlers != [handler] or _logger.filters:  # the program has set up this log
         _logger.log(level, message)

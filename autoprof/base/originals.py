@@ -27,19 +27,19 @@ if TYPE_CHECKING:
     import time as time
     from typing import Any
 
-# Attributes that each class gets anew.
+# Attributes of a class that are not copied, because Python makes them for each new class.
 _OF_CLASS = ("__dict__", "__weakref__")
-# Attributes of `os.environ`, in the order of its class's arguments.
+# Attributes of `os.environ`, in the order in which its class takes them as arguments.
 _OF_ENVIRON = ("_data", "encodekey", "decodekey", "encodevalue", "decodevalue")
-# Copies that the code of other copies imports, by the names of the modules.
+# Dict from module name to copy. If the code of one copy imports a module in this dict, it gets the copy.
 _copies: dict[str, Any] = {}
 
 
 def _copy(name: str) -> Any:
     """Return a copy of a module: another namespace with the same contents."""
     copy: Any = ModuleType(f"{__name__}.{name}")
-    known = vars(__import__(name))
-    vars(copy).update({key: value for key, value in known.items() if key not in vars(copy)})
+    contents = vars(__import__(name))
+    vars(copy).update({key: value for key, value in contents.items() if key not in vars(copy)})
     _copies[name] = copy
     return copy
 
@@ -54,7 +54,7 @@ def _bind(value: Any, module: Any, space: dict[str, Any]) -> Any:
 
 
 def _run(name: str) -> Any:
-    """Return a module made by running the code of another one again, which imports the copies."""
+    """Run the code of a module again, and return the new module. If the code imports modules, it gets the copies."""
     module: Any = __import__(name)
     copy: Any = ModuleType(f"{__name__}.{name}")
     vars(copy)["__builtins__"] = vars(builtins) | {"__import__": _import, "open": io.open}
@@ -71,7 +71,7 @@ def _own_os() -> Any:
     """Return a copy of `os` and `os.path`, whose functions call functions of the copy.
 
     Raises:
-        ImportError: A tool such as pyfakefs has put another object in its place.
+        ImportError: A tool such as pyfakefs has replaced the module `os` by another object.
     """
     import os
     import posix
@@ -90,11 +90,11 @@ def _own_os() -> Any:
     return own
 
 
-def _own_environ(known: Any) -> Any:
-    """Return another object for the process's environment. A mock of `os.environ.get` does not receive its calls."""
-    if type(known).__name__ != "_Environ":  # a program has put another mapping in its place
-        return known
-    return type(known)(*(vars(known)[name] for name in _OF_ENVIRON))
+def _own_environ(environ: Any) -> Any:
+    """Return a second object for the process's environment, so that mocks of `os.environ.get` don't get its calls."""
+    if type(environ).__name__ != "_Environ":  # a program has replaced `os.environ` by another mapping
+        return environ
+    return type(environ)(*(vars(environ)[name] for name in _OF_ENVIRON))
 
 
 def _own_threading() -> Any:
@@ -110,7 +110,7 @@ def _own_threading() -> Any:
 
 
 def __getattr__(name: str) -> Any:
-    """Make the copy of a module that few processes need. This takes 0.3 ms."""
+    """Make the copy of a module at its first use: it takes 0.3 ms, and few processes need the module."""
     if name not in ("shutil", "subprocess", "tempfile"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     copy = _run(name)

@@ -18,15 +18,15 @@ LAST_STEP, STEP, CAPTURE, FILES, WORKERS, RUN, WATCH, TIMELINE = range(8)
 
 _LOCKS = (type(threading.Lock()), type(threading.RLock()))
 _states: list[State] = []
-# States that are registered to end, by their position in that order.
+# Dict from position in that order to the state that is registered to end.
 _ending: dict[int, State] = {}
 
 
 class State:
-    """State of one module.
+    """Base class of the state of one module.
 
     Attributes:
-        ends: Position in the order of the process's end, for a state that has something to end.
+        ends: Position of the state in the order of the process's end. Only states that use `at_exit` have a position.
     """
 
     ends: ClassVar[int]
@@ -35,7 +35,7 @@ class State:
         self._registered: Callable[[], None] | None = None
         self.begin()
         _states.append(self)
-        # Each state registers its own functions. If a signal interrupts one, Python still calls the next.
+        # Each state registers its own functions. If a signal interrupts one function, Python still calls the next one.
         os.register_at_fork(before=self.before_fork, after_in_parent=self.in_parent, after_in_child=self.in_child)
 
     def begin(self) -> None:
@@ -50,7 +50,8 @@ class State:
     def in_child(self) -> None:
         """Give up everything that belongs to the parent, in a forked child.
 
-        By default it only frees the locks, since threads of the parent may have held them. `self.begin()` frees all.
+        By default this only frees the locks, because threads of the parent may have held them. Subclasses that must
+        give up more call `self.begin()`.
         """
         for value in vars(self).values():
             if type(value) in _LOCKS:
@@ -62,7 +63,7 @@ class State:
     def end_first(self) -> None:
         """Register `at_exit` so that it runs before all functions registered with `atexit` so far.
 
-        States with a lower position still run before it.
+        The `at_exit` of a state with a lower position still runs before the `at_exit` of this state.
         """
         _ending[self.ends] = self
         for position in sorted(_ending, reverse=True):
@@ -71,11 +72,11 @@ class State:
 
     def _register(self) -> None:
         # Register first, then unregister: a signal may interrupt this in between.
-        before = self._registered
+        earlier_function = self._registered
         self._registered = lambda: self.at_exit()
         atexit.register(self._registered)
-        if before is not None:
-            atexit.unregister(before)
+        if earlier_function is not None:
+            atexit.unregister(earlier_function)
 
     def forget(self) -> None:
         """Unregister `at_exit`."""
@@ -91,7 +92,7 @@ def end() -> None:
 
 
 def reset() -> None:
-    """Reset all states to their values after the import of autoprof, after a run or a test."""
+    """After a run or a test, reset all states to the values that they had after the import of autoprof."""
     while _ending:
         _ending.popitem()[1].forget()
     for state in _states:

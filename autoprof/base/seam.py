@@ -3,10 +3,10 @@
 autoprof's own errors end at a `guard`. Guards are at the roots of autoprof's code: calls of hooks, threads, functions
 that run at exit, callbacks. The code below a root catches the exceptions that it expects.
 
-Python calls a signal handler between two instructions of the main thread. An exception of the handler comes out of the
-code that was running. So a clause in autoprof could mistake a watchdog's alarm for an error of autoprof's: a handler
-may raise `TimeoutError`, which is an `OSError`. Therefore every such clause begins with `pass_on`. Standard library
-only.
+Python calls a signal handler between two instructions of the main thread. If the handler raises an exception, the
+exception leaves the code that was running. This can be autoprof's code. For example, the handler of a watchdog's alarm
+raises `TimeoutError`, which is an `OSError`. An `except OSError` clause of autoprof must not catch that exception.
+Therefore every `except` clause of autoprof begins with `pass_on`. Standard library only.
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ if TYPE_CHECKING:
 
 # Flags of code objects, as in `inspect`: code of a function, and of a function with `*args`.
 _OPTIMIZED, _VARARGS = 0x01, 0x04
-# Maximum number of calls of `work` by `undo`. Each interrupted call is one more Ctrl-C of a user who wants to stop it.
+# Maximum number of calls of `work` by `undo`. A call is interrupted if the user presses Ctrl-C once more.
 _MAX_CALLS = 4
 # Reason in meta files of captures that ended early.
 AT_WORK = "autoprof was interrupted at its work"
 
 
 def pass_on(error: BaseException) -> None:
-    """Raise the exception of a signal handler, if `error` is one or was caused by one."""
+    """If `error` is an exception of a signal handler, or was caused by such an exception, raise that exception."""
     if (raised := of_handler(error)) is not None:
         raise raised
 
 
 def of_user(error: BaseException) -> BaseException | None:
-    """Return the exception that must reach the user's code, for an error in autoprof's code, or None.
+    """Return the exception that must reach the user's code, or None if `error` is an error of autoprof.
 
-    These are exceptions of signal handlers, and all that are not an `Exception`: `KeyboardInterrupt`, `SystemExit`, a
-    cancellation.
+    Two kinds of exceptions that leave autoprof's code must reach the user's code: exceptions of signal handlers, and
+    exceptions that are not an `Exception`, such as `KeyboardInterrupt`, `SystemExit` or a cancellation.
     """
     raised = of_handler(error)
     return raised if raised is not None or issubclass(type(error), Exception) else error
 
 
 def undo(error: BaseException, work: Callable[[], None]) -> None:
-    """Call `work` if `error` interrupted the caller. `work` undoes the steps of the caller.
+    """Call `work` if `error` is an interrupt of the caller. `work` undoes the steps that the caller has done.
 
-    A second signal may interrupt `work`, too. Then it is called again and must continue where it stopped.
+    A second signal may interrupt `work`, too. Then `work` is called again, and must continue where it was interrupted.
 
     Raises:
         BaseException: The last interrupt of `work`.
@@ -87,15 +87,17 @@ def alone(error: BaseException, outer: BaseException | None) -> None:
     if error is outer:
         return
     while (context := exceptions.context_of(error)) is not None and context is not outer:
-        begins = exceptions.traceback_of(context)
-        if begins is None or not _is_handler(begins.tb_frame):
+        traceback = exceptions.traceback_of(context)
+        if traceback is None or not _is_handler(traceback.tb_frame):
             exceptions.set_context(error, outer if outer is not error else None)
             return
         error = context
 
 
 class guard:
-    """Root of autoprof's code: an error of the block ends here and is reported. Exceptions of the user pass.
+    """Root of autoprof's code: an error of autoprof in the `with` block ends here and is reported.
+
+    Exceptions that must reach the user's code pass (`of_user`).
 
     Args:
         what: The work of the block, for the report: `"the step can't be announced"`.
@@ -148,10 +150,10 @@ class suppress:
 
 
 def of_handler(error: BaseException | None) -> BaseException | None:
-    """Return the exception of a signal handler: `error` itself, or a context or cause of it; else None.
+    """Return the exception that a signal handler raised, or None if no handler raised one.
 
-    A context that was raised before autoprof's code was called does not count. It was not caught in a frame that
-    `error` has passed.
+    The exception is `error` itself, or is in its chain of contexts and causes. A context that was raised before
+    autoprof's code was called does not count: the frame that caught it is not in the traceback of `error`.
     """
     frames: set[FrameType] = set()
     while error is not None:
@@ -159,7 +161,7 @@ def of_handler(error: BaseException | None) -> BaseException | None:
         # Python replaces the StopIteration of a generator by a RuntimeError without the generator's frame.
         if frames and (not entries or (entries[0] not in frames and not issubclass(type(error), StopIteration))):
             return None
-        # The first frame is the one that caught it.
+        # The first frame is the frame that caught the exception.
         if any(map(_is_handler, entries[1:])):
             return error
         if frames.issuperset(entries):
@@ -177,7 +179,7 @@ def _entries(traceback: TracebackType | None) -> Iterator[FrameType]:
 
 
 def _is_handler(frame: FrameType) -> bool:
-    """Return True for the frame of a signal handler: it was called with a number and the interrupted frame."""
+    """Return True for the frame of a signal handler, whose arguments are a number and the interrupted frame."""
     code, interrupted = frame.f_code, frame.f_back
     if code in _handlers():
         return True
@@ -192,14 +194,15 @@ def _is_handler(frame: FrameType) -> bool:
         value = local.get(name)
         values.extend(value if isinstance(value, tuple) else (value,))
     if sys.version_info < (3, 13):
-        local.clear()  # it is a copy, which would keep the function's objects alive
+        local.clear()  # `f_locals` is a copy, which would keep the function's objects alive
     return any(frame is interrupted and isinstance(number, int) for number, frame in pairwise(values))
 
 
 def _handlers() -> set[CodeType]:
     """Return the code of the installed signal handlers.
 
-    It identifies handlers that a wrapper calls with other arguments, or that have overwritten their arguments.
+    The code identifies handlers that can't be identified by their arguments: a wrapper may call a handler with other
+    arguments, or the handler may have overwritten its arguments.
     """
     # A process without functools has no partial.
     partial = getattr(sys.modules.get("functools"), "partial", ())

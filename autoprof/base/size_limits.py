@@ -1,6 +1,6 @@
-"""Limit of file sizes (`ulimit -f`): a write over it fails and raises SIGXFSZ, which may end the process.
+"""Limit of file sizes (`ulimit -f`): a write beyond it fails and sends SIGXFSZ, which may end the process.
 
-The boot uses this, too: standard library only, and no copies of `base/originals.py`.
+The boot uses this module, too. So the module imports only the standard library, not the copies in `base/originals.py`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def size_limit() -> int | None:
 
 
 def check_size(size: int) -> None:
-    """Check that a file may have `size` bytes. Writing a larger one raises SIGXFSZ, which may end the process.
+    """Check that a file may have `size` bytes. Writing a larger file sends SIGXFSZ, which may end the process.
 
     Raises:
         OSError: The size is over the limit.
@@ -34,9 +34,9 @@ def check_size(size: int) -> None:
 
 
 def no_size_signal(call: Callable[..., Any], *args: Any) -> Any:
-    """Call `call`. Its writes over the limit of file sizes fail with EFBIG, without the signal SIGXFSZ.
+    """Call `call` without the signal SIGXFSZ. Writes beyond the limit of file sizes fail with EFBIG.
 
-    Other signals that a handler of the program blocks meanwhile stay blocked.
+    If a signal handler of the program blocks other signals during the call, these signals stay blocked.
 
     Returns:
         The result of `call`.
@@ -44,7 +44,7 @@ def no_size_signal(call: Callable[..., Any], *args: Any) -> Any:
     signals = {_signal.SIGXFSZ}
     blocked = signals <= _signal.pthread_sigmask(_signal.SIG_BLOCK, ())
     restore = _signal.SIG_BLOCK if blocked else _signal.SIG_UNBLOCK
-    # A signal handler that raises may keep the first of the two from its end.
+    # The signal mask is restored twice, because a signal handler that raises may interrupt the first call.
     try:
         try:
             return _blocking(signals, call, args)

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-# A fault in a thread sends these to that thread. If it blocks one, Linux kills the process without calling the handler,
-# and faulthandler writes nothing (SYNCHRONOUS_MASK in kernel/signal.c).
+# A fault in a thread sends one of these signals to that thread. If the thread blocks the signal, Linux kills the
+# process without calling the handler, and faulthandler writes nothing (SYNCHRONOUS_MASK in kernel/signal.c).
 _FAULTS = ("SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGTRAP", "SIGSYS")
-# These cannot be blocked.
+# Signals that cannot be blocked.
 _NEVER = ("SIGKILL", "SIGSTOP")
 BLOCKED = frozenset(_signal.valid_signals()) - {getattr(_signal, name, 0) for name in _FAULTS + _NEVER}
 # Stack size of autoprof's threads. torch's export needs the most and works in 96 KiB (torch 2.13).
@@ -25,7 +25,10 @@ _STACK_BYTES = 1 << 20
 
 
 class _ThreadsState(process.State):
-    """Lock for `threading.stack_size`. It is reentrant, since a signal handler may start a thread while it is held."""
+    """Lock for `threading.stack_size`.
+
+    The lock is reentrant, because a signal handler may start a thread while its thread holds the lock.
+    """
 
     def begin(self) -> None:
         self.lock = _thread.RLock()
@@ -38,7 +41,7 @@ _state = _ThreadsState()
 
 
 def start(begin: Callable[..., Any], *args: Any) -> Any:
-    """Call `begin`, whose new threads block all signals and have a large enough stack. Return its result.
+    """Call `begin`, and return its result. Threads that `begin` starts block all signals and have a large enough stack.
 
     Raises:
         BaseException: The exception of `begin` or of a signal handler. The program's `threading.stack_size` and the
@@ -56,10 +59,11 @@ def start(begin: Callable[..., Any], *args: Any) -> Any:
 
 
 def blocking(begin: Callable[..., Any], *args: Any) -> Any:
-    """Call `begin`, whose new threads block all signals. Return its result.
+    """Call `begin`, and return its result. Threads that `begin` starts block all signals.
 
-    The system gives a signal to any thread of the process that does not block it. A program that blocks a signal in its
-    own threads expects it to wait. Signals that arrive meanwhile are handled when the mask of this thread is restored.
+    The system gives a signal to any thread of the process that does not block the signal. If a program blocks a signal
+    in all of its threads, the signal must wait, so no thread of autoprof may receive it. Signals that arrive during the
+    call are handled when the mask of this thread is restored.
 
     Raises:
         BaseException: The exception of `begin` or of a signal handler.
@@ -74,7 +78,10 @@ def blocking(begin: Callable[..., Any], *args: Any) -> Any:
 
 
 def start_process(begin: Callable[[], Any]) -> Any:
-    """Call `begin`, which starts a process of the user. It does not inherit the signal mask of autoprof's threads."""
+    """Call `begin`, which starts a process for the user, and return its result.
+
+    The new process does not inherit the signal mask of autoprof's threads.
+    """
     mask = _signal.pthread_sigmask(_signal.SIG_BLOCK, ())
     if not mask >= BLOCKED:  # this is a thread of the program
         return begin()
@@ -102,10 +109,13 @@ def stack_bytes() -> int | None:
 
 
 def _stack_size() -> int:
-    """Return the program's `threading.stack_size`. That function sets the size to 0 when it is called without one."""
+    """Return the size that the program has set by `threading.stack_size`, without changing it.
+
+    A call of `threading.stack_size` without an argument returns the size, but also sets it to 0.
+    """
     sizes: list[int] = []
-    # C code makes both calls, the second one with the result of the first. So no other thread sees the 0, and no signal
-    # handler runs between them.
+    # C code makes both calls, and passes the result of the first call to the second one. So no other thread sees the 0,
+    # and no signal handler runs between the calls.
     sizes.extend(map(_thread.stack_size, islice(chain((0,), sizes), 2)))
     return sizes[0]
 

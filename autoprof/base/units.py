@@ -35,12 +35,12 @@ def change(value: float) -> str:
 
 
 def rate(value: float | None) -> str:
-    """Return a rate per second: `12,300 /s`."""
+    """Return a rate per second as text: `12,300 /s`; `-` if it is unknown."""
     return "-" if value is None else f"{number(value)} /s"
 
 
 def number(value: float | None) -> str:
-    """Return a number with three significant digits; a whole number with all its digits."""
+    """Return a number as text, with three significant digits, or all digits of a whole number; `-` if it is unknown."""
     if value is None:
         return "-"
     if value < 0:
@@ -49,7 +49,7 @@ def number(value: float | None) -> str:
 
 
 def share(value: float | None) -> str:
-    """Return a share from 0 to 1 in percent."""
+    """Return a share from 0 to 1 as text in percent: `< 0.1 %`, `2.5 %`, `40 %`; `-` if it is unknown."""
     if value is None:
         return "-"
     if value < 0:
@@ -89,7 +89,7 @@ def ranges(numbers: Sequence[int]) -> str:
 
 
 def moment(unix_ns: int | None) -> str:
-    """Return a time in UTC, so that a page shows the same text in every time zone."""
+    """Return a time as text in UTC, so that a page shows the same text in every time zone; `-` if it is unknown."""
     if unix_ns is None:
         return "-"
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(unix_ns / 1e9))
@@ -104,20 +104,20 @@ def short(name: str, max_chars: int = _SHORT) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
-    """Return `; did you mean X?` if a known name X is similar to `name` or contains it, else an empty text.
+    """Return `; did you mean X?` if a correct name X is similar to `name` or contains `name`, else an empty text.
 
     Args:
         name: The wrong name.
         known: The correct names.
-        prefix: Text to put before X. It is not compared.
+        prefix: Text to put before X. The prefix is not compared with `name`.
     """
     # Only needed for errors.
     from difflib import get_close_matches
 
     names = list(known)
-    longer = [candidate for candidate in names if len(name) > 2 and name in candidate]
-    near = longer if len(longer) == 1 else get_close_matches(name, names, 1, 0.6)
-    return f"; did you mean {prefix + near[0]!r}?" if near else ""
+    longer_names = [candidate for candidate in names if len(name) > 2 and name in candidate]
+    similar_names = longer_names if len(longer_names) == 1 else get_close_matches(name, names, 1, 0.6)
+    return f"; did you mean {prefix + similar_names[0]!r}?" if similar_names else ""
 
 
 def _digits(value: float) -> str:
