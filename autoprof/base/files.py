@@ -51,7 +51,7 @@ _state = _FilesState()
 
 
 def open_to_group(allowed: bool) -> None:
-    """Set if the group may read the files that this process makes from now on."""
+    """If `allowed`, let the group read the files that this process makes from now on; else only the user."""
     _state.group = allowed
 
 
@@ -490,7 +490,7 @@ def is_folder(path: str | os.PathLike[str], *, follow: bool = True) -> bool:
 
 
 def is_file(path: str | os.PathLike[str]) -> bool:
-    """Return True if `path` is a regular file or a link to a regular file. See `status`."""
+    """Return True if `path` is a regular file, or a link to a regular file. `status` explains why to use this."""
     result = status(path)
     return result is not None and stat.S_ISREG(result.st_mode)
 

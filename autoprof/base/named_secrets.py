@@ -1,7 +1,7 @@
-"""Search for secrets that follow their name, in texts of any kind.
+"""Search for secrets that come after a name, such as `token=...`, in texts of any kind.
 
-Texts are messages, JSON, YAML, reprs, command lines, headers and URLs, also nested. The search takes linear time: it
-skips each secret that it finds, and it reads at most a few hundred characters of any other value.
+Texts are messages, JSON, YAML, reprs, command lines, headers and URLs, also nested in each other. The search takes
+linear time, because it skips each secret that it finds and reads at most a few hundred characters of other values.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ class Value(NamedTuple):
     """A value in a text.
 
     Attributes:
-        start: Index of its first character, after the quote.
-        end: Index after its last character, before the quote.
-        stop: Index after its closing quote.
-        text: Its characters.
-        quoted: True if it is in quotes.
-        closed: False if its closing quote is missing: texts get cut.
+        start: Index of the value's first character, after the opening quote.
+        end: Index after the value's last character, before the closing quote.
+        stop: Index after the closing quote.
+        text: The characters of the value.
+        quoted: True if the value is in quotes.
+        closed: False if the closing quote is missing, because the text was cut.
     """
 
     start: int
@@ -83,17 +83,17 @@ class Value(NamedTuple):
 
 @functools.cache
 def compiled(pattern: str) -> re.Pattern[str]:
-    """Return a compiled expression. Most processes need only a few of them."""
+    """Compile a regular expression at its first use: most processes need only a few of the expressions."""
     return re.compile(pattern)
 
 
 def is_script(name: str, before: str) -> bool:
-    """Return True if an argument `name=...` is a shell's script. `before` is the argument before it."""
+    """Return True if an argument `name=...` is a shell script. `before` is the previous argument, such as `-c`."""
     return bool(compiled(_RUNS_SCRIPT).fullmatch(before) and compiled(_VARIABLE).fullmatch(name))
 
 
 def places(text: str) -> Iterator[tuple[int, int]]:
-    """Yield the start and the end of each secret, in order."""
+    """Yield the start and the end of each secret in `text`, in order."""
     end = position = 0
     while (match := compiled(_NAMED).search(text, position)) is not None:
         position = match.end()
@@ -103,7 +103,7 @@ def places(text: str) -> Iterator[tuple[int, int]]:
 
 
 def certainty_of(name: str, before: str = "") -> int:
-    """Return the certainty that the value of an option or a name is a secret. `before` is the word before it."""
+    """Return the certainty that the value of an option or name is a secret. `before` is the word before the name."""
     if name in ("-u", "--user", "--proxy-user"):
         return PAIR
     if name == "login":
@@ -112,28 +112,31 @@ def certainty_of(name: str, before: str = "") -> int:
 
 
 def _places_of(text: str, match: re.Match[str], hidden_to: int) -> Iterator[tuple[int, int]]:
-    """Yield the places of the secrets of one name. The text up to `hidden_to` is already hidden."""
-    name, start, at = match["name"], match.start(), match.end()
+    """Yield the start and the end of each secret after one name. Secrets before index `hidden_to` were found before."""
+    name, start, position = match["name"], match.start(), match.end()
     if text[start - 1 : start] == "\\" and name[0] in "nrt":
         name = name[1:]  # an escaped end of a line
     is_header = match[0].lower().startswith("header value")  # in errors of HTTP libraries
     certainty = SURE if is_header else certainty_of(name, _word_before(text[max(hidden_to, start - _BEFORE) : start]))
     if field := _of_field(text, match):
-        yield from _secrets(text, at, match, field)
+        yield from _secrets(text, position, match, field)
         return
     if certainty == NONE:
         return
-    if paired := None if match["is"] else compiled(_PAIRED).match(text, at):
-        at = paired.end()
+    if paired := None if match["is"] else compiled(_PAIRED).match(text, position):
+        position = paired.end()
     else:
         certainty = _weighed(text, match, certainty)
     if certainty != NONE:
-        yield from _secrets(text, at, match, certainty)
+        yield from _secrets(text, position, match, certainty)
 
 
 def _of_field(text: str, match: re.Match[str]) -> int:
-    """Return the certainty that a validation error shows a secret: it names the field elsewhere."""
-    name, start, at = match["name"], match.start(), match.end()
+    """Return the certainty that the value in a validation error is a secret.
+
+    These errors name the field in another place than directly before the value.
+    """
+    name, start, position = match["name"], match.start(), match.end()
     field = ""
     if name == "input_value" and match["is"]:  # pydantic: on the last line without an indent
         lines = text[max(0, start - _FIELD) : start].replace("\\n", "\n").split("\n")[start > _FIELD : -1]
@@ -142,12 +145,15 @@ def _of_field(text: str, match: re.Match[str]) -> int:
         _, known, location = text[max(0, start - _FIELD) : start].rpartition("loc")
         field = location.partition("msg")[0] if known else ""
     elif name == "Value" and match["gap"]:
-        return _of_omegaconf(text, value_at(text, at, _BARE))
+        return _of_omegaconf(text, value_at(text, position, _BARE))
     return kind(field) if field else NONE
 
 
 def _of_omegaconf(text: str, value: Value) -> int:
-    """Return the certainty that `Value 'x' of type 'str' ...` shows a secret. It names the field at its end."""
+    """Return the certainty that the value in an error of OmegaConf is a secret.
+
+    The error begins with `Value 'x' of type 'str'` and names the field at its end.
+    """
     if not value.quoted or not (text.startswith(" of type ", value.stop) or not value.closed):
         return NONE
     _, known, field = text[value.stop : value.stop + _FIELD].partition("full_key: ")
@@ -155,12 +161,12 @@ def _of_omegaconf(text: str, value: Value) -> int:
 
 
 def _word_before(text: str) -> str:
-    """Return the word at the end of a text, if a space follows it."""
+    """Return the last word of a text that ends with a space; an empty text if no space follows the last word."""
     return text[:-1].rpartition(" ")[2].strip("\"'`(") if text.endswith(" ") else ""
 
 
 def _weighed(text: str, match: re.Match[str], certainty: int) -> int:
-    """Return the certainty that a secret follows, considering the characters around the name."""
+    """Return the certainty that a secret follows a name. `certainty` comes from the name without its context."""
     before = text[match.start() - 1 : match.start()]
     if match["comma"]:
         return _in_list(text, match, certainty)
@@ -174,93 +180,97 @@ def _weighed(text: str, match: re.Match[str], certainty: int) -> int:
 
 
 def _in_list(text: str, match: re.Match[str], certainty: int) -> int:
-    """Return the certainty for the next element of a list: the value of an option, or of a name in a pair."""
-    start, at = match.start(), match.end()
-    if match["close"][-1:] not in ("'", '"') or not compiled(_QUOTE).match(text, at):
+    """Return the certainty that the list element after an option, or after the name in a pair, is a secret."""
+    start, position = match.start(), match.end()
+    if match["close"][-1:] not in ("'", '"') or not compiled(_QUOTE).match(text, position):
         return NONE
     if match["name"].startswith("-"):
-        return _after_option(text, at, certainty)
-    stop = value_at(text, at, _BARE).stop
+        return _after_option(text, position, certainty)
+    stop = value_at(text, position, _BARE).stop
     ends = text[stop : stop + 2].lstrip()[:1] in ("", ")", "]")
     is_pair = ends and compiled(_PAIR_OPENS).search(text[max(0, start - 12) : start])
     return certainty if is_pair else min(certainty, MAYBE)
 
 
 def _after_space(text: str, match: re.Match[str], certainty: int) -> int:
-    """Return the certainty for the word after a name, which is an option or part of a sentence."""
-    name, at = match["name"], match.end()
+    """Return the certainty that the word after a name is a secret. The name is an option, or a word of a sentence."""
+    name, position = match["name"], match.end()
     if name.startswith("-"):
-        return _after_option(text, at, certainty)
-    quoted = compiled(_QUOTE).match(text, at) is not None
+        return _after_option(text, position, certainty)
+    quoted = compiled(_QUOTE).match(text, position) is not None
     if name.lower() == "header":
         return SURE if quoted else RANDOM
     return MAYBE if quoted and certainty >= SURE and name.lower() != "token" else RANDOM
 
 
-def _after_option(text: str, at: int, certainty: int) -> int:
-    """Return the certainty for the word after an option: it may be another option, or a value with a dash."""
-    dashed = text[at : at + 2].lstrip("\"'").startswith("-")
-    no_value = compiled(_NOT_A_VALUE).match(text, at) or (dashed and is_option(value_at(text, at, _BARE).text))
+def _after_option(text: str, position: int, certainty: int) -> int:
+    """Return the certainty that the word after an option is a secret, and not the next option or an operator."""
+    dashed = text[position : position + 2].lstrip("\"'").startswith("-")
+    no_value = compiled(_NOT_A_VALUE).match(text, position) or (
+        dashed and is_option(value_at(text, position, _BARE).text)
+    )
     return NONE if no_value else certainty
 
 
-def _secrets(text: str, at: int, match: re.Match[str], certainty: int) -> Iterator[tuple[int, int]]:
-    """Yield the places of the secrets that begin at `at`."""
-    if brackets := compiled(_IN_BRACKETS).match(text, at):
+def _secrets(text: str, position: int, match: re.Match[str], certainty: int) -> Iterator[tuple[int, int]]:
+    """Yield the start and the end of each secret in the value that begins at `position`."""
+    if brackets := compiled(_IN_BRACKETS).match(text, position):
         yield from _in_brackets(text, brackets, certainty)
         return
-    at = _after_scheme(text, at, match["name"], certainty)
-    bare = _XML if match["is"] == ">" else _LINE if _is_cookie(text, at, match["name"]) else _BARE
-    value = value_at(text, at, bare)
+    position = _after_scheme(text, position, match["name"], certainty)
+    bare = _XML if match["is"] == ">" else _LINE if _is_cookie(text, position, match["name"]) else _BARE
+    value = value_at(text, position, bare)
     if text[value.stop : value.stop + 1] in ("(", "[") and is_name(value.text):  # a call: `SecretStr('x')`
         certainty = min(certainty, MAYBE)
         if not compiled(_QUOTE).match(text, value.stop + 1):
             return
         value = value_at(text, value.stop + 1, bare)
-    if match["name"].lower() == "token" and _is_of_text(text, at, value.end):
+    if match["name"].lower() == "token" and _is_of_tokenizer(text, position, value.end):
         certainty = min(certainty, RANDOM)
     end = _end(text, match, value)
     if value.text == HIDDEN or _is_secret(text, match, value, end, certainty):
         yield from _parts(text, match, value, end)
 
 
-def _is_of_text(text: str, start: int, end: int) -> bool:
-    """Return True if the words around a token show that it is one of a text, not a credential."""
+def _is_of_tokenizer(text: str, start: int, end: int) -> bool:
+    """Return True if the words around a `token` show that it is a token of a tokenizer, not a credential."""
     return has_words_of_tokenizers(f"{text[max(0, start - _NEAR) : start]} {text[end : end + _NEAR]}")
 
 
 def _is_secret(text: str, match: re.Match[str], value: Value, end: int, certainty: int) -> bool:
-    """Return True if a value is a secret, alone or with the words in the same quotes, or if its end is missing."""
-    sentence = certainty <= MAYBE and " " in value.text
-    if not value.closed and certainty != RANDOM and not sentence:
+    """Return True if a value is a secret, alone or together with the text up to `end`, or if the value was cut off."""
+    is_sentence = certainty <= MAYBE and " " in value.text
+    if not value.closed and certainty != RANDOM and not is_sentence:
         return True
-    whole = match["is"] == "=" and match["name"].startswith("-") and is_secret(certainty, text[value.start : end])
-    return whole or is_secret(certainty, value.text)
+    all_words_are_secret = (
+        match["is"] == "=" and match["name"].startswith("-") and is_secret(certainty, text[value.start : end])
+    )
+    return all_words_are_secret or is_secret(certainty, value.text)
 
 
 def _parts(text: str, match: re.Match[str], value: Value, end: int) -> Iterator[tuple[int, int]]:
-    """Yield the places of a secret without its quotes, and of further secrets of its name."""
+    """Yield the start and the end of a secret without its quotes, and of other secrets after the same name."""
     yield value.start, end
-    at = max(end, value.stop)
-    if value.quoted and (tail := compiled(_TAIL).match(text, at)):  # the same word for a shell
+    position = max(end, value.stop)
+    if value.quoted and (tail := compiled(_TAIL).match(text, position)):  # for a shell, this is a part of the same word
         yield tail.span()
-        at = tail.end()
-    yield from _more(text, at, match["name"].startswith("-"))
+        position = tail.end()
+    yield from _more_secrets(text, position, match["name"].startswith("-"))
 
 
-def _after_scheme(text: str, at: int, name: str, certainty: int) -> int:
-    """Return the start of the secret in `Authorization: Bearer x`."""
+def _after_scheme(text: str, position: int, name: str, certainty: int) -> int:
+    """Return the position of the secret `x` in `Authorization: Bearer x`; without `Bearer`, return `position`."""
     scheme = _ANY_SCHEME if name.lower().endswith("authorization") else _SCHEME
-    match = compiled(scheme).match(text, at) if certainty >= SURE else None
-    return match.end() if match else at
+    match = compiled(scheme).match(text, position) if certainty >= SURE else None
+    return match.end() if match else position
 
 
-def _is_cookie(text: str, at: int, name: str) -> bool:
-    return name.lower().endswith("cookie") and text[at - 2 : at] == ": "
+def _is_cookie(text: str, position: int, name: str) -> bool:
+    return name.lower().endswith("cookie") and text[position - 2 : position] == ": "
 
 
 def value_at(text: str, at: int, bare: str) -> Value:
-    """Return the value that begins at `at`. `bare` is the expression for one without quotes."""
+    """Return the value that begins at index `at`. `bare` is the regular expression for values without quotes."""
     quote = compiled(_QUOTE).match(text, at)
     if quote is None:
         end = _end_of_word(text, at, bare)
@@ -271,16 +281,16 @@ def value_at(text: str, at: int, bare: str) -> Value:
     return Value(start, end, end + len(quote[1]), text[start:end], quoted=True, closed=close >= 0)
 
 
-def _end_of_word(text: str, at: int, bare: str) -> int:
-    """Return the end of a value without quotes. It may contain apostrophes, and not the end of a sentence."""
-    match = compiled(bare).match(text, at)
-    end = match.end() if match else at
-    while end > at and text[end : end + 1] == "'" and text[end - 1].isalnum():
+def _end_of_word(text: str, position: int, bare: str) -> int:
+    """Return the end of a value without quotes. A value may contain apostrophes; punctuation at its end is excluded."""
+    match = compiled(bare).match(text, position)
+    end = match.end() if match else position
+    while end > position and text[end : end + 1] == "'" and text[end - 1].isalnum():
         tail = compiled(_TAIL).match(text, end + 1)
         if tail is None:
             break
         end = tail.end()
-    return at + len(text[at:end].rstrip(".:!?"))
+    return position + len(text[position:end].rstrip(".:!?"))
 
 
 def closing(text: str, quote: str, at: int) -> int:
@@ -291,21 +301,23 @@ def closing(text: str, quote: str, at: int) -> int:
     return close
 
 
-def _inside(text: str, quote: str, at: int) -> int:
-    """Return the length of a quote that belongs to the value, or 0."""
+def _inside(text: str, quote: str, position: int) -> int:
+    """Return the length of the quote at `position` if the quote belongs to the value, or 0 if it closes the value."""
     if quote == "'":
         for inside in _QUOTES_INSIDE:
-            if text.startswith(inside, at):
+            if text.startswith(inside, position):
                 return len(inside)
-        if text[at - 1].isalpha() and compiled(_CONTRACTED).match(text, at):
+        if text[position - 1].isalpha() and compiled(_CONTRACTED).match(text, position):
             return 1
-    return int(text[at - 1] == "\\" and quote[0] != "\\")
+    return int(text[position - 1] == "\\" and quote[0] != "\\")
 
 
 def _end(text: str, match: re.Match[str], value: Value) -> int:
-    """Return the end of a secret. In `'--password=two words'` the quote before the name ends it.
+    """Return the end of a secret.
 
-    In `bash -c 'HF_TOKEN=x python'` the space does. In `--password=it's x` the next option does: no shell wrote that.
+    In `'--password=two words'`, the secret ends at the quote that matches the quote before the name. In
+    `bash -c 'HF_TOKEN=x python'`, it ends at the space. In `--password=it's x`, it ends at the next option, because
+    this is not the syntax of a shell.
     """
     start = match.start()
     before = text[start - 1 : start]
@@ -322,27 +334,27 @@ def _end(text: str, match: re.Match[str], value: Value) -> int:
 
 
 def _in_brackets(text: str, brackets: re.Match[str], certainty: int) -> Iterator[tuple[int, int]]:
-    """Yield the places of the secrets in a list, a tuple or a mapping."""
+    """Yield the start and the end of each secret in a list, a tuple or a mapping."""
     for element in compiled(_ELEMENT).finditer(text, brackets.start() + 1, brackets.end()):
         if text[element.end() : element.end() + 1] == ":" or element[0].endswith(":"):
             continue
         quoted = "double" if element["double"] else "single" if element["single"] else 0
-        least = certainty if quoted or brackets[0][0] != "(" else min(certainty, MAYBE)
-        if is_secret(least, element[quoted]):
+        element_certainty = certainty if quoted or brackets[0][0] != "(" else min(certainty, MAYBE)
+        if is_secret(element_certainty, element[quoted]):
             yield element.span(quoted)
 
 
-def _more(text: str, at: int, option: bool) -> Iterator[tuple[int, int]]:
-    """Yield the places of further secrets of one name: `x,y`, and `x y` of an option."""
-    while (between := compiled(_NEXT).match(text, at)) and (option or between[0] == ","):
+def _more_secrets(text: str, position: int, option: bool) -> Iterator[tuple[int, int]]:
+    """Yield the start and the end of other secrets after the same name: `y` in `x,y`, or in `x y` after an option."""
+    while (between := compiled(_NEXT).match(text, position)) and (option or between[0] == ","):
         bare = compiled(_BARE).match(text, between.end())
-        if bare is None or not _is_further(bare[0], between[0]):
+        if bare is None or not _is_another_secret(bare[0], between[0]):
             return
         yield bare.span()
-        at = bare.end()
+        position = bare.end()
 
 
-def _is_further(value: str, between: str) -> bool:
+def _is_another_secret(value: str, between: str) -> bool:
     if value == HIDDEN:
         return True
     return compiled(_ASSIGNED).match(value) is None and is_secret(MAYBE if between == "," else RANDOM, value)

@@ -1,6 +1,6 @@
 """Redaction of secrets and of terminal control characters in autoprof's output.
 
-A secret is recognized by its form or by the option of a program (`token_formats`), or by the name in front of it
+A secret is recognized by its form or by the command option before it (`token_formats`), or by the name before it
 (`named_secrets`).
 """
 
@@ -16,7 +16,7 @@ from autoprof.base.named_secrets import HIDDEN, certainty_of, compiled, is_scrip
 from autoprof.base.secret_names import NONE, RANDOM, SURE, is_name, is_option, is_secret, kind
 from autoprof.base.token_formats import FORMATS
 
-# JSON web tokens. A word that only begins like one is matched too, so that it is searched once.
+# JSON web tokens. A word that only begins like a token is matched, too, so that the search skips the whole word.
 _JWT = r"\beyJ(?:[\w-]{8,}\.[\w-]{8,}\.[\w-]*(?P<whole>)|[\w-]*)"
 _BEARER = r"(?i)\b(bearer|basic)([ \t]+)([\w.~+/=-]{8,})"
 _ARGUMENT = r"[\w.+~/@-]+"
@@ -26,37 +26,38 @@ _BEHIND_URLS = " \t\n\r\v\f\"'<>"
 _BETWEEN_WORDS = " \t\n\r,;&\"'{}()[]"
 # Maximum number of characters searched and kept: an error may hold a whole tensor, a command a whole file.
 _MAX_CHARS = 1 << 15
-# Maximum number of further searches of a text with a secret: with unbalanced quotes, one secret may mask another.
+# Maximum number of additional searches of a text with a secret. If the quotes in a text are unbalanced, the search for
+# one secret may miss another secret.
 _MAX_REPEATS = 3
 
 
 def redacted(command: Sequence[str]) -> str:
-    """Return a command line, quoted for a shell, without the secrets in it.
+    """Return a command line without its secrets, quoted for a shell.
 
     Bytes of an argument that are not UTF-8 become escapes, because the files of a run contain only UTF-8.
     """
-    shown: list[str] = []
+    words: list[str] = []
     certainty, program, before = NONE, "", ""
     room = _MAX_CHARS
     for i, argument in enumerate(command):
         if room <= 0:
-            return writable(f"{shlex.join(shown)} ... ({len(command) - i} more arguments)")
+            return writable(f"{shlex.join(words)} ... ({len(command) - i} more arguments)")
         part = argument[: room + 1]
-        kept, certainty = _shown(part, before, program, certainty)
-        shown.append(hidden(argument if kept is part else kept, room))
+        redacted_part, certainty = _without_secret(part, before, program, certainty)
+        words.append(hidden(argument if redacted_part is part else redacted_part, room))
         program = token_formats.program_of(part, before) or program
         before = part
         room -= len(argument) + 1
-    return writable(shlex.join(shown))
+    return writable(shlex.join(words))
 
 
-def _shown(argument: str, before: str, program: str, certainty: int) -> tuple[str, int]:
-    """Return an argument without the secret in it, and the certainty that the next argument is a secret.
+def _without_secret(argument: str, before: str, program: str, certainty: int) -> tuple[str, int]:
+    """Return an argument without its secret, and the certainty that the next argument is a secret.
 
     Args:
         argument: The argument.
-        before: The argument before it.
-        program: The program that an earlier argument names, if its short options may have secrets.
+        before: The previous argument.
+        program: The program that an earlier argument names, if short options of the program may have secrets.
         certainty: The certainty that this argument is a secret.
     """
     if program == token_formats.WANDB_LOGIN and not argument.startswith("-"):
@@ -75,13 +76,13 @@ def _shown(argument: str, before: str, program: str, certainty: int) -> tuple[st
 
 
 def _is_value(argument: str, certainty: int) -> bool:
-    """Return True if an argument is the secret that the argument before it announced."""
+    """Return True if an argument is a secret. `certainty` comes from the previous argument, such as `--token`."""
     assigned = argument.partition("=")[2].strip("=") and certainty == RANDOM
     return not is_option(argument) and not assigned and _any_secret(certainty, argument)
 
 
 def _holds_secret(name: str, value: str) -> bool:
-    """Return True if the value of an argument `name=value` is a secret, or contains one between commas."""
+    """Return True if the value of an argument `name=value` is a secret, or has a secret between commas."""
     named = compiled(_ARGUMENT).fullmatch(name) is not None
     return named and value[:1] not in ("[", "(", "{") and _any_secret(certainty_of(name), value)
 
@@ -97,14 +98,14 @@ def _announced(argument: str, before: str) -> int:
 
 
 def hidden(text: str, max_chars: int = _MAX_CHARS) -> str:
-    """Return a text, such as an error's, without the secrets in it, and cut at `max_chars` characters."""
-    kept = text if len(text) <= max_chars else _cut(text[:max_chars])
-    shown, again = _searched(kept), kept
+    """Return a text, such as an error message, without its secrets. Cut the text after `max_chars` characters."""
+    beginning = text if len(text) <= max_chars else _cut(text[:max_chars])
+    result, previous_result = _searched(beginning), beginning
     for _ in range(_MAX_REPEATS):
-        if shown == again:
+        if result == previous_result:
             break
-        shown, again = _searched(shown), shown
-    return shown if kept is text else f"{shown}... ({len(text) - len(kept)} more characters)"
+        result, previous_result = _searched(result), result
+    return result if beginning is text else f"{result}... ({len(text) - len(beginning)} more characters)"
 
 
 def _searched(text: str) -> str:
@@ -133,7 +134,10 @@ def _without(places: Iterator[tuple[int, int]], text: str) -> str:
 
 
 def _cut(text: str) -> str:
-    """Return a text without its last word and its unfinished URL: half a secret may not look like one."""
+    """Return a text, which was cut, without its last word and without a URL at its end.
+
+    They may be the beginning of a secret, which may not look like a secret without its end.
+    """
     text = _without_last_word(text)
     url = text.find("://", max(map(text.rfind, _BEHIND_URLS)) + 1)
     return text if url < 0 else _without_last_word(text[:url])
@@ -148,7 +152,7 @@ def _without_last_word(text: str) -> str:
 
 
 def hidden_in(content: Any) -> Any:
-    """Return the content of a JSON file without the secrets in it."""
+    """Return the content of a JSON file without its secrets."""
     if isinstance(content, str):
         return hidden(content)
     if isinstance(content, dict):
@@ -171,10 +175,10 @@ def url(text: str) -> str:
 
 
 def plain(text: str) -> str:
-    """Return a text for a terminal: escape control characters and changes of the writing direction."""
+    """Return a text that is safe for a terminal: control characters and changes of writing direction are escaped."""
     return _CONTROLS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def writable(text: str) -> str:
-    """Return a text that can be encoded as UTF-8. Other characters (from file names, from JSON) become escapes."""
+    """Return a text that can be encoded as UTF-8. Other characters, from file names or JSON, become escapes."""
     return text.encode("utf-8", "backslashreplace").decode()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 
-# Certainty that a value is a secret. RANDOM: only if it looks random. PAIR and LOGIN: if it is `user:password`; with
-# PAIR, two numbers are not. COOKIE: if it is `name=value`.
+# Certainty that a value is a secret. NONE: it is not. RANDOM: only if the value looks random. MAYBE: unless the value
+# looks like a name or a sentence. SURE and PASSWORD: with few exceptions. PAIR and LOGIN: if the value is
+# `user:password`; with PAIR, two numbers are no secret. COOKIE: if the value is `name=value`.
 NONE, RANDOM, MAYBE, SURE, PASSWORD, PAIR, LOGIN, COOKIE = range(8)
 
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
@@ -32,7 +33,7 @@ _QUALIFIERS = _words(
     "access account admin anthropic api auth azure bearer encryption hf hmac hub huggingface github gitlab license "
     "master openai openrouter private refresh secret security signing ssh subscription wandb"
 )
-# Words before `token` that mean a token of a text, or a number of them.
+# After these words, `token` means a token of a text, or a number of such tokens.
 _TOKENIZER = _words(
     "decoded matched mismatched accepted candidate offending "
     "pad padding eos bos unk sep cls mask masked image video audio vision speech text think thinking reasoning tool "
@@ -43,14 +44,14 @@ _TOKENIZER = _words(
     "eod eom eoc boi eoi prefix suffix middle fim action state observation assistant system cached cache kv "
     "all newline space blank byte sub word head object box ref point latent register pooling"
 )
-# Words before `token` after which it may be a token of a text or a secret.
+# After these words, `token` may mean a token of a text, or a secret.
 _DOUBTFUL = _words("bad wrong")
-# Words near `token` that mean a token of a text.
+# Near these words, `token` means a token of a text.
 _NEAR_TOKENS = _words(
     "tokenizer tokenizers detokenizer vocab vocabulary logprob logprobs top_logprobs token_id token_ids unk_token "
     "cumulative_logprob decoded"
 )
-# Words before `key` that mean a column or an index.
+# After these words, `key` means a column or an index.
 _DATA = _words(
     "prompt response image images video videos audio input inputs output outputs label labels reward fn data dataset "
     "source answer question message messages chat text tools target sort order group primary foreign partition shard "
@@ -63,7 +64,7 @@ _PASSES = _words(
     "compiler fusion"
 )
 _HARMLESS_BEFORE = {"token": _TOKENIZER, "tokens": _TOKENIZER, "key": _DATA, "keys": _DATA, "pass": _PASSES}
-# Words after `token`, `key` and the like that mean a property of a secret: its place, its kind, its size.
+# After `token`, `key` and similar words, these words mean a property of a secret: its place, its kind, its size.
 _ABOUT = _words(
     "file filename path dir folder directory name names url uri endpoint host port type types mode method scheme "
     "format provider policy length len lens size sizes bits bytes count counts num limit budget threshold max min "
@@ -91,62 +92,63 @@ _FILE = (
     r"(?i)[^:=]*\.(txt|jsonl?|ya?ml|toml|ini|cfg|conf|env|pem|key|crt|cer|pub|p12|pfx|py|sh|csv|parquet|safetensors|pt)"
     r"|id_(rsa|dsa|ecdsa|ed25519)(\.pub)?"
 )
-# Names of words: `extra_info.answer`, `score_v2`, `torch.float32`, `model.layers.12.mlp`.
+# Names that consist of words: `extra_info.answer`, `score_v2`, `torch.float32`, `model.layers.12.mlp`.
 _NAME = r"[_.]*([A-Za-z]+\d{0,2}|\d{1,5})([_.]+([A-Za-z]+\d{0,2}|\d{1,5}))*[_.]*"
 _CONSTANT = r"[A-Z0-9]+(_[A-Z0-9]+)*_(KEY|TOKEN|SECRET|PASSWORD)S?"
 _UUID = r"(?i)[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 _CHANGE = r"(?<=[A-Za-z])(?=\d)|(?<=\d)(?=[A-Za-z])"
 _HUMP = r"[a-z](?=[A-Z])"
-# Values longer than this are not compared with expressions.
+# Longer values are not compared with regular expressions.
 _LONG = 300
-# Minimum length of a secret with a doubtful name, and of the letters and digits of a random value.
+# Minimum length of a secret whose name is doubtful. Minimum number of letters and digits in a row in a random value.
 _MIN_CHARS, _MIN_RANDOM_CHARS = 6, 12
 
 
 def kind(name: str, before: str = "") -> int:
-    """Return the certainty that the value of this name is a secret. `before` is the word before it in a sentence.
+    """Return the certainty that the value of a name is a secret. `before` is the word before the name in a sentence.
 
-    The words of a name end at `_`, `-`, `.`, digits and capitals. `token` and `password` make the value a secret; so
-    does `key` after a word like `api` or `wandb`. With a bare or unknown `key`, the value decides (`is_secret`). Names
-    of special tokens, of counts and of data columns are not secret, nor are files, kinds and sizes of secrets.
+    The words of a name end at `_`, `-`, `.`, digits and capitals. The words `token` and `password` make the value a
+    secret, and so does `key` after a word like `api` or `wandb`. If another word or no word is before `key`, the value
+    decides (`is_secret`). The value is no secret if the name means a special token, a count or a data column, or the
+    file, the kind or the size of a secret.
     """
     words = [word.lower() for word in _WORDS.findall(name)]
-    if any(before in known for known in (_QUALIFIERS, _TOKENIZER, _DATA, _DOUBTFUL)):
+    if any(before in word_set for word_set in (_QUALIFIERS, _TOKENIZER, _DATA, _DOUBTFUL)):
         words.insert(0, before)
-    about = max((place for place, word in enumerate(words) if word in _ABOUT), default=-1)
-    qualified = not _QUALIFIERS.isdisjoint(words[: about + 1])
-    found, last = NONE, words[about] if about >= 0 else ""
-    for place, word in enumerate(words[about + 1 :], about + 1):
-        certainty = _announced(word, last, qualified)
+    property_place = max((place for place, word in enumerate(words) if word in _ABOUT), default=-1)
+    qualified = not _QUALIFIERS.isdisjoint(words[: property_place + 1])
+    result, previous_word = NONE, words[property_place] if property_place >= 0 else ""
+    for place, word in enumerate(words[property_place + 1 :], property_place + 1):
+        certainty = _announced(word, previous_word, qualified)
         # `token_entropy` and `TokenOutput` are no secrets, `TOKEN_PROD` is one.
-        followed = word == "token" and not qualified and place + 1 < len(words)
-        found = max(found, min(certainty, MAYBE) if followed else certainty)
+        is_followed = word == "token" and not qualified and place + 1 < len(words)
+        result = max(result, min(certainty, MAYBE) if is_followed else certainty)
         qualified = qualified or word in _QUALIFIERS
-        last = word
-    return SURE if found == PASSWORD and not _is_password(last) else found
+        previous_word = word
+    return SURE if result == PASSWORD and not _is_password(previous_word) else result
 
 
-def _announced(word: str, last: str, qualified: bool) -> int:
-    """Return the certainty that comes from one word of a name.
+def _announced(word: str, previous_word: str, qualified: bool) -> int:
+    """Return the certainty that one word of a name gives for the value.
 
     Args:
         word: The word.
-        last: The word before it.
-        qualified: True if a word before it makes `key` a secret.
+        previous_word: The word before `word` in the name.
+        qualified: True if an earlier word of the name makes the value of `key` a secret.
     """
-    if last in _HARMLESS_BEFORE.get(word, ()):
+    if previous_word in _HARMLESS_BEFORE.get(word, ()):
         return NONE
     if _is_password(word):
         return PASSWORD
-    if word == "token" and last in _DOUBTFUL:
+    if word == "token" and previous_word in _DOUBTFUL:
         return RANDOM
     if word in _SURE or (qualified and word in ("key", "keys", "tokens")):
         return SURE
-    fused = next((end for end in _FUSED if word.endswith(end)), "")
-    if fused:
-        return NONE if word.removesuffix(fused) in _TOKENIZER else SURE
-    key = word.endswith(("key", "keys")) and word.removesuffix("s") not in _NO_KEYS
-    return MAYBE if key or word in _MAYBE else NONE
+    ending = next((end for end in _FUSED if word.endswith(end)), "")
+    if ending:
+        return NONE if word.removesuffix(ending) in _TOKENIZER else SURE
+    is_key = word.endswith(("key", "keys")) and word.removesuffix("s") not in _NO_KEYS
+    return MAYBE if is_key or word in _MAYBE else NONE
 
 
 def _is_password(word: str) -> bool:
@@ -157,7 +159,7 @@ def is_secret(certainty: int, value: str) -> bool:
     """Return True if a value is a secret, given the certainty from its name (`kind`).
 
     Numbers, booleans, paths, URLs, placeholders (`<...>`, `$NAME`) and common words are never secret, except a password
-    of digits. With `MAYBE`, names such as `prompt` and `extra_info.answer` are not secret, nor are sentences.
+    of digits. With `MAYBE`, sentences and names such as `prompt` and `extra_info.answer` are not secret, either.
     """
     if certainty == NONE or not any(map(str.isalnum, value)):
         return False
@@ -176,27 +178,27 @@ def is_secret(certainty: int, value: str) -> bool:
 
 
 def _is_random(value: str) -> bool:
-    """Return True if a word of a sentence looks random and is not a path."""
+    """Return True if a word looks random and is not a path."""
     if re.match(_PATH, value) or re.search(r"[\s,;&{}()\[\]]", value):
         return False
     return looks_random(value) or looks_random(re.sub("[-_]", "", value))
 
 
 def _is_pair(value: str) -> bool:
-    """Return True if a value is a user and a password, not two numbers or a host and a port."""
+    """Return True if a value is `user:password`, but not if it is two numbers, or a host and a port."""
     user, _, password = value.partition(":")
-    known = re.fullmatch(_VARIABLE, password) or password.startswith("//")
-    return bool(user and password.strip("/0123456789")) and not known
+    is_placeholder = re.fullmatch(_VARIABLE, password) or password.startswith("//")
+    return bool(user and password.strip("/0123456789")) and not is_placeholder
 
 
 def _is_login(value: str) -> bool:
-    """Return True if a value is a user and a password, or a token in the place of one of them."""
+    """Return True if a value is `user:password`, or if the user or the password is replaced by a token."""
     user, _, password = value.partition(":")
     return looks_random(user) or bool(password and not re.fullmatch(_VARIABLE, password))
 
 
 def is_option(word: str) -> bool:
-    """Return True if a word after an option is another option, not the value: `--use_auth_token --lr`."""
+    """Return True if the word after an option is another option, not a value, as `--lr` in `--use_auth_token --lr`."""
     name = word.lstrip("-")
     if name == word:
         return False
@@ -204,7 +206,7 @@ def is_option(word: str) -> bool:
 
 
 def has_words_of_tokenizers(text: str) -> bool:
-    """Return True if a text has a word of tokenizers: a `token` near it belongs to a text."""
+    """Return True if a text has a word about tokenizers. A `token` near such a word is a token of a text."""
     return "has no id" in text or not _NEAR_TOKENS.isdisjoint(re.findall(r"\w+", text.lower()))
 
 
@@ -223,8 +225,8 @@ def _may_be_secret(value: str) -> bool:
     if len(value) < _MIN_CHARS or re.search(r"[\s*{(]", value):
         return False
     # `openai/gsm8k` is a data set, a model or a file.
-    known = is_name(value) or (re.fullmatch(r"[\w.-]+(/[\w.-]+)+", value) and not looks_random(value))
-    return not known or "secret" in value.lower()
+    is_common = is_name(value) or (re.fullmatch(r"[\w.-]+(/[\w.-]+)+", value) and not looks_random(value))
+    return not is_common or "secret" in value.lower()
 
 
 def is_name(value: str) -> bool:
@@ -235,10 +237,10 @@ def is_name(value: str) -> bool:
 
 
 def looks_random(value: str) -> bool:
-    """Return True if a value looks random."""
+    """Return True if a value looks random: a UUID, or a long word in which letters and digits, or cases, alternate."""
     if re.fullmatch(_UUID, value):
         return True
-    longest = max(re.findall(r"[A-Za-z0-9]+", value), key=len, default="")
-    if len(longest) < _MIN_RANDOM_CHARS:
+    longest_word = max(re.findall(r"[A-Za-z0-9]+", value), key=len, default="")
+    if len(longest_word) < _MIN_RANDOM_CHARS:
         return False
-    return len(re.findall(_CHANGE, longest)) >= 3 or len(re.findall(_HUMP, longest)) * 5 > len(longest)
+    return len(re.findall(_CHANGE, longest_word)) >= 3 or len(re.findall(_HUMP, longest_word)) * 5 > len(longest_word)

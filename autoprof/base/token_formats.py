@@ -1,4 +1,4 @@
-"""Secrets known by their form: tokens, webhooks, and values of short command options."""
+"""Search for secrets by their form, such as tokens and webhooks, and for secrets in short command options."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from autoprof.base.secret_names import COOKIE, LOGIN, NONE, PASSWORD, RANDOM, is
 _WORD = r"[A-Za-z0-9]"  # letters and digits
 _URL = r"[\w-]"  # base64 as in URLs
 _HEX = r"[0-9a-fA-F]"
-# A slash of a path, which JSON and URLs may escape, and the rest of a path after one.
+# A slash of a path, which JSON and URLs may escape, and the rest of a path after a slash.
 _SLASH = r"(?:\\{0,3}/|%2[Ff])"
 _PART = r"[\w@%+-]+"
 _PATH = _PART + f"(?:{_SLASH}{_PART})?" * 7
 _PORT = r"(?::\d{1,5})?"
 
-# Prefixes and the expression for the rest. No letter or digit may precede the prefix.
+# Prefixes of secrets, and the expression for the rest of the secret. No letter or digit may precede the prefix.
 _PREFIXED: list[tuple[str, str]] = [
     # Models: hubs, APIs, tracking of experiments, sandboxes.
     ("hf_ api_org_", _WORD + "{16,}"),  # Hugging Face
@@ -100,7 +100,8 @@ _PREFIXED: list[tuple[str, str]] = [
     ("shpat_ shpca_ shppa_ shpss_", _HEX + "{32}"),  # Shopify
     ("sq0atp- sq0csp-", _URL + "{22,}"),  # Square
 ]
-# A part of the secret, and the expression for all of it. Its group stays visible: the address of a webhook.
+# A part of the secret, and the expression for the whole secret. If the expression has a group, the text of the group
+# stays visible, such as the address of a webhook.
 _OTHERS: list[tuple[str, str]] = [
     (
         "-----BEGIN",
@@ -131,7 +132,8 @@ _OTHERS: list[tuple[str, str]] = [
     ("bot", r"((?:/|%2[Ff])bot)\d{5,16}(?::|%3[Aa])[\w-]{30,}"),
     (".", r"(?<![A-Za-z0-9])[MNO][\w-]{23,27}\.[\w-]{6}\.[\w-]{27,}"),  # Discord
 ]
-# A part that each secret of a format contains, and the expression that finds the secret. It takes the whole word.
+# Dict from a part that each secret of a format contains to the expression that finds the secret. The expression matches
+# the whole word.
 FORMATS: dict[str, str] = {
     **dict(_OTHERS),
     **{
@@ -142,7 +144,8 @@ FORMATS: dict[str, str] = {
 }
 
 
-# Programs and the certainty that the value of an option is a secret. Names that end in `*` are beginnings of names.
+# For each program, a dict from option to the certainty that the value of the option is a secret. A `*` at the end of a
+# program's name stands for any characters.
 # `login` is a command of docker, podman, helm, oc and others.
 _OPTIONS = {
     "curl": {"-u": LOGIN, "-U": LOGIN, "--user": LOGIN, "--proxy-user": LOGIN, "-b": COOKIE},
@@ -159,7 +162,7 @@ _JOINED = ("mysql", "mariadb")
 # This command takes a key without an option.
 WANDB_LOGIN = "wandb login"
 _NAMES = "|".join(name.replace("*", "[a-z_]*") for name in _OPTIONS)
-# Words in texts of a shell, and in lists of JSON or Python: their quotes may be escaped.
+# Words of shell commands, and of lists in JSON or Python. The quotes around the words may be escaped.
 _PROGRAM = rf"""(?<![\w.+-])({_NAMES})(?=[ \t]|\\{{0,3}}["'],)"""
 _OPTION = r"""(?<=[\s"'])--?[^\s"',=\\-][^\s"',=\\]*"""
 _SHELL_WORD = r"""(?<=[\s"'])[^\s"',\\-][^\s"',\\]*"""
@@ -167,12 +170,15 @@ _SEPARATOR = r"""\\{0,3}["']?,?[ \t]+(?:\\\r?\n[ \t]*)?|\\{0,3}["'],|="""
 _VALUE = r"""[^\s"']+"""
 _BEFORE = 16  # Number of characters searched for the word before `login`.
 _ENDS = ("\n", " | ", " && ", " || ")
-# Options of curl without a value: they may precede another one, as in `-sSu`.
+# Options of curl without a value. They may precede another option in the same word, as in `-sSu`.
 _CURL_FLAGS = frozenset("sSkLfgivIjJlnNOqRaB#0123456")
 
 
 def program_of(argument: str, before: str = "") -> str:
-    """Return the program that an argument names, or an empty text. `before` is the argument before it."""
+    """Return the program that an argument names, or an empty text. `before` is the previous argument.
+
+    Only programs whose options may have secrets count.
+    """
     name = argument.rpartition("/")[2]
     if name == "login" and before.rpartition("/")[2] == "wandb":
         return WANDB_LOGIN
@@ -180,7 +186,10 @@ def program_of(argument: str, before: str = "") -> str:
 
 
 def short_option(program: str, argument: str) -> tuple[int, int]:
-    """Return the certainty that an option's value is a secret, and the length of the option without its value."""
+    """Return the certainty that the value of an option is a secret, and the length of the option without the value.
+
+    If `argument` is not such an option of `program`, return `NONE` and 0.
+    """
     if not program:
         return NONE, 0
     options = next((_OPTIONS[name] for name in _OPTIONS if compiled(name.replace("*", ".*")).fullmatch(program)), {})
@@ -200,7 +209,7 @@ def takes_next(program: str) -> bool:
 
 
 def places(text: str) -> Iterator[tuple[int, int]]:
-    """Yield the start and the end of each secret, in order. The search takes linear time."""
+    """Yield the start and the end of each secret in commands, in order. The search takes linear time."""
     match = compiled(_PROGRAM).search(text)
     while match is not None:
         following = compiled(_PROGRAM).search(text, match.end())
@@ -216,10 +225,10 @@ def places(text: str) -> Iterator[tuple[int, int]]:
 
 def _end_of_command(text: str, start: int, stop: int) -> int:
     for end in _ENDS:
-        at = text.find(end, start, stop)
-        while at > 0 and text[at - 1] == "\\":
-            at = text.find(end, at + 1, stop)
-        stop = at if at >= 0 else stop
+        position = text.find(end, start, stop)
+        while position > 0 and text[position - 1] == "\\":
+            position = text.find(end, position + 1, stop)
+        stop = position if position >= 0 else stop
     return stop
 
 
@@ -230,7 +239,7 @@ def _words(text: str, start: int, stop: int) -> Iterator[tuple[int, int]]:
 
 
 def _values(text: str, program: re.Match[str], stop: int) -> Iterator[tuple[int, int]]:
-    """Yield the places of the values of a program's options."""
+    """Yield the start and the end of each secret in the options of one program."""
     end = program.end()
     for option in compiled(_OPTION).finditer(text, program.end(), stop):
         certainty, length = short_option(program[1], option[0])
@@ -243,14 +252,14 @@ def _values(text: str, program: re.Match[str], stop: int) -> Iterator[tuple[int,
 
 
 def _value(text: str, option: re.Match[str], length: int, program: str) -> tuple[int, int]:
-    """Return the place of an option's value, which is in the same word or in the next one."""
-    at, quote = option.start() + length, text[option.start() - 1]
-    if length == len(option[0]) and (separator := compiled(_SEPARATOR).match(text, at)):
+    """Return the start and the end of an option's value. It is in the same word as the option, or in the next word."""
+    position, quote = option.start() + length, text[option.start() - 1]
+    if length == len(option[0]) and (separator := compiled(_SEPARATOR).match(text, position)):
         value = value_at(text, separator.end(), _VALUE)
-        ours = separator[0] == "=" or (takes_next(program) and not is_option(value.text))
-        return (value.start, value.end) if ours else (at, at)
+        is_value = separator[0] == "=" or (takes_next(program) and not is_option(value.text))
+        return (value.start, value.end) if is_value else (position, position)
     if quote in ("'", '"'):
-        close = closing(text, quote, at)
-        return at, close if close >= 0 else len(text)
-    value = value_at(text, at, _VALUE)
+        close = closing(text, quote, position)
+        return position, close if close >= 0 else len(text)
+    value = value_at(text, position, _VALUE)
     return value.start, value.end
