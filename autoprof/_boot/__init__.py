@@ -54,7 +54,7 @@ def enabled() -> bool:
 
 
 def declared_folders() -> "list[str] | None":
-    """Return the recipe folders that distributions declare, or None if this environment was not searched yet."""
+    """Return the recipe folders that distributions declare, or None if this `sys.prefix` was not searched yet."""
     prefix, *folders = os.environ.get(FOUND, "").split(os.pathsep)
     return folders if prefix == sys.prefix else None
 
@@ -80,7 +80,7 @@ def new_run_id() -> str:
 
 
 def own_recipes() -> str:
-    """Return the folder of autoprof's own recipes: inside the package in a wheel, beside it in a checkout."""
+    """Return the folder of autoprof's own recipes. It is inside the installed package, or beside it in a checkout."""
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     inside = os.path.join(package, "recipes")
     return inside if os.path.isdir(inside) else os.path.join(os.path.dirname(package), "recipes")
@@ -112,8 +112,8 @@ def recipe_files(own: bool = True) -> "dict[str, list[str]]":
 
 def _extra_paths() -> "list[str]":
     """Return the files and folders that `AUTOPROF_RECIPES` names."""
-    extra = os.environ.get(RECIPES, "").replace(",", os.pathsep)
-    return [os.path.expanduser(part.strip()) for part in extra.split(os.pathsep) if part.strip()]
+    paths_text = os.environ.get(RECIPES, "").replace(",", os.pathsep)
+    return [os.path.expanduser(part.strip()) for part in paths_text.split(os.pathsep) if part.strip()]
 
 
 def activate() -> None:

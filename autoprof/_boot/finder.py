@@ -194,8 +194,8 @@ class Finder:
 
     def _due(self, name: str) -> bool:
         """Return True if the import of the top-level module `name` must start a search for recipes of distributions."""
-        old = name in sys.stdlib_module_names or name in sys.modules or self._seen.issuperset(sys.path)
-        return not old and not _starting()
+        is_excluded = name in sys.stdlib_module_names or name in sys.modules or self._seen.issuperset(sys.path)
+        return not is_excluded and not _starting()
 
     def look(self) -> None:
         """Search the folders that were added to `sys.path` since the last search for recipes of distributions.
@@ -249,7 +249,7 @@ class _Execution:
 
 
 class Loader:
-    """Stand-in for a module's own loader until the module is executed."""
+    """Loader that replaces a module's own loader until the module is executed."""
 
     def __init__(self, finder: "Finder", loader: "Any") -> None:
         self._finder = finder

@@ -72,16 +72,16 @@ def folder(path: str | os.PathLike[str], own: int = sys.maxsize) -> None:
         OSError: The folder can't be made, or a file or link is in its place.
     """
     current = os.fspath(path)
-    missing: list[str] = []
-    while not _made(current, len(missing) < own):
-        missing.append(current)
+    missing_paths: list[str] = []
+    while not _made(current, len(missing_paths) < own):
+        missing_paths.append(current)
         current = os.path.dirname(current)
-        if current in ("", missing[-1]):
+        if current in ("", missing_paths[-1]):
             break
-    while missing:
-        current = missing.pop()
+    while missing_paths:
+        current = missing_paths.pop()
         # `mkdir` can fail with ENOENT though the parent exists: in /proc, and in deleted folders.
-        if not _made(current, len(missing) < own):
+        if not _made(current, len(missing_paths) < own):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), current)
 
 
@@ -157,7 +157,7 @@ def create(path: str | os.PathLike[str], held: bool = False) -> int:
 
 
 def claim(path: str | os.PathLike[str]) -> bool:
-    """Make an empty file. Return False if the name exists.
+    """Make an empty file, and return True. Return False if the name exists already.
 
     If several processes try at the same time, only one succeeds.
 
@@ -409,7 +409,7 @@ def try_read(path: str | os.PathLike[str], max_bytes: int) -> bytes | None:
 
 
 def of_user(path: str | os.PathLike[str], max_bytes: int) -> bytes:
-    """Return the content of a file that the user named. It may be a link or a pipe.
+    """Return the content of a file that the user named. The file may be a link or a pipe.
 
     Args:
         path: The file.
@@ -490,7 +490,7 @@ def is_folder(path: str | os.PathLike[str], *, follow: bool = True) -> bool:
 
 
 def is_file(path: str | os.PathLike[str]) -> bool:
-    """Return True if `path` is a regular file, or a link to a regular file. `status` explains why to use this."""
+    """Return True if `path` is a regular file, or a link to a regular file. See `status`, too."""
     result = status(path)
     return result is not None and stat.S_ISREG(result.st_mode)
 
@@ -521,7 +521,7 @@ def remove(*paths: str) -> None:
 
 
 def show(path: str | os.PathLike[str]) -> None:
-    """Give a file that another program made the permissions of the run's files."""
+    """Set the permissions of a file that another program made to the permissions of the run's files."""
     with suppress(OSError):
         os.chmod(path, 0o640 if _state.group else 0o600)
 

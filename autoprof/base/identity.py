@@ -27,7 +27,7 @@ def machine() -> str:
 
 
 def user_name(uid: int) -> str:
-    """Return the name of a user of this host, or the number if the user has no name here."""
+    """Return the name of a user, or `uid` as text if the user has no name on this host."""
     with seam.suppress(KeyError, OverflowError):
         return pwd.getpwuid(uid).pw_name
     return str(uid)

@@ -126,7 +126,7 @@ def segments(spans: Sequence[tuple[str, int, int]], start: int, end: int) -> lis
 
 
 def exclusive(spans: Sequence[tuple[str, int, int]], start: int, end: int) -> dict[str, int]:
-    """Return the ns that each name owns between two moments, by the rule of `segments`."""
+    """Return a dict from name to the ns that the name owns between two moments, by the rule of `segments`."""
     durations: dict[str, int] = {}
     for name, low, high in segments(spans, start, end):
         durations[name] = durations.get(name, 0) + high - low

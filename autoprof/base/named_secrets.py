@@ -142,8 +142,8 @@ def _of_field(text: str, match: re.Match[str]) -> int:
         lines = text[max(0, start - _FIELD) : start].replace("\\n", "\n").split("\n")[start > _FIELD : -1]
         field = next((line for line in reversed(lines) if line[:1] not in ("", " ")), "")
     elif name == "input" and match["close"] and match["is"]:  # pydantic: its list of errors
-        _, known, location = text[max(0, start - _FIELD) : start].rpartition("loc")
-        field = location.partition("msg")[0] if known else ""
+        _, separator, location = text[max(0, start - _FIELD) : start].rpartition("loc")
+        field = location.partition("msg")[0] if separator else ""
     elif name == "Value" and match["gap"]:
         return _of_omegaconf(text, value_at(text, position, _BARE))
     return kind(field) if field else NONE
@@ -156,8 +156,8 @@ def _of_omegaconf(text: str, value: Value) -> int:
     """
     if not value.quoted or not (text.startswith(" of type ", value.stop) or not value.closed):
         return NONE
-    _, known, field = text[value.stop : value.stop + _FIELD].partition("full_key: ")
-    return kind(field.partition("\n")[0]) if known else SURE  # the field was cut off
+    _, separator, field = text[value.stop : value.stop + _FIELD].partition("full_key: ")
+    return kind(field.partition("\n")[0]) if separator else SURE  # the field was cut off
 
 
 def _word_before(text: str) -> str:
@@ -167,14 +167,14 @@ def _word_before(text: str) -> str:
 
 def _weighed(text: str, match: re.Match[str], certainty: int) -> int:
     """Return the certainty that a secret follows a name. `certainty` comes from the name without its context."""
-    before = text[match.start() - 1 : match.start()]
+    previous_character = text[match.start() - 1 : match.start()]
     if match["comma"]:
         return _in_list(text, match, certainty)
     if match["gap"]:
         return _after_space(text, match, certainty)
     if match["is"] == ">":
-        return certainty if before == "<" else NONE
-    if match["is"] == ":" and before == "/":  # a path and a message about it
+        return certainty if previous_character == "<" else NONE
+    if match["is"] == ":" and previous_character == "/":  # a path and a message about it
         return NONE
     return min(certainty, MAYBE) if match["is"] == "==" else certainty
 
@@ -294,7 +294,7 @@ def _end_of_word(text: str, position: int, bare: str) -> int:
 
 
 def closing(text: str, quote: str, at: int) -> int:
-    """Return the index of the quote that closes a value, or -1. Escaped quotes and apostrophes do not close it."""
+    """Return the index of the quote that closes a value, or -1. Escaped quotes and apostrophes do not close a value."""
     close = text.find(quote, at)
     while close >= 0 and (length := _inside(text, quote, close)):
         close = text.find(quote, close + length)
@@ -320,16 +320,16 @@ def _end(text: str, match: re.Match[str], value: Value) -> int:
     this is not the syntax of a shell.
     """
     start = match.start()
-    before = text[start - 1 : start]
+    previous_character = text[start - 1 : start]
     if value.quoted or not match["is"] or match["close"]:
         return value.end
-    if before not in ("'", '"'):
+    if previous_character not in ("'", '"'):
         unquoted = match["is"] == "=" and match["name"].startswith("-") and "'" in value.text
         rest = compiled(_TO_NEXT_OPTION).match(text, value.end) if unquoted else None
         return rest.end() if rest else value.end
     if compiled(_VARIABLE).fullmatch(match["name"]) and compiled(_SCRIPT).search(text[max(0, start - 16) : start]):
         return value.end
-    close = closing(text, before, value.end)
+    close = closing(text, previous_character, value.end)
     return close if close >= 0 else len(text)
 
 

@@ -1,7 +1,7 @@
 """Copies of modules of the standard library, which a program's patches do not reach.
 
-A test replaces `os.replace`, `open` or `time.sleep` in a process with hooks (`unittest.mock`, freezegun, pyfakefs). Its
-replacement must not receive autoprof's calls, and autoprof must not read a frozen clock. So the code that runs in a
+A test may replace `os.replace`, `open` or `time.sleep` in a process with hooks (`unittest.mock`, freezegun, pyfakefs).
+The replacement must not receive autoprof's calls, and autoprof must not read a frozen clock. So the code that runs in a
 program imports these modules from here: `from autoprof.base.originals import os, time`.
 
 freezegun and pyfakefs look for modules by name in `sys.modules`, and for functions in each module there. So the copies
@@ -45,7 +45,7 @@ def _copy(name: str) -> Any:
 
 
 def _bind(value: Any, module: Any, space: dict[str, Any]) -> Any:
-    """Return a function of `module` with the globals `space`, or any other value as it is."""
+    """If `value` is a function of `module`, return it with the globals `space`. Return any other value unchanged."""
     if isinstance(value, FunctionType) and value.__globals__ is vars(module):
         bound = FunctionType(value.__code__, space, value.__name__, value.__defaults__, value.__closure__)
         bound.__kwdefaults__ = value.__kwdefaults__

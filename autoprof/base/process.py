@@ -85,7 +85,7 @@ class State:
 
 
 def end() -> None:
-    """Call all registered `at_exit` now, in the order of the process's end."""
+    """Call `at_exit` of all registered states now, in the order of the process's end."""
     for position in range(TIMELINE + 1):  # one state's end may register a later one
         if position in _ending:
             _ending[position].at_exit()

@@ -37,26 +37,26 @@ def redacted(command: Sequence[str]) -> str:
     Bytes of an argument that are not UTF-8 become escapes, because the files of a run contain only UTF-8.
     """
     words: list[str] = []
-    certainty, program, before = NONE, "", ""
+    certainty, program, previous_argument = NONE, "", ""
     room = _MAX_CHARS
     for i, argument in enumerate(command):
         if room <= 0:
             return writable(f"{shlex.join(words)} ... ({len(command) - i} more arguments)")
         part = argument[: room + 1]
-        redacted_part, certainty = _without_secret(part, before, program, certainty)
+        redacted_part, certainty = _without_secret(part, previous_argument, program, certainty)
         words.append(hidden(argument if redacted_part is part else redacted_part, room))
-        program = token_formats.program_of(part, before) or program
-        before = part
+        program = token_formats.program_of(part, previous_argument) or program
+        previous_argument = part
         room -= len(argument) + 1
     return writable(shlex.join(words))
 
 
-def _without_secret(argument: str, before: str, program: str, certainty: int) -> tuple[str, int]:
+def _without_secret(argument: str, previous_argument: str, program: str, certainty: int) -> tuple[str, int]:
     """Return an argument without its secret, and the certainty that the next argument is a secret.
 
     Args:
         argument: The argument.
-        before: The previous argument.
+        previous_argument: The argument before `argument`.
         program: The program that an earlier argument names, if short options of the program may have secrets.
         certainty: The certainty that this argument is a secret.
     """
@@ -70,9 +70,9 @@ def _without_secret(argument: str, before: str, program: str, certainty: int) ->
     if short != NONE:
         return argument, short if token_formats.takes_next(program) else NONE
     name, equals, value = argument.partition("=")
-    if equals and not is_script(name, before) and _holds_secret(name, value):
+    if equals and not is_script(name, previous_argument) and _holds_secret(name, value):
         return f"{name}={HIDDEN}", NONE
-    return argument, NONE if equals else _announced(name, before)
+    return argument, NONE if equals else _announced(name, previous_argument)
 
 
 def _is_value(argument: str, certainty: int) -> bool:
@@ -91,9 +91,9 @@ def _any_secret(certainty: int, value: str) -> bool:
     return any(is_secret(certainty, part.strip("\"'")) for part in value.split(","))
 
 
-def _announced(argument: str, before: str) -> int:
+def _announced(argument: str, previous_argument: str) -> int:
     """Return the certainty that the next argument of a command is a secret."""
-    certainty = certainty_of(argument, before) if compiled(_ARGUMENT).fullmatch(argument) else NONE
+    certainty = certainty_of(argument, previous_argument) if compiled(_ARGUMENT).fullmatch(argument) else NONE
     return certainty if argument.startswith("-") or certainty == NONE else RANDOM
 
 
@@ -109,7 +109,7 @@ def hidden(text: str, max_chars: int = _MAX_CHARS) -> str:
 
 
 def _searched(text: str) -> str:
-    """Return a text without the secrets that one search finds."""
+    """Search a text once. Return the text without the secrets that the search finds."""
     for part, pattern in FORMATS.items():
         if part in text:
             text = compiled(pattern).sub(lambda match: f"{match[1] if match.lastindex else ''}{HIDDEN}", text)

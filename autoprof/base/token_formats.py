@@ -204,7 +204,7 @@ def short_option(program: str, argument: str) -> tuple[int, int]:
 
 
 def takes_next(program: str) -> bool:
-    """Return True if the argument after an option of this program is its value."""
+    """Return True if the argument after an option of `program` is the value of the option."""
     return not program.startswith(_JOINED)
 
 

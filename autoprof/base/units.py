@@ -22,11 +22,11 @@ def seconds(value: float | None) -> str:
             return f"{_digits(value * factor)} {unit}"
     if value < 119.5:
         return f"{_digits(value)} s"
-    whole = round(value)
-    if whole < 7200:
-        return f"{whole // 60} min {whole % 60} s"
-    whole = round(value / 60)
-    return f"{whole // 60} h {whole % 60} min"
+    amount = round(value)
+    if amount < 7200:
+        return f"{amount // 60} min {amount % 60} s"
+    amount = round(value / 60)
+    return f"{amount // 60} h {amount % 60} min"
 
 
 def change(value: float) -> str:

@@ -138,8 +138,8 @@ def _parsed(text: str) -> Condition:
         return _checked(Condition(what=RESUME, steps=parsers.count(match[1])))
     match = _ABOVE.fullmatch(text)
     if match is None or match[1] in (RESUME, OOM):
-        near = f"; {HANG} takes a time such as 10m, a factor such as 5x, or {HANG}:{_OFF}" if HANG in text else ""
-        raise ValueError(f"{text!r} is not a condition{near}")
+        hint = f"; {HANG} takes a time such as 10m, a factor such as 5x, or {HANG}:{_OFF}" if HANG in text else ""
+        raise ValueError(f"{text!r} is not a condition{hint}")
     what, unit = match[1], match[3]
     if what == HANG and unit not in (*_UNITS, "x"):
         raise ValueError(f"{text!r}: {HANG} takes a time in s, m or h such as 10m, or a factor such as 5x")

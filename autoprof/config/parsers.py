@@ -80,11 +80,11 @@ def several_of(choices: tuple[str, ...]) -> Callable[[object], tuple[str, ...]]:
     """Return a parser for one or more of the words in `choices`. Case is ignored, and repeated words are dropped."""
 
     def parse(value: object) -> tuple[str, ...]:
-        chosen = tuple(word.lower().replace("_", "-") for word in words(value))
-        for word in chosen:
+        chosen_words = tuple(word.lower().replace("_", "-") for word in words(value))
+        for word in chosen_words:
             if word not in choices:
                 raise ValueError(f"{word!r} is unknown")
-        return tuple(dict.fromkeys(chosen))
+        return tuple(dict.fromkeys(chosen_words))
 
     return parse
 

@@ -192,8 +192,8 @@ def load(environ: Mapping[str, str], directory: Path, given: Mapping[str, object
 
     Args:
         environ: The environment, with `AUTOPROF_*`.
-        directory: The working directory, which may have an `autoprof.toml`. Paths are relative to it.
-        given: Settings that the program passes to `autoprof.start`. They take precedence over all others.
+        directory: The working directory, which may have an `autoprof.toml`. Relative paths begin there.
+        given: Settings that the program passes to `autoprof.start`. They replace settings from all other sources.
 
     Raises:
         SettingsError: A value is wrong.

@@ -227,7 +227,7 @@ def _parse_options(kind: type[msgspec.Struct], text: object) -> msgspec.Struct:
     """Return the options of a tool, from a table or from text such as `level=level2,mstx=false`.
 
     Raises:
-        ValueError: An option is unknown or has a wrong value. The message names it.
+        ValueError: An option is unknown or has a wrong value. The message names the option.
     """
     if isinstance(text, str):
         pairs = [pair.partition("=") for pair in text.split(",") if pair.strip()]

@@ -79,14 +79,14 @@ class Chooser:
         overrides = self.asked(settings, step)
         if overrides is not None or self.off:
             return overrides
-        due = self._monitor.due(ordinal) if self._monitor is not None else None
-        if due is None and not Steps.parse(settings.steps).match(step, ordinal):
+        due_overrides = self._monitor.due(ordinal) if self._monitor is not None else None
+        if due_overrides is None and not Steps.parse(settings.steps).match(step, ordinal):
             return None
         if limit_reason := self._full(settings, step):
             log.warning_once(limit_reason)
             return None
         self._captured.add(step)
-        return due or {}
+        return due_overrides or {}
 
     def asked(self, settings: Settings, step: int) -> dict[str, Any] | None:
         """Return the overrides for `step` as `choose` does, but consider only trigger requests."""
@@ -191,9 +191,9 @@ class OpenTriggers:
         if not take_it:
             return
         self._register(run)
-        first = step + 1 if self._of_trainer and identity.ranks() > 1 else step
+        first_step = step + 1 if self._of_trainer and identity.ranks() > 1 else step
         for name, trigger in requests.take(run, names):
-            self._open.append(_Window(run, name, trigger, Became(first=first), step))
+            self._open.append(_Window(run, name, trigger, Became(first=first_step), step))
 
     def match(self, step: int, against: str = "", for_good: bool = False) -> dict[str, Any] | None:
         """Return the overrides with which a request captures `step`, or None if no request captures `step`.
@@ -342,7 +342,7 @@ class _Window:
         self._close()
 
     def end(self) -> None:
-        """Note that the capture of the current step has ended, if any."""
+        """If a step is being captured, note that its capture has ended."""
         if self.became.going_on is not None:
             self.became.captured.append(self.became.going_on)
             self.became.going_on = None

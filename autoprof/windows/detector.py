@@ -172,22 +172,22 @@ class Detector:
         if ordinal <= FIRST:
             return None
         outliers: dict[str, tuple[float, float, str]] = {}
-        took, usual, left_out = self._usual.compare(step)
-        if usual:
+        took_s, median_s, left_out = self._usual.compare(step)
+        if median_s:
             suffix = f" without {', '.join(left_out)}" if left_out else ""
-            outliers[STEP] = took, usual, f"step {step.number} took {in_words(took)}{suffix}"
+            outliers[STEP] = took_s, median_s, f"step {step.number} took {in_words(took_s)}{suffix}"
         for name, times in self._stages.items():
             spans = ((start, end) for part, start, end in step.parts if name in (part, step.kinds.get(part)))
-            took = Union(spans).length() / 1e9
-            if took and len(times) >= FEWEST and took - median(times) >= LEAST_SHARE * step.seconds:
-                outliers[name] = took, median(times), f"{name} took {in_words(took)} in step {step.number}"
-            if took:
-                times.append(took)
+            took_s = Union(spans).length() / 1e9
+            if took_s and len(times) >= FEWEST and took_s - median(times) >= LEAST_SHARE * step.seconds:
+                outliers[name] = took_s, median(times), f"{name} took {in_words(took_s)} in step {step.number}"
+            if took_s:
+                times.append(took_s)
         met = []
         for ready in self._ready:
-            took, usual, text = outliers.get(ready.condition.what, (0.0, 0.0, ""))
-            if usual and took > ready.condition.above * usual:
-                met.append((ready, f"{text}, {took / usual:.1f} times the median of {in_words(usual)}"))
+            took_s, median_s, text = outliers.get(ready.condition.what, (0.0, 0.0, ""))
+            if median_s and took_s > ready.condition.above * median_s:
+                met.append((ready, f"{text}, {took_s / median_s:.1f} times the median of {in_words(median_s)}"))
         return self._open(met, ordinal)
 
     def unknown(self, step: Measured, ordinal: int) -> str:
@@ -211,15 +211,15 @@ class Detector:
         by_stage: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
         for entry in entries:
             for role, stages in entry.stages.items():
-                for stage, took in stages.items():
-                    by_stage[role, stage][entry.rank] = took
-        found = []
+                for stage, took_s in stages.items():
+                    by_stage[role, stage][entry.rank] = took_s
+        outliers = []
         for (role, stage), times in by_stage.items():
-            rank, took, usual = _slowest(times)
-            if took - usual >= LEAST_SHARE * step.seconds:
-                text = f"{role} rank {rank} took {in_words(took)} for {stage} in step {step.number}"
-                found.append((took, usual, text))
-        return self._open(self._above(RANK, found), ordinal)
+            rank, took_s, median_s = _slowest(times)
+            if took_s - median_s >= LEAST_SHARE * step.seconds:
+                text = f"{role} rank {rank} took {in_words(took_s)} for {stage} in step {step.number}"
+                outliers.append((took_s, median_s, text))
+        return self._open(self._above(RANK, outliers), ordinal)
 
     def replicas(self, step: Measured, entries: Sequence[ReplicaStats], ordinal: int) -> OpenedWindow | None:
         """Compare the times per token of the replicas in one step, or the times per request if tokens are unknown.
@@ -229,9 +229,9 @@ class Detector:
         if any(entry.seconds < LEAST_SHARE * step.seconds for entry in entries):
             return None
         unit, times = per_unit(entries)
-        replica, took, usual = _slowest(times)
-        text = f"replica {replica} took {in_words(took)} a {unit} in step {step.number}"
-        return self._open(self._above(REPLICA, [(took, usual, text)]), ordinal)
+        replica, took_s, median_s = _slowest(times)
+        text = f"replica {replica} took {in_words(took_s)} a {unit} in step {step.number}"
+        return self._open(self._above(REPLICA, [(took_s, median_s, text)]), ordinal)
 
     def states(self, number: int, entries: Iterable[RankStats], ordinal: int) -> OpenedWindow | None:
         """Check how much memory each rank uses, and if a rank ran out of memory.
@@ -278,10 +278,10 @@ class Detector:
         worst = max(comparable, key=lambda outlier: outlier[0] / outlier[1], default=None)
         if worst is None:
             return []
-        took, usual, text = worst
-        text = f"{text}, {took / usual:.1f} times the median of the others, {in_words(usual)}"
-        same = [ready for ready in self._ready if ready.condition.what == what]
-        return [(ready, text) for ready in same if took > ready.condition.above * usual]
+        took_s, median_s, text = worst
+        text = f"{text}, {took_s / median_s:.1f} times the median of the others, {in_words(median_s)}"
+        conditions = [ready for ready in self._ready if ready.condition.what == what]
+        return [(ready, text) for ready in conditions if took_s > ready.condition.above * median_s]
 
     def _open(self, met: Iterable[tuple[_Ready, str]], ordinal: int) -> OpenedWindow | None:
         """Return one window for all conditions that are met, or None if none of them may open a window now.
@@ -345,14 +345,14 @@ class _UsualStep:
         length = step.end_ns - step.start_ns
         step_count = len(self._steps)
         rare = {name for name in {*self._had, *parts} if 2 * self._had[name] <= step_count}
-        took = _without(length, parts, rare)
-        usual = median(_without(*earlier_step, rare) for earlier_step in self._steps) if step_count >= FEWEST else 0.0
+        took_s = _without(length, parts, rare)
+        median_s = median(_without(*earlier, rare) for earlier in self._steps) if step_count >= FEWEST else 0.0
         if step_count == KEPT:
             self._had.subtract(self._steps[0][1].keys())
         self._had.update(parts.keys())
         self._steps.append((length, dict(parts)))
         left_out = sorted(name for name in rare & parts.keys() if parts[name].length() >= LEAST_SHARE * length)
-        return took, usual, left_out
+        return took_s, median_s, left_out
 
 
 def _without(length: int, parts: Mapping[str, Union], rare: set[str]) -> float:

@@ -49,7 +49,7 @@ class Monitor:
         self._decides = not self._several or run.decides
 
     def begins(self, step: int, ordinal: int) -> None:
-        """Note that a step has begun. `ordinal` is its number in this run, from 1."""
+        """Note that a step has begun. `ordinal` is the number of the step in this run, from 1."""
         self._at = step
         if ordinal > 1:
             return
@@ -131,12 +131,12 @@ class Monitor:
         with seam.guard("comparing", stats.report):
             ranks = [own, *self._read_ranks(step.number)]
             replicas = self._since(_decoded(stats.read_entries(self._run, REPLICA), ReplicaStats))
-            same = [entry for entry in ranks if entry.step == step.number]
+            step_entries = [entry for entry in ranks if entry.step == step.number]
             with self._lock:
                 self._open(self._detector.states(step.number, ranks, ordinal))
                 if fair and ordinal > FIRST:
-                    self._slowest.note(same, replicas)
-                    self._open(self._detector.ranks(step, same, ordinal))
+                    self._slowest.note(step_entries, replicas)
+                    self._open(self._detector.ranks(step, step_entries, ordinal))
                     self._open(self._detector.replicas(step, replicas, ordinal))
 
     def _read_ranks(self, number: int) -> list[RankStats]:
@@ -148,8 +148,8 @@ class Monitor:
         deadline = time.monotonic() + _PATIENCE_S
         while True:
             entries = _decoded(stats.read_entries(self._run, RANK), RankStats)
-            late = any(entry.step is not None and number - 2 <= entry.step < number for entry in entries)
-            if not late or time.monotonic() > deadline or state.stop.wait(_POLL_S):
+            any_is_late = any(entry.step is not None and number - 2 <= entry.step < number for entry in entries)
+            if not any_is_late or time.monotonic() > deadline or state.stop.wait(_POLL_S):
                 return entries
 
     def _since(self, entries: list[ReplicaStats]) -> list[ReplicaStats]:

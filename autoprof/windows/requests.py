@@ -161,7 +161,7 @@ def take(run: RunDir, listing: Iterable[str]) -> list[tuple[str, Trigger]]:
         run: The run.
         listing: The names in `control/`.
     """
-    taken = []
+    taken_requests = []
     for name in listing:
         if not name.endswith(ENDING):
             continue
@@ -178,13 +178,13 @@ def take(run: RunDir, listing: Iterable[str]) -> list[tuple[str, Trigger]]:
             )
             continue
         try:
-            taken.append((name, decoded(_content(run, path), run.path.name)))
+            taken_requests.append((name, decoded(_content(run, path), run.path.name)))
         except UNREADABLE as error:
             seam.pass_on(error)
             with seam.suppress(OSError):
                 os.replace(path, f"{run.control / name}{REFUSED}")
             refuse(run, name, error)
-    return taken
+    return taken_requests
 
 
 def refuse(run: RunDir, name: str, error: Exception) -> None:
@@ -211,7 +211,7 @@ def taken(run: RunDir, listing: Iterable[str], known: set[str]) -> list[tuple[st
     Args:
         run: The run.
         listing: The names in `control/`.
-        known: Names to skip. The names of the requests that were read are added.
+        known: Names to skip. This function adds the names of the requests that it has read.
     """
     requests = []
     for name in listing:
