@@ -1,7 +1,8 @@
-"""Sorted rows of a trace's events, in memory that does not grow with their number.
+"""Sorted rows of a trace's events. The needed memory does not grow with the number of events.
 
-A row has 20 bytes: start, duration, and a number for name, category, process and thread. A trace consists of a few
-blocks that are already in order, so rows are kept in ordered runs that are merged at the end.
+A row has 20 bytes: start, duration, and a number that identifies name, category, process and thread. A trace consists
+of a few blocks whose events are already in order. So rows are kept in sorted runs, and the runs are merged at the end.
+A run here is a sorted sequence of rows.
 """
 
 from __future__ import annotations
@@ -16,15 +17,20 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 Row = tuple[float, float, int]
-# Rows of a run, 2.6 MB.
+# Number of rows of a full run. A full run takes 2.6 MB.
 RUN_ROWS = 128 << 10
-# Latest runs that stay in memory. Earlier ones go to a file.
+# Maximum number of runs in memory. If there are more, the oldest run is moved to a file.
 RUNS_IN_MEMORY = 8
+# Number of rows that are read from the file at once.
 _BLOCK_ROWS = 8 << 10
 
 
 class Rows:
-    """Rows (start, minus the duration, number). They are added in any order and read by start, longer ones first."""
+    """Rows of the shape (start, negative duration, number).
+
+    Rows are added in any order. They are read in the order of their starts. If events start at the
+    same time, the longest comes first.
+    """
 
     def __init__(self) -> None:
         self._starts, self._lengths, self._numbers = array("d"), array("d"), array("I")
@@ -60,7 +66,7 @@ class Rows:
             self._end_run()
 
     def __iter__(self) -> Iterator[Row]:
-        """Yield all rows in order, once."""
+        """Yield all rows in order. The rows can be read only once."""
         self._end_run()
         lanes: list[list[_Run]] = []
         for run in self._runs:
@@ -69,8 +75,8 @@ class Rows:
                 lanes.append([run])
             else:
                 lane.append(run)
-        read = [self._read(lane) for lane in lanes]
-        return read[0] if len(read) == 1 else heapq.merge(*read)
+        lane_rows = [self._read(lane) for lane in lanes]
+        return lane_rows[0] if len(lane_rows) == 1 else heapq.merge(*lane_rows)
 
     def _end_run(self) -> None:
         if not self._starts:
@@ -81,11 +87,11 @@ class Rows:
             columns = (array("d", starts), array("d", lengths), array("I", numbers))
         run = _Run(columns)
         self._runs.append(run)
-        held = [each for each in self._runs if each.columns is not None]
-        if len(held) > RUNS_IN_MEMORY:
+        runs_in_memory = [each for each in self._runs if each.columns is not None]
+        if len(runs_in_memory) > RUNS_IN_MEMORY:
             if self._file is None:
                 self._file = tempfile.TemporaryFile(prefix="autoprof-")  # noqa: SIM115
-            held[0].move(self._file)
+            runs_in_memory[0].move(self._file)
         self._starts, self._lengths, self._numbers = array("d"), array("d"), array("I")
         self._in_order = True
         self._last = (float("-inf"), 0.0)
@@ -96,12 +102,19 @@ class Rows:
                 yield from zip(*run.columns, strict=True)
                 continue
             assert self._file is not None
-            for first in range(0, run.count, _BLOCK_ROWS):
-                yield from run.block(self._file, first, min(_BLOCK_ROWS, run.count - first))
+            for first_row in range(0, run.count, _BLOCK_ROWS):
+                yield from run.block(self._file, first_row, min(_BLOCK_ROWS, run.count - first_row))
 
 
 class _Run:
-    """Ordered rows, in memory or in the file."""
+    """A sorted sequence of rows, in memory or in the temporary file.
+
+    Attributes:
+        columns: The starts, the negative durations and the numbers of the rows. None if the rows are in the file.
+        count: The number of rows.
+        first: The start and the negative duration of the first row.
+        last: The start and the negative duration of the last row.
+    """
 
     def __init__(self, columns: tuple[array[float], array[float], array[int]]) -> None:
         self.columns: tuple[array[float], array[float], array[int]] | None = columns
@@ -119,12 +132,12 @@ class _Run:
             column.tofile(file)
         self.columns = None
 
-    def block(self, file: IO[bytes], first: int, count: int) -> Iterator[Row]:
-        """Return some rows from the file."""
+    def block(self, file: IO[bytes], first_row: int, count: int) -> Iterator[Row]:
+        """Return `count` rows from the file, from the row with the index `first_row`."""
         starts, lengths, numbers = array("d"), array("d"), array("I")
         columns: tuple[array[Any], ...] = (starts, lengths, numbers)
         for place, column in zip(self._places, columns, strict=True):
-            file.seek(place + first * column.itemsize)
+            file.seek(place + first_row * column.itemsize)
             column.fromfile(file, count)
         return zip(starts, lengths, numbers, strict=True)
 
@@ -133,10 +146,10 @@ Id = int | float | str | None
 # Category, name, process and thread of a row.
 Key = tuple[str, str, Id, Id]
 
-# Distinct names that are summed separately. Some programs put a number into every name.
+# Maximum number of distinct keys that are summed separately. Some programs put a number into every name.
 MAX_NAMES = 50_000
 OTHER_NAMES = "(other names)"
-# More than any host has.
+# Maximum number of devices. No host has more.
 _MAX_DEVICES = 1_000
 # 30,000 years. Larger times are invalid, and would make sums invalid.
 _MAX_US = 1e18
@@ -177,15 +190,18 @@ _decode_memory = msgspec.json.Decoder(_Memory).decode
 
 
 class EventData:
-    """Data of a trace's events: a row for each event with a duration, descriptions and memory peaks.
+    """Data that is collected from the events of a trace: rows, descriptions and memory peaks.
 
     Attributes:
-        rows: The rows.
+        rows: One row for each event with a duration.
         count: The number of all events.
-        keys: The key of each number in the rows.
-        descriptions: Texts about processes and threads, by event name and field, process and thread.
-        peaks: Peak bytes, allocated and reserved, by type and number of the device.
-        whole_us: The base of the starts, in µs since the epoch, if the trace has times as text; else 0.
+        keys: The keys of the rows. The number in a row is the index of its key in this list.
+        descriptions: Names and labels of processes and threads. Dict from (event name and field, such as
+            `process_name.name`; process id; thread id) to the text. The thread id is None for texts about a process.
+        peaks: Memory peaks. Dict from (type of the device, number of the device) to the peaks [allocated bytes,
+            reserved bytes].
+        whole_us: If the trace has times as text, the time to which the starts of the rows are relative, in µs since the
+            epoch. Else 0.
     """
 
     def __init__(self, rows: Rows) -> None:
@@ -198,11 +214,11 @@ class EventData:
         self.whole_us = 0
 
     def events(self, events: list[Event]) -> None:
-        """Add some events.
+        """Add the data of some events.
 
         Raises:
             ValueError: A time is invalid.
-            msgspec.DecodeError: The arguments of an event are invalid.
+            msgspec.DecodeError: The arguments of an event are not valid JSON.
         """
         self.count += len(events)
         numbers, rows = self._numbers, []
@@ -239,9 +255,10 @@ class EventData:
         return number
 
     def _start(self, text: float | str) -> float:
-        """Return the microseconds since the first start.
+        """Return a start as microseconds since `whole_us`, the whole microseconds of the first start.
 
-        torch_npu writes microseconds since the epoch as text, because a float would lose the nanoseconds.
+        torch_npu writes starts as a text with the microseconds since the epoch, because a float would lose the
+        nanoseconds.
         """
         digits, _, fraction = str(text).partition(".")
         whole = _time(int(digits), text)

@@ -1,4 +1,4 @@
-"""Selection of the traces to merge: their order, names and clocks."""
+"""Selection of the traces to merge, and the order, the names and the clock corrections of these traces."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from autoprof.traces.merge import Input
 from autoprof.traces.reader import Reader, TraceError
 from autoprof.traces.timeline import StepTimeline
 
-# Chrome trace that torch_npu's analysis writes into its folder. It is a bare list of events.
+# Path of the Chrome trace that torch_npu's analysis writes, relative to the folder of torch_npu. The trace is a bare
+# list of events.
 NPU_TRACE = Path(NPU_ANALYSED, NPU_TIMELINE)
 
 _NUMBER = re.compile(r"(rank|replica)\d+")
@@ -30,20 +31,28 @@ _ENDINGS = re.compile(r"(\.pt)?(\.trace)?\.json(\.gz)?$")
 
 
 def of_step(folder: Path, captures: Sequence[CaptureFile]) -> list[Input]:
-    """Return the traces of some captures in a step's folder, in display order."""
-    npu = npu_folders(folder)
+    """Return the traces of some captures of a step, in the order in which viewers show them.
+
+    Args:
+        folder: The folder of the step.
+        captures: The captures.
+    """
+    npu_folder_of = npu_folders(folder)
     traces = [
         (capture, path, name)
         for capture in sorted(captures, key=_order)
-        for path, name in _places(folder, capture, npu)
+        for path, name in _places(folder, capture, npu_folder_of)
         if path.is_file()
     ]
-    several = len({_host(capture) for capture, _, _ in traces}) > 1
-    return [_input(path, name, capture, several) for capture, path, name in traces]
+    has_several_hosts = len({_host(capture) for capture, _, _ in traces}) > 1
+    return [_input(path, name, capture, has_several_hosts) for capture, path, name in traces]
 
 
 def of_files(files_and_folders: Sequence[Path]) -> list[Input]:
-    """Return traces outside of a run: files, and the files in folders, such as the ones that vLLM and SGLang write.
+    """Return traces outside of a run, such as the traces that vLLM and SGLang write.
+
+    Args:
+        files_and_folders: Traces, and folders that contain traces.
 
     Raises:
         TraceError: A path does not exist.
@@ -67,7 +76,7 @@ def of_files(files_and_folders: Sequence[Path]) -> list[Input]:
 
 
 def _is_made(name: str) -> bool:
-    """Return True if autoprof wrote the file, not a profiler: a merged trace or a meta file."""
+    """Return True if a file is a merged trace or a meta file. autoprof writes these files, not a profiler."""
     return name.endswith(META) or name.startswith(f"{MERGED}.") or is_merged(_ENDINGS.sub("", name))
 
 
@@ -80,7 +89,7 @@ def _host_name(path: Path) -> str:
 
 
 def npu_folders(folder: Path) -> dict[str, Path]:
-    """Return torch_npu's folders in a step's folder, by the names of their captures."""
+    """Return the folders of torch_npu in the folder of a step: a dict from the name of each capture to its folder."""
     folders = sorted(folder.glob(f"*{file_names.NPU_FOLDER}"))
     return {file_names.FOLDER.sub("", path.name): path for path in folders if path.is_dir()}
 
@@ -99,55 +108,59 @@ def not_merged(folder: Path) -> Iterable[str]:
 def placed(
     inputs: Sequence[Input], timeline: StepTimeline, run: Path, how: str
 ) -> tuple[list[Input], StepTimeline, str]:
-    """Return traces and timeline on the clock of the driver's host, and a message about the clocks.
+    """Put the traces and the timeline of a step on the clock of the driver's host.
 
     Args:
         inputs: The traces.
-        timeline: The step's timeline.
-        run: The run's directory.
-        how: `measured`, or `as-set` to keep each host's clock as it is.
+        timeline: The timeline of the step.
+        run: The directory of the run.
+        how: `measured` to correct the clocks by measured offsets, or `as-set` to leave the clock of each host as it is.
+
+    Returns:
+        The traces with their shifts, the timeline with its shifts, and a message about the clocks. If all times come
+        from one host, the message is empty.
 
     Raises:
-        TraceError: They come from several hosts whose clocks are not known precisely enough.
+        TraceError: The times come from several hosts, and the offsets of the clocks are not known precisely enough.
     """
     names = {each.meta.host for each in inputs if each.meta.host} | timeline.hosts
     if len(names) < 2:
         return list(inputs), timeline, ""
     if how == clocks.AS_SET:
         return list(inputs), timeline, f"clocks of {len(names)} hosts are not corrected; their own settings are used"
-    measured = clocks.read_offsets(run)
-    times = {process.host: spans[0].start_ns for process, spans in timeline.processes.items() if spans}
+    measured_clocks = clocks.read_offsets(run)
+    first_start_ns = {process.host: spans[0].start_ns for process, spans in timeline.processes.items() if spans}
 
     def shift(host: str, unix_ns: int) -> int:
-        return -clocks.offset_ns(measured, host, unix_ns)
+        return -clocks.offset_ns(measured_clocks, host, unix_ns)
 
-    moved = [
+    shifted_inputs = [
         msgspec.structs.replace(each, shift_ns=shift(each.meta.host, each.meta.clock.start.unix_ns))
         if each.meta.host
         else each
         for each in inputs
     ]
-    shifts = {host: shift(host, unix_ns) for host, unix_ns in times.items()}
+    shifts = {host: shift(host, unix_ns) for host, unix_ns in first_start_ns.items()}
     return (
-        moved,
+        shifted_inputs,
         StepTimeline(timeline.processes, shifts),
         f"clocks of {len(names)} hosts are corrected by measured offsets",
     )
 
 
 def timeline_of(spans: dict[Journal, list[Line]], takes: Any) -> StepTimeline:
-    """Return the timeline of the roles for which `takes` is true."""
-    kept = {process: [span for span in lines if takes(span.role)] for process, lines in spans.items()}
-    return StepTimeline({process: lines for process, lines in kept.items() if lines})
+    """Return the timeline with only the spans of the roles for which `takes` returns True."""
+    spans_to_keep = {process: [span for span in lines if takes(span.role)] for process, lines in spans.items()}
+    return StepTimeline({process: lines for process, lines in spans_to_keep.items() if lines})
 
 
 def role(capture: CaptureFile) -> str:
-    """Return the role of a capture from its name."""
+    """Return the role in the name of a capture. For a capture of a whole step, the roles are joined by `+`."""
     return capture.name.split(".", 1)[0]
 
 
 def roles(capture: CaptureFile) -> list[str]:
-    """Return the roles of a capture. The capture of a whole step has all roles of its process."""
+    """Return the roles of a capture. A capture of a whole step has all roles of its process, others have one role."""
     return role(capture).split("+")
 
 
@@ -171,14 +184,14 @@ def _input(path: Path, name: str, capture: CaptureFile, with_host: bool) -> Inpu
 
 
 def _host(capture: CaptureFile) -> str:
-    """Return the host of a capture from its meta file, or from its name if there is no meta file (yet)."""
+    """Return the host of a capture from the meta file. Without a meta file, return the host in the capture's name."""
     words = capture.name.split(".")
-    named = words[-2] if len(words) > 2 and _PID.fullmatch(words[-1]) else ""
-    return capture.meta.host or named
+    host_in_name = words[-2] if len(words) > 2 and _PID.fullmatch(words[-1]) else ""
+    return capture.meta.host or host_in_name
 
 
 def _label(name: str) -> str:
-    """Return `actor.update_actor.rank0.node1.pid7` as `actor.update_actor rank0`."""
+    """Return the label of a capture: for the name `actor.update_actor.rank0.node1.pid7`, `actor.update_actor rank0`."""
     words = name.split(".")
     if _PID.fullmatch(words[-1]):
         words = words[:-2]

@@ -1,7 +1,7 @@
-"""Merge of traces into one trace for Perfetto, on one clock.
+"""Merge of several traces into one trace for Perfetto, whose times are on one clock.
 
-A gzip file may consist of several members. So each trace is rewritten independently, in parallel if the traces are
-large, and the results are concatenated.
+A gzip file may consist of several members. So each trace is rewritten independently into one member, and the members
+are concatenated. Large traces are rewritten in parallel.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ from autoprof.traces.timeline import StepTimeline, draw
 T = TypeVar("T")
 
 _POLL_S = 0.2
-# Tasks that a process gets at once. Handing over one small trace takes as long as rewriting it.
+# Maximum number of tasks that a worker process gets at once. Handing over one small trace takes as long as rewriting
+# the trace.
 _MAX_BATCH = 64
-# Counter of the work done, shared with the process that waits; set in workers only.
+# Counter of the work that all workers have done. They share it with the process that waits. It is set in workers only.
 _done: Any = None
 
 
@@ -45,32 +46,36 @@ def run_in_pool(
     """Yield the results of `work(*task, progress)` in the order of the tasks.
 
     Args:
-        work: A function of a module.
-        tasks: Its arguments, without the last one.
-        jobs: The number of processes. With 1, the work runs in this process.
-        progress: Callback for the amounts that the workers report to their own `progress`.
+        work: The function to call for each task. It must be defined at the top level of a module.
+        tasks: The arguments of each call, without the last argument `progress`.
+        jobs: The number of processes. If it is 1, the work runs in this process.
+        progress: Function that is called with the amount of work done since the previous call. `work` passes such
+            amounts to its last argument.
 
     Raises:
-        OSError: A process was killed.
+        OSError: A worker process was killed.
     """
     if min(jobs, len(tasks)) <= 1:
         for task in tasks:
             yield work(*task, progress)
         return
-    # Spawn, so that workers inherit neither memory nor threads of this process.
+    # Use spawn: then workers inherit neither memory nor threads of this process.
     context = multiprocessing.get_context("spawn")
     done = context.Value("q", 0)
     with ProcessPoolExecutor(min(jobs, len(tasks)), context, _remember, (done,)) as pool:
-        size = min(_MAX_BATCH, len(tasks) // (8 * jobs) + 1)
-        futures = [pool.submit(_do, work, tasks[first : first + size]) for first in range(0, len(tasks), size)]
-        reported = 0
+        batch_size = min(_MAX_BATCH, len(tasks) // (8 * jobs) + 1)
+        futures = [
+            pool.submit(_do, work, tasks[first_task : first_task + batch_size])
+            for first_task in range(0, len(tasks), batch_size)
+        ]
+        reported_count = 0
         try:
             for future in futures:
                 while not future.done():
                     wait([future], _POLL_S)
-                    now = done.value
-                    progress(now - reported)
-                    reported = now
+                    done_count = done.value
+                    progress(done_count - reported_count)
+                    reported_count = done_count
                 yield from future.result()
         except BrokenProcessPool:
             raise OSError("a merging process was killed; maybe there is too little memory") from None
@@ -90,18 +95,20 @@ def _add(amount: int) -> None:
         _done.value += amount
 
 
-# Fastest compression: even so it takes half the time of a merge.
+# Fastest compression level. Even at this level, compression takes half of the time of a merge.
 _LEVEL = 1
-# Compressed input from which a merge uses several processes. For less, starting them takes longer than it saves.
+# Total size of the compressed input above which a merge uses several processes. For a smaller input, starting the
+# processes takes longer than they save.
 _PARALLEL_BYTES = 32 << 20
 _MAX_JOBS = 8
-# Size of a trace below which its rewritten form is kept in memory.
+# Size of a trace below which the rewritten trace is kept in memory instead of in a file.
 _SMALL_BYTES = 1 << 18
 _SECOND_NS = 1_000_000_000
 _HOUR_NS = 3600 * _SECOND_NS
-# Margin before the earliest first event. The first event of a file is not always its earliest.
+# Time from the base of the merged trace to the earliest first event of a trace. The margin is needed because the first
+# event in a file is not always the earliest event of the file.
 _BEFORE_NS = 6 * _HOUR_NS
-# Microseconds below which a float is exact to half a nanosecond.
+# Times below this many microseconds are exact to half a nanosecond as floats.
 _NEAR_US = 2.0**43
 
 
@@ -109,13 +116,13 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """Result of a merge.
 
     Attributes:
-        traces: The number of traces in it.
-        spans: The number of timeline spans in it.
-        events: The number of all events.
-        bytes: The file's size.
-        json_bytes: The size of its JSON, which a viewer reads.
-        cut: Descriptions of the missing ends of truncated traces, by name.
-        left_out: Reasons for traces that are left out, by name.
+        traces: The number of traces that the merged trace contains.
+        spans: The number of timeline spans that the merged trace contains.
+        events: The number of all events in the merged trace.
+        bytes: The size of the compressed file.
+        json_bytes: The size of the uncompressed JSON, which a viewer reads.
+        cut: Dict from the name of each truncated trace to the reason why its end is missing.
+        left_out: Dict from the name of each trace that was left out to the reason.
     """
 
     traces: int
@@ -131,12 +138,12 @@ class Input(msgspec.Struct, frozen=True, kw_only=True):
     """A trace to merge.
 
     Attributes:
-        path: The file.
-        label: The name for its processes.
-        detail: Further text about its processes.
-        meta: The capture's meta file.
-        shift_ns: Nanoseconds to add to its times, to get the clock of the driver's host.
-        name: Its name in messages, by default the file name.
+        path: The path of the trace.
+        label: The name that viewers show for the processes of the trace.
+        detail: A text about the processes that viewers show beside `label`, such as the host.
+        meta: The content of the capture's meta file.
+        shift_ns: Nanoseconds to add to the times of the trace, to get times on the clock of the driver's host.
+        name: The name of the trace in messages. By default it is the file name.
     """
 
     path: Path
@@ -152,12 +159,12 @@ class Input(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Aligned(msgspec.Struct, frozen=True):
-    """Traces on one clock.
+    """Traces whose times are shifted to one clock.
 
     Attributes:
-        base_ns: The base of the merged trace's times, in ns since the epoch.
-        sources: The traces, each with the shift to this base.
-        left_out: Reasons for traces that can't be read or have no base, by name.
+        base_ns: The base of the times in the merged trace, in ns since the epoch.
+        sources: The readable traces. The times of each become relative to `base_ns` by its `shift_ns`.
+        left_out: Dict from the name of each trace that can't be read, or has no base, to the reason.
     """
 
     base_ns: int
@@ -172,16 +179,16 @@ def merge(
     timeline: StepTimeline | None = None,
     progress: Callable[[int], object] = lambda read: None,
 ) -> Summary:
-    """Merge traces. `output` appears only once it is complete.
+    """Merge traces into the file `output`. The file appears only once it is complete.
 
     Truncated traces are merged up to their last complete event. Unreadable traces are left out.
 
     Args:
-        inputs: The traces, in display order.
-        output: The gzip file to write.
-        jobs: The number of processes; by default one per core, at most 8, or 1 for small traces.
-        timeline: Spans to show above the traces.
-        progress: Callback with the number of bytes read since its last call.
+        inputs: The traces, in the order in which viewers show them.
+        output: The path of the gzip file to write.
+        jobs: The number of processes. By default it is the number of cores, at most 8. For small traces it is 1.
+        timeline: The spans to show above the traces.
+        progress: Function that is called with the number of bytes that were read since the previous call.
 
     Raises:
         TraceError: There is no readable trace and no timeline. No file is written.
@@ -195,9 +202,9 @@ def merge(
     with _part_of(output) as part:
         with part.open("wb") as file:
             drawn, tallies = _write(file, aligned, timeline, jobs, progress)
-        size = part.stat().st_size
-        named = list(zip((each.name for each in sources), tallies, strict=True))
-        left_out = aligned.left_out | {name: tally.refused for name, tally in named if tally.refused}
+        output_bytes = part.stat().st_size
+        named_tallies = list(zip((each.name for each in sources), tallies, strict=True))
+        left_out = aligned.left_out | {name: tally.refused for name, tally in named_tallies if tally.refused}
         if len(left_out) == len(inputs) and not drawn.events:
             raise TraceError(next(iter(left_out.values()), "there is nothing to merge"))
         os.replace(part, output)
@@ -205,19 +212,21 @@ def merge(
         traces=len(inputs) - len(left_out),
         spans=sum(map(len, timeline.processes.values())) if timeline is not None else 0,
         events=sum(tally.events for tally in tallies) + drawn.events,
-        bytes=size,
+        bytes=output_bytes,
         json_bytes=sum(tally.bytes for tally in tallies) + drawn.bytes,
-        cut={name: tally.cut for name, tally in named if tally.cut},
+        cut={name: tally.cut for name, tally in named_tallies if tally.cut},
         left_out=left_out,
     )
 
 
 @contextlib.contextmanager
 def _part_of(output: Path) -> Iterator[Path]:
-    """Create an empty file beside the output, and remove it unless the caller moves it.
+    """Yield the path of a new empty file, in a temporary folder beside the output.
+
+    The folder is removed at the end. The caller moves the file to keep it.
 
     Raises:
-        OSError: The file can't be created. The error names the output.
+        OSError: The file can't be created, written or moved. The error names `output` instead of the temporary file.
     """
     try:
         with tempfile.TemporaryDirectory(dir=output.parent, prefix=MERGING, suffix=PART) as folder:
@@ -230,11 +239,11 @@ def _part_of(output: Path) -> Iterator[Path]:
 
 
 def _align(inputs: Sequence[Input], timeline: StepTimeline | None) -> _Aligned:
-    """Return traces on one clock.
+    """Return the traces with the shifts that put their times on one clock.
 
-    Its base is some hours before their first time. Kineto's base is up to three months earlier, and a float can't hold
-    such times to the nanosecond. Perfetto reads floats, so a quarter of the times would be off by 1 ns, and it drops
-    slices that end 1 ns after the slice around them.
+    The base of this clock is some hours before the first time of all traces. Kineto's base can't be kept: it is up to
+    three months earlier, and a float can't hold times that are so large to the nanosecond. Perfetto reads floats, so a
+    quarter of the times would be off by 1 ns. And Perfetto drops slices that end 1 ns after the slice around them.
     """
     beginnings: list[tuple[int, float | None] | None] = []
     left_out: dict[str, str] = {}
@@ -244,27 +253,29 @@ def _align(inputs: Sequence[Input], timeline: StepTimeline | None) -> _Aligned:
         except TraceError as error:
             beginnings.append(None)
             left_out[each.name] = str(error)
-    base = next((own for own, _ in filter(None, beginnings) if own), 0)
+    base = next((own_base for own_base, _ in filter(None, beginnings) if own_base), 0)
     starts = [timeline.starts_ns] if timeline is not None and timeline.starts_ns else []
     if timeline is not None and not any(beginnings):
         base = timeline.starts_ns // _SECOND_NS * _SECOND_NS
     sources = []
-    for each, begin, correction in zip(inputs, beginnings, corrections_ns([each.meta for each in inputs]), strict=True):
-        if begin is None:
+    for each, trace_beginning, correction in zip(
+        inputs, beginnings, corrections_ns([each.meta for each in inputs]), strict=True
+    ):
+        if trace_beginning is None:
             continue
-        own, first = begin
-        shift = own - base + correction + each.shift_ns
-        near = first is not None and abs(first) < _NEAR_US
+        own_base, first_us = trace_beginning
+        shift = own_base - base + correction + each.shift_ns
+        near = first_us is not None and abs(first_us) < _NEAR_US
         sources.append(
             Source(path=each.path, label=each.label, detail=each.detail, shift_ns=shift, near=near, name=each.name)
         )
-        if first is not None:
-            starts.append(base + round(first * 1000) + shift)
-    nearer_ns = (min(starts, default=0) - base - _BEFORE_NS) // _HOUR_NS * _HOUR_NS
-    if nearer_ns <= 0 or not base:
+        if first_us is not None:
+            starts.append(base + round(first_us * 1000) + shift)
+    base_shift_ns = (min(starts, default=0) - base - _BEFORE_NS) // _HOUR_NS * _HOUR_NS
+    if base_shift_ns <= 0 or not base:
         return _Aligned(base, sources, left_out)
-    sources = [msgspec.structs.replace(each, shift_ns=each.shift_ns - nearer_ns) for each in sources]
-    return _Aligned(base + nearer_ns, sources, left_out)
+    sources = [msgspec.structs.replace(each, shift_ns=each.shift_ns - base_shift_ns) for each in sources]
+    return _Aligned(base + base_shift_ns, sources, left_out)
 
 
 def _write(
@@ -278,31 +289,33 @@ def _write(
         pieces: list[bytes] = []
         drawn = draw(timeline, aligned.base_ns, len(sources) + 1, pieces.append)
         file.write(_member(pieces))
-    # Files of large traces; a small one is kept in memory.
-    places = [
+    # Temporary file for each rewritten trace; None for a small trace, which is kept in memory after it is rewritten.
+    temporary_files = [
         None
         if (status := files.status(source.path)) and status.st_size < _SMALL_BYTES
         else Path(f"{file.name}.{number}")
         for number, source in enumerate(sources)
     ]
     separator = _member([b",\n"])
-    # Number 0 is reserved for the timeline, even without one.
+    # Number 0 is reserved for the timeline, even if there is no timeline.
     work = [
-        (source, number, len(sources) + 1, place)
-        for number, (source, place) in enumerate(zip(sources, places, strict=True), 1)
+        (source, number, len(sources) + 1, temporary_file)
+        for number, (source, temporary_file) in enumerate(zip(sources, temporary_files, strict=True), 1)
     ]
     written = drawn.events > 0
-    for (tally, small), place in zip(run_in_pool(_rewrite_into, work, jobs, progress), places, strict=True):
+    for (tally, member), temporary_file in zip(
+        run_in_pool(_rewrite_into, work, jobs, progress), temporary_files, strict=True
+    ):
         if tally.events:
             file.write(separator if written else b"")
             written = True
-            if place is None:
-                file.write(small)
+            if temporary_file is None:
+                file.write(member)
             else:
-                with place.open("rb") as content:
+                with temporary_file.open("rb") as content:
                     shutil.copyfileobj(content, file, 1 << 20)
-        if place is not None:
-            place.unlink()
+        if temporary_file is not None:
+            temporary_file.unlink()
         tallies.append(tally)
     merged = [
         {"label": source.label, "file": source.name, "shift_ns": source.shift_ns}
@@ -315,16 +328,18 @@ def _write(
 
 
 def _rewrite_into(
-    source: Source, number: int, of: int, place: Path | None, progress: Callable[[int], object]
+    source: Source, number: int, trace_count: int, output: Path | None, progress: Callable[[int], object]
 ) -> tuple[Tally, bytes]:
-    """Rewrite a trace into a separate gzip member, in a file or, without one, in memory.
+    """Rewrite a trace into a separate gzip member: in the file `output`, or in memory if `output` is None.
 
-    For an unreadable trace, `Tally.refused` has the reason.
+    Returns:
+        The tally, and the bytes of a member in memory; for a member in a file, empty bytes. If the trace can't be read,
+        `Tally.refused` has the reason.
     """
     packer = zlib.compressobj(_LEVEL, wbits=31)
-    with io.BytesIO() if place is None else place.open("wb") as file:
+    with io.BytesIO() if output is None else output.open("wb") as file:
         try:
-            tally = rewrite(source, number, of, lambda piece: file.write(packer.compress(piece)), progress)
+            tally = rewrite(source, number, trace_count, lambda piece: file.write(packer.compress(piece)), progress)
         except TraceError as error:
             return Tally(refused=str(error)), b""
         file.write(packer.flush())

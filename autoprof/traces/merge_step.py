@@ -1,4 +1,4 @@
-"""Merge of a step's traces."""
+"""Merge of the traces of one step into one trace, and of traces outside of a run."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from autoprof.traces.timeline import StepTimeline
 
 ROLLOUT = "rollout"
 
-# Pattern for every role.
+# Pattern that matches every role.
 ALL = "*"
-# JSON above which a browser may fail. Perfetto needs 2.7 times the JSON in memory (307 MB: 0.83 GB, v52), and a browser
-# gives it 4 GB.
+# Size of the uncompressed JSON above which a browser may fail to show a trace. Perfetto needs 2.7 times this size in
+# memory (0.83 GB for 307 MB, v52), and a browser gives Perfetto 4 GB.
 _VIEWER_BYTES = 1 << 30
 
 
@@ -35,10 +35,11 @@ class MergeOptions(Struct, frozen=True, kw_only=True):
     """Options of a merge.
 
     Attributes:
-        roles: Patterns of the roles to merge.
-        output: The file. By default it is `merged.pt.trace.json.gz` in the step's folder, or
-            `merged.<roles>.pt.trace.json.gz` for some roles.
-        clocks: `measured`, or `as-set` to keep each host's clock as it is.
+        roles: The patterns of the roles to merge, separated by commas.
+        output: The path of the file to write. By default it is `merged.pt.trace.json.gz` in the step's folder. If only
+            some roles are merged, it is `merged.<roles>.pt.trace.json.gz`.
+        clocks: `measured` to correct the clocks of the hosts by measured offsets, or `as-set` to leave them as they
+            are.
     """
 
     roles: str = ALL
@@ -47,15 +48,15 @@ class MergeOptions(Struct, frozen=True, kw_only=True):
 
 
 class Work(Struct, frozen=True):
-    """A merge to do.
+    """The inputs and the output files of a merge that is still to be done.
 
     Attributes:
         inputs: The traces to merge.
         timeline: The spans to merge.
-        output: The file to write.
-        messages: Lines for the user.
-        meta: The meta file to write; None for none.
-        step: The step; None for traces outside of a run.
+        output: The path of the trace to write.
+        messages: Messages for the user, one line each.
+        meta: The path of the meta file to write. None if the merge writes no meta file.
+        step: The number of the step. None for traces outside of a run.
     """
 
     inputs: list[Input]
@@ -67,15 +68,15 @@ class Work(Struct, frozen=True):
 
     @property
     def bytes(self) -> int:
-        """Return the number of bytes to read."""
+        """Return the total size of the traces to read."""
         return sum(each.path.stat().st_size for each in self.inputs)
 
 
 def chosen(run: Run, number: int | None) -> Step:
-    """Return a step of a run that has captures or spans in the timeline.
+    """Return the step `number` of a run. If `number` is None, return the step that `runs.step` chooses.
 
     Raises:
-        NotFound: The step has neither.
+        NotFound: The step has no captures and no spans in the timeline.
     """
     try:
         return runs.step(run, number)
@@ -86,32 +87,40 @@ def chosen(run: Run, number: int | None) -> Step:
 
 
 def of_step(run: Run, step: Step, options: MergeOptions) -> Work:
-    """Return the work to merge a step.
+    """Return the merge to do for a step of a run.
 
     Raises:
-        NotFound: There is nothing to merge.
-        TraceError: The clocks of its hosts are not known precisely enough.
+        NotFound: The step has no traces and no spans of the chosen roles.
+        TraceError: The clocks of the step's hosts are not known precisely enough, or the chosen output file has a
+            name that is not allowed.
     """
     folder = RunDir(Path(run.path)).step(step.number)
-    wanted = Settings(roles=tuple(word.strip() for word in options.roles.split(",")))
-    captures = [capture for capture in step.captures if any(map(wanted.takes_role, inputs.roles(capture)))]
-    missing: list[str] = []
-    timeline = inputs.timeline_of(timeline_reader.of_step(Path(run.path), step.number, missing), wanted.takes_role)
-    taken = inputs.of_step(folder, captures)
-    if not taken and not timeline.processes:
+    role_settings = Settings(roles=tuple(word.strip() for word in options.roles.split(",")))
+    captures = [capture for capture in step.captures if any(map(role_settings.takes_role, inputs.roles(capture)))]
+    timeline_messages: list[str] = []
+    timeline = inputs.timeline_of(
+        timeline_reader.of_step(Path(run.path), step.number, timeline_messages), role_settings.takes_role
+    )
+    traces = inputs.of_step(folder, captures)
+    if not traces and not timeline.processes:
         captured = ", ".join(dict.fromkeys(map(inputs.role, step.captures))) or "none"
         raise NotFound(f"{run.id} has no trace of {options.roles} in step {step.number}; captured roles: {captured}")
-    taken, timeline, message = inputs.placed(taken, timeline, Path(run.path), options.clocks)
+    traces, timeline, message = inputs.placed(traces, timeline, Path(run.path), options.clocks)
     files.open_as(run.path)
-    # Use the roles for the name, not the pattern: `actor*` and `!ref` would give the same file name.
-    part = "" if options.roles == ALL else "+".join(sorted(_roles(captures, timeline))) or "other"
-    name = _name(part)
-    # A step's folder means that the step was captured, so don't create one for a step without captures.
-    place = folder / f"{name}{TRACE}" if step.captures else Path(run.path, "journal", f"{folder.name}.{name}{TRACE}")
-    made = _checked(options.output, None if part else place) or RunDir(Path(run.path)).make(place.parent) / place.name
+    # The file name contains the roles, not the pattern: the patterns `actor*` and `!ref` would give the same file name.
+    role_names = "" if options.roles == ALL else "+".join(sorted(_roles(captures, timeline))) or "other"
+    name = _name(role_names)
+    # A folder of a step means that the step was captured. So don't create a folder for a step without captures.
+    default_output = (
+        folder / f"{name}{TRACE}" if step.captures else Path(run.path, "journal", f"{folder.name}.{name}{TRACE}")
+    )
+    output = (
+        _checked(options.output, None if role_names else default_output)
+        or RunDir(Path(run.path)).make(default_output.parent) / default_output.name
+    )
     meta = folder / f"{name}{META}" if options.output is None and step.captures else None
-    lines = [*filter(None, [message]), *inputs.not_merged(folder), *missing]
-    return Work(taken, timeline, made, lines, meta, step.number)
+    lines = [*filter(None, [message]), *inputs.not_merged(folder), *timeline_messages]
+    return Work(traces, timeline, output, lines, meta, step.number)
 
 
 def _roles(captures: Sequence[CaptureFile], timeline: StepTimeline) -> set[str]:
@@ -120,49 +129,61 @@ def _roles(captures: Sequence[CaptureFile], timeline: StepTimeline) -> set[str]:
 
 
 def _name(part: str) -> str:
-    """Return the name of a merged trace without its ending. `part` names its content; it is empty for a whole step."""
+    """Return the name of a merged trace without the ending.
+
+    Args:
+        part: A text that names the merged roles or files. It is empty if a whole step or folder is merged.
+    """
     return f"{MERGED}.{tidy(part)}" if part else MERGED
 
 
-def _checked(output: Path | None, own: Path | None) -> Path | None:
-    """Return the output that the user chose, or None.
+def _checked(output: Path | None, reserved: Path | None) -> Path | None:
+    """Return `output` if its name is allowed.
 
     Args:
-        output: The output that the user chose.
-        own: The reserved name of the whole step, if a whole step is merged.
+        output: The path that the user chose, or None.
+        reserved: The path that is reserved for the merged trace of this whole step. None if not a whole step is merged.
 
     Raises:
-        TraceError: The output is a `.tar`, or has the reserved name of a whole step but is not one.
+        TraceError: `output` is a `.tar`, or it is reserved for the trace of a whole step, but something else is merged.
     """
     if output is not None and output.suffix == ".tar":
         raise TraceError(f"{output}: autoprof merge writes *{TRACE}; choose such a name with -o")
-    if output is not None and is_whole_step(output) and (own is None or not same_place(output, own)):
+    if output is not None and is_whole_step(output) and (reserved is None or not same_place(output, reserved)):
         raise TraceError(f"{output}: this name is reserved for the trace of the whole step; choose another with -o")
     return output
 
 
 def of_files(paths: Sequence[Path], options: MergeOptions) -> Work:
-    """Return the work to merge traces outside of a run.
+    """Return the merge to do for traces outside of a run.
+
+    Args:
+        paths: The traces, and folders with traces.
+        options: The options. `roles` is not used.
 
     Raises:
-        TraceError: There are no traces, or they come from several hosts.
+        TraceError: There are no traces, or the traces come from several hosts and their clocks shall be corrected.
     """
-    taken = inputs.of_files(paths)
-    if not taken:
+    traces = inputs.of_files(paths)
+    if not traces:
         folders = "; ".join(runs.describe_no_run(path) for path in paths)
         raise TraceError(f"{folders}; no trace either (*.json or *.json.gz)")
     folder = paths[0] if paths[0].is_dir() else paths[0].parent
     in_step = is_whole_step(folder / f"{MERGED}{TRACE}")
-    # A whole folder needs no part in its name, unless it is a step's: then the merge lacks the timeline.
-    part = "" if [folder] == list(paths) and not in_step else "+".join(each.label for each in taken)
-    made = _checked(options.output, None) or folder / f"{_name(part)}{TRACE}"
-    meta = folder / f"{_name(part)}{META}" if in_step and options.output is None else None
-    taken, timeline, message = inputs.placed(taken, StepTimeline({}), paths[0].parent, options.clocks)
-    return Work(taken, timeline, made, [*filter(None, [message])], meta)
+    # The merged trace of a whole folder needs no labels in its name. The folder of a step is an exception: that name is
+    # reserved for a merge with the timeline, which this merge lacks.
+    labels = "" if [folder] == list(paths) and not in_step else "+".join(each.label for each in traces)
+    output = _checked(options.output, None) or folder / f"{_name(labels)}{TRACE}"
+    meta = folder / f"{_name(labels)}{META}" if in_step and options.output is None else None
+    traces, timeline, message = inputs.placed(traces, StepTimeline({}), paths[0].parent, options.clocks)
+    return Work(traces, timeline, output, [*filter(None, [message])], meta)
 
 
 def is_current(work: Work) -> bool:
-    """Return True if the existing file was merged from the same traces, according to its meta file."""
+    """Return True if the existing output file was merged from the same traces, according to its meta file.
+
+    Also return True if the merge writes no meta file.
+    """
     if work.meta is None:
         return True
     meta = decoder.read(work.meta, MergedMeta)
@@ -178,10 +199,10 @@ def _names_in(meta: MergedMeta) -> set[str]:
 
 
 def do(work: Work, progress: Callable[[int], object] = lambda read: None) -> Iterable[str]:
-    """Do the merge, and yield lines about the result.
+    """Do the merge, and yield messages about the result, one line each.
 
     Raises:
-        TraceError: None of the traces can be used.
+        TraceError: There is no readable trace and no timeline.
         OSError: The file can't be written.
     """
     timeline = work.timeline if work.timeline.processes else None
@@ -207,9 +228,10 @@ def _named(effect: str, reasons: dict[str, str]) -> Iterable[str]:
 
 
 def merge_replicas(path: Path) -> None:
-    """Merge the traces of each rollout replica that has several in a step, unless they are merged already.
+    """Merge the traces of each rollout replica that has several traces in a step.
 
-    Errors are written to the meta file. Never raises.
+    If the traces of a replica are merged already, skip the replica. Write the error of a failed merge to the meta file
+    of the merge. Never raise.
     """
     for step in runs.read(path).steps:
         folder = RunDir(path).step(step.number)
@@ -217,35 +239,42 @@ def merge_replicas(path: Path) -> None:
         for capture in step.captures:
             if inputs.role(capture) == ROLLOUT and capture.meta.replica is not None:
                 replicas.setdefault(f"{ROLLOUT}.replica{capture.meta.replica}.{MERGED}", []).append(capture)
-        known = {capture.name: _names_in(capture.merged) for capture in step.merged if capture.state == "complete"}
+        merged_traces = {
+            capture.name: _names_in(capture.merged) for capture in step.merged if capture.state == "complete"
+        }
         for name, captures in replicas.items():
-            taken = inputs.of_step(folder, captures)
-            if len(taken) < 2 or known.get(name) == {each.name for each in taken}:
+            traces = inputs.of_step(folder, captures)
+            if len(traces) < 2 or merged_traces.get(name) == {each.name for each in traces}:
                 continue
             try:
-                content = _merge_replica(path, step.number, taken, folder / f"{name}{TRACE}")
+                content = _merge_replica(path, step.number, traces, folder / f"{name}{TRACE}")
             except (TraceError, OSError) as error:
-                content = _meta(step.number, taken, reason=str(error))
+                content = _meta(step.number, traces, reason=str(error))
             try:
-                of = taken[0].meta
-                content = msgspec.structs.replace(content, role=ROLLOUT, stage=of.stage, replica=of.replica)
+                first_meta = traces[0].meta
+                content = msgspec.structs.replace(
+                    content, role=ROLLOUT, stage=first_meta.stage, replica=first_meta.replica
+                )
                 layout.write_json(folder / f"{name}{META}", content)
             except OSError:  # the disk is full, and no user is here to read a message
                 pass
 
 
-def _merge_replica(run: Path, step: int, taken: list[Input], made: Path) -> MergedMeta:
-    """Merge the traces of a replica. If the clocks are unknown, keep them as they are, with a line in the meta file."""
+def _merge_replica(run: Path, step: int, traces: list[Input], output: Path) -> MergedMeta:
+    """Merge the traces of a replica, and return the content of the meta file.
+
+    If the offsets of the clocks are not known, leave the clocks as they are, and put a message into the meta file.
+    """
     try:
-        taken, _, message = inputs.placed(taken, StepTimeline({}), run, clocks.MEASURED)
+        traces, _, message = inputs.placed(traces, StepTimeline({}), run, clocks.MEASURED)
     except TraceError as error:
         message = f"clocks of the hosts are not corrected; their own settings are used: {error}"
-    return _meta(step, taken, merge(taken, made, jobs=1), messages=[*filter(None, [message])])
+    return _meta(step, traces, merge(traces, output, jobs=1), messages=[*filter(None, [message])])
 
 
 def _meta(
     step: int | None,
-    taken: list[Input],
+    traces: list[Input],
     summary: Summary | None = None,
     reason: str = "",
     messages: Sequence[str] = (),
@@ -254,7 +283,7 @@ def _meta(
     return MergedMeta(
         step=step,
         tool="merge",
-        merged=[each.name for each in taken if each.name not in left_out],
+        merged=[each.name for each in traces if each.name not in left_out],
         cut=summary.cut if summary else {},
         left_out=left_out,
         versions={"autoprof": __version__},

@@ -1,7 +1,7 @@
-"""Reader of a Chrome trace in pieces of whole events, in memory that does not grow with the file.
+"""Reader of a Chrome trace in pieces of whole events. The needed memory does not grow with the file.
 
-Braces alone do not show where an event ends, because names and arguments contain braces too. The reader guesses an end;
-the JSON decoder confirms or rejects it.
+Braces alone do not show where an event ends, because names and arguments contain braces too. So the reader guesses the
+end of an event, and the JSON decoder confirms or rejects the guess.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MAX_RATIO = 300
 
 
 class Bytes(Protocol):
-    """A source of bytes in pieces."""
+    """A plain or compressed file that can be read in pieces."""
 
     def read(self, size: int, /) -> bytes: ...
 
@@ -39,7 +39,10 @@ class Bytes(Protocol):
 
 
 class Gunzip:
-    """Reader of gzip, also of several members. `gzip.GzipFile` would lose unpacked data at a premature end."""
+    """Reader of a gzip file, which may consist of several members.
+
+    `gzip.GzipFile` is not used: if the file ends early, `gzip.GzipFile` loses data that was already unpacked.
+    """
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -49,10 +52,10 @@ class Gunzip:
         self._unpacked = 0
 
     def read(self, size: int, /) -> bytes:
-        """Return `size` bytes, or fewer at the end of the readable data.
+        """Return `size` unpacked bytes, or fewer at the end of the readable data.
 
         Raises:
-            OSError: No more data can be read, but the file has not ended.
+            OSError: The compressed data ends early, is damaged, or unpacks to more than the limits allow.
         """
         pieces: list[bytes] = []
         while size > 0 and not self._ended:
@@ -88,7 +91,7 @@ class Gunzip:
         return b"".join(pieces)
 
     def tell(self) -> int:
-        """Return the number of compressed bytes that are read."""
+        """Return the number of compressed bytes that were read so far."""
         return self._file.tell()
 
     def close(self) -> None:
@@ -96,7 +99,7 @@ class Gunzip:
 
 
 def unpacked(path: Path) -> Bytes:
-    """Open a file, compressed or not.
+    """Return a plain or gzip file, opened for reading. The caller reads unpacked bytes in both cases.
 
     Raises:
         OSError: The file can't be opened, or is not a regular file.
@@ -111,22 +114,22 @@ def unpacked(path: Path) -> Bytes:
     return Gunzip(file) if compressed else file
 
 
-# Larger pieces take longer, because they don't fit into the caches.
+# Number of bytes to read at a time. Larger pieces take longer, because they don't fit into the caches.
 CHUNK_BYTES = 1 << 20
-# Largest event, and largest text around the events.
+# Maximum size of one event, of the text before the events and of the text after the events.
 _LIMIT_BYTES = 64 << 20
 # Deepest nesting of lists and objects in an event.
 _MAX_DEPTH = 100
-# Guessed ends that are decoded, and braces that are searched for guesses.
+# Maximum number of guessed ends that are decoded in one buffer, and of braces or brackets that are looked at for them.
 _GUESSES, _BRACES = 4, 100
-# Longest white space behind the list of events.
+# Longest white space that is expected after the list of events.
 _GAP_BYTES = 64
 _BETWEEN = b" \t\r\n,"
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
-# A bracket or a whole string. A string that the buffer's end cuts has no group 1.
+# A bracket, a brace or a whole string. If the end of the buffer cuts a string, the match has no group 1.
 _TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*(?:(")|\\?\Z)|[\[\]{}]', re.DOTALL)
 _LIST = re.compile(rb"\s*\[\s*[{\]]")
-# Errors of a decoder: for invalid JSON, invalid UTF-8 and endless nesting.
+# Exceptions of a JSON decoder for invalid JSON, for invalid UTF-8 and for too deep nesting.
 NO_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _object = msgspec.json.Decoder(dict[str, Raw])
 _list = msgspec.json.Decoder(list[Raw])
@@ -135,25 +138,27 @@ T = TypeVar("T")
 
 
 class TraceError(Exception):
-    """A trace can't be used. The message has the file and the reason."""
+    """A trace can't be used. The message names the file and the reason."""
 
 
 class Reader:
     """Reader of one Chrome trace, plain or gzip: an object with a list of `traceEvents`, or a bare list.
 
     Attributes:
-        path: The file.
-        fields: The other fields of the object. Fields after the events are known only once all events are read.
-        cut: A description of the missing end of a truncated trace; empty if nothing is missing.
+        path: The path of the trace.
+        fields: The fields of the object other than the events, as undecoded JSON. Fields that the file has after the
+            events are added once all events are read. For a bare list, `fields` is empty.
+        cut: The reason why the end of a truncated trace is missing. Empty if nothing is missing.
     """
 
     def __init__(self, path: Path, chunk_bytes: int = CHUNK_BYTES, partial: bool = False) -> None:
         """Open a trace and read up to its first event.
 
         Args:
-            path: The file.
+            path: The path of the trace.
             chunk_bytes: The number of bytes to read at a time.
-            partial: True to read a truncated trace up to its end.
+            partial: True to accept a truncated trace: its readable events are read, and `cut` gets the reason. If
+                False, a truncated trace raises TraceError.
 
         Raises:
             TraceError: The file can't be read, or is not a Chrome trace with a `traceEvents` list.
@@ -186,14 +191,15 @@ class Reader:
 
     @property
     def place(self) -> int:
-        """Return the number of bytes of the file that are read."""
+        """Return the number of bytes of the file that were read so far. For gzip, these are compressed bytes."""
         return self._file.tell()
 
     def chunks(self, decode: Callable[[bytes], list[T]]) -> Iterator[list[T]]:
-        """Yield the events, in lists of some thousands.
+        """Yield lists of some thousand decoded events each, in the order of the file.
 
         Args:
-            decode: A function from a JSON array to a list, such as the method of a `msgspec.json.Decoder`.
+            decode: A function that decodes a JSON array of events into a list, such as the method of a
+                `msgspec.json.Decoder`.
 
         Raises:
             TraceError: The file is truncated and `partial` is False, or `decode` rejects an event.
@@ -201,76 +207,77 @@ class Reader:
         buffer = self._buffer
         ended = stuck = False
         while not ended:
-            # If no event ended, double the buffer, so that scanning it again costs at most twice its size.
-            more = self._read(len(buffer) if stuck else 0)
-            buffer += more
-            guess = _guess_end(buffer, decode) if not more else _guess_cut(buffer, decode)
+            # If no event ended in the buffer, double the buffer. So all scans of a long event together take time in
+            # proportion to the length of the event.
+            new_bytes = self._read(len(buffer) if stuck else 0)
+            buffer += new_bytes
+            guess = _guess_end(buffer, decode) if not new_bytes else _guess_cut(buffer, decode)
             if guess is None:
-                cut, ended, deep = _scan(buffer)
-                stuck = not cut and not ended
+                end_offset, ended, deep = _scan(buffer)
+                stuck = not end_offset and not ended
                 if stuck:
                     if deep:
-                        self._miss(f"an event has more than {_MAX_DEPTH} nested lists or objects")
+                        self._note_missing(f"an event has more than {_MAX_DEPTH} nested lists or objects")
                         return
-                    if not more:
+                    if not new_bytes:
                         if not (self._list_alone and not buffer.strip(_BETWEEN)):
-                            self._miss("it ends in the middle of its events")
+                            self._note_missing("it ends in the middle of its events")
                         return
                     if len(buffer) > _LIMIT_BYTES:
-                        self._miss(f"an event has more than {_LIMIT_BYTES >> 20} MB")
+                        self._note_missing(f"an event has more than {_LIMIT_BYTES >> 20} MB")
                         return
                     continue
-                guess = self._decode(buffer[:cut], decode), cut
+                guess = self._decode(buffer[:end_offset], decode), end_offset
             else:
-                ended, stuck = not more, False
-            events, cut = guess
-            buffer = buffer[cut:]
+                ended, stuck = not new_bytes, False
+            events, end_offset = guess
+            buffer = buffer[end_offset:]
             if events:
                 yield events
         self._read_tail(buffer)
 
-    def _read(self, least: int = 0) -> bytes:
+    def _read(self, min_bytes: int = 0) -> bytes:
         try:
-            return self._file.read(max(least, self._chunk_bytes))
+            return self._file.read(max(min_bytes, self._chunk_bytes))
         except OSError as error:
-            self._miss(f"it can't be read to its end: {error.strerror or error}")
+            self._note_missing(f"it can't be read to its end: {error.strerror or error}")
             return b""
 
-    def _miss(self, what: str) -> None:
+    def _note_missing(self, reason: str) -> None:
         if not self._partial:
-            raise TraceError(f"{self.path}: {what}")
-        self.cut = self.cut or what
+            raise TraceError(f"{self.path}: {reason}")
+        self.cut = self.cut or reason
 
     def _read_head(self) -> bytes:
         buffer = b""
         while len(buffer) < _LIMIT_BYTES:
-            more = self._read(len(buffer))
-            buffer += more
+            new_bytes = self._read(len(buffer))
+            buffer += new_bytes
             if _LIST.match(buffer):
                 self._list_alone = True
                 return buffer.lstrip()[1:]
             for match in islice(_EVENTS.finditer(buffer), _GUESSES):
                 try:
                     self.fields = _object.decode(buffer[: match.end()] + b"]}")
-                except NO_JSON:  # the words are part of another field
+                except NO_JSON:  # this `"traceEvents": [` is part of the text of another field
                     continue
                 if "traceEvents" in self.fields:
                     return buffer[match.end() :]
-            if not more:
+            if not new_bytes:
                 break
         reason = f"; {self.cut}" if self.cut else ""
         raise TraceError(f"{self.path}: not a Chrome trace: it has no list of traceEvents{reason}")
 
     def _read_tail(self, buffer: bytes) -> None:
-        while len(buffer) < _LIMIT_BYTES and (more := self._read(len(buffer))):
-            buffer += more
+        while len(buffer) < _LIMIT_BYTES and (new_bytes := self._read(len(buffer))):
+            buffer += new_bytes
         try:
             if self._list_alone:
                 _list.decode(b"[" + buffer)
             else:
                 self.fields = _object.decode(b'{"traceEvents":[' + buffer) | self.fields
         except NO_JSON as error:
-            self._miss(f"the text after the events is not valid JSON ({error})")
+            self._note_missing(f"the text after the events is not valid JSON ({error})")
 
     def _decode(self, body: bytes, decode: Callable[[bytes], list[T]]) -> list[T]:
         try:
@@ -291,51 +298,59 @@ def _attempt(body: bytes, decode: Callable[[bytes], list[T]]) -> list[T] | None:
 
 
 def _guess_cut(buffer: bytes, decode: Callable[[bytes], list[T]]) -> tuple[list[T], int] | None:
-    """Return the events up to the last one with a successor, and the offset of their end."""
-    place, guesses = len(buffer), 0
-    # Limit the search: with endless nested braces it would be quadratic.
+    """Return the events of the buffer that are certainly complete, and the offset of the end of the last such event.
+
+    An event is certainly complete if another event follows. Return None if no guess is right.
+    """
+    brace_offset, guess_count = len(buffer), 0
+    # Limit the search: for deeply nested braces, its time would be quadratic.
     for _ in range(_BRACES):
-        place = buffer.rfind(b"{", 0, place)
-        cut = buffer.rfind(b"}", 0, max(0, place)) + 1
-        if not cut or guesses == _GUESSES:
+        brace_offset = buffer.rfind(b"{", 0, brace_offset)
+        end_offset = buffer.rfind(b"}", 0, max(0, brace_offset)) + 1
+        if not end_offset or guess_count == _GUESSES:
             break
-        if buffer[cut:place].strip() == b",":
-            guesses += 1
-            if (events := _attempt(buffer[:cut], decode)) is not None:
-                return events, cut
+        if buffer[end_offset:brace_offset].strip() == b",":
+            guess_count += 1
+            if (events := _attempt(buffer[:end_offset], decode)) is not None:
+                return events, end_offset
     return None
 
 
 def _guess_end(buffer: bytes, decode: Callable[[bytes], list[T]]) -> tuple[list[T], int] | None:
-    """Return the last events of a trace, and the offset of their list's end."""
-    place, guesses = len(buffer), 0
+    """Return the last events of a trace, and the offset of the `]` after them. Return None if no guess is right."""
+    bracket_offset, guess_count = len(buffer), 0
     for _ in range(_BRACES):
-        place = buffer.rfind(b"]", 0, place)
-        if place < 0 or guesses == _GUESSES:
+        bracket_offset = buffer.rfind(b"]", 0, bracket_offset)
+        if bracket_offset < 0 or guess_count == _GUESSES:
             return None
         # A bracket in a name is usually followed by other text.
-        if buffer[place + 1 : place + _GAP_BYTES].lstrip()[:1] in (b"", b",", b"}"):
-            guesses += 1
-            if (events := _attempt(buffer[:place], decode)) is not None:
-                return events, place
+        if buffer[bracket_offset + 1 : bracket_offset + _GAP_BYTES].lstrip()[:1] in (b"", b",", b"}"):
+            guess_count += 1
+            if (events := _attempt(buffer[:bracket_offset], decode)) is not None:
+                return events, bracket_offset
     return None
 
 
 def _scan(buffer: bytes) -> tuple[int, bool, bool]:
-    """Return the end of the last whole event or 0, if the list ends there, and if the next event nests too deep."""
-    depth = cut = 0
+    """Scan a buffer that begins with an event.
+
+    Returns:
+        Three values: the offset of the end of the last whole event, or 0 if no event is whole; True if the list of
+        events ends at this offset; True if an event nests deeper than `_MAX_DEPTH`.
+    """
+    depth = end_offset = 0
     for token in _TOKEN.finditer(buffer):
-        first = buffer[token.start()]
-        if first in b"{[":
+        first_byte = buffer[token.start()]
+        if first_byte in b"{[":
             depth += 1
             if depth > _MAX_DEPTH:
-                return cut, False, True
-        elif first in b"}]":
+                return end_offset, False, True
+        elif first_byte in b"}]":
             depth -= 1
             if depth < 0:
                 return token.start(), True, False
             if depth == 0:
-                cut = token.end()
+                end_offset = token.end()
         elif token[1] is None:
             break
-    return cut, False, False
+    return end_offset, False, False

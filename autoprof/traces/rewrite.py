@@ -1,8 +1,8 @@
 """Rewriter of one trace's events, so that they can share a file with events of other traces.
 
-It replaces process ids and the ids of flows and asynchronous events by unique ones, and shifts times to the common
-base. Everything else stays as written. Spans of the timeline are laid out in tracks: nested spans share a track,
-overlapping spans do not.
+The rewriter replaces process ids, and the ids of flows and of asynchronous events, by unique ids. It shifts times to
+the common base. Everything else stays as written. Spans of the timeline are laid out in tracks: nested spans share a
+track, spans that overlap without nesting do not.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 from autoprof.rundir.records import Line
 from autoprof.traces.reader import NO_JSON, Reader, TraceError
 
-_OF_SAMPLES = frozenset(("sample", "turn", "tool", "reward"))
-_ALONE = frozenset(("request",))
+_SAMPLE_KINDS = frozenset(("sample", "turn", "tool", "reward"))
+_REQUEST_KINDS = frozenset(("request",))
 
 
 class SpanLane(Struct, eq=False):
-    """One track of the timeline.
+    """One track of the timeline: the spans that viewers show in one row.
 
     Attributes:
-        name: Its name.
-        spans: Its spans, by start.
-        open: The ends of its open spans during the layout, outermost first.
-        group: The group of its open spans during the layout.
+        name: The name of the track.
+        spans: The spans of the track, ordered by start.
+        open: Used during the layout: the ends of the spans that are open in the track, outermost first, in ns.
+        group: Used during the layout: the group of the spans that are open in the track (see `_group`).
     """
 
     name: str
@@ -40,8 +40,8 @@ class SpanLane(Struct, eq=False):
 
 
 def lay_out(spans: Iterable[Line]) -> list[SpanLane]:
-    """Return the tracks of one process: first the stages and timers, then samples, then requests."""
-    kinds = {"": _Kind(""), "samples": _Kind("samples"), "requests": _Kind("requests")}
+    """Return the tracks for the spans of one process: first stages and timers, then samples, then requests."""
+    kinds = {"": _KindLanes(""), "samples": _KindLanes("samples"), "requests": _KindLanes("requests")}
     for number, span in enumerate(sorted(spans, key=lambda each: (each.start_ns, -each.end_ns))):
         kind, group = _group(span, number)
         lane = kinds[kind].lane_for(span, group)
@@ -50,19 +50,27 @@ def lay_out(spans: Iterable[Line]) -> list[SpanLane]:
     return [lane for kind in kinds.values() for lane in kind.lanes]
 
 
-class _Kind:
-    """Tracks of spans of one kind. There may be thousands, so no operation searches through all of them."""
+class _KindLanes:
+    """Tracks of one kind: stages, samples or requests.
+
+    A process may have thousands of tracks, so no operation searches through all of them.
+    """
 
     def __init__(self, name: str) -> None:
         self.lanes: list[SpanLane] = []
         self._name = name
-        # Heaps: numbers of tracks without open spans, and (end of the outermost span, number) of the others.
+        # Two heaps: the numbers of the tracks without open spans; (end of the outermost span, number of the track) for
+        # each track with open spans.
         self._free: list[int] = []
         self._busy: list[tuple[int, int]] = []
         self._of_group: dict[tuple[str, ...], list[SpanLane]] = {}
 
     def lane_for(self, span: Line, group: tuple[str, ...]) -> SpanLane:
-        """Return the track of the same group in which the span nests, else the first free track, else a new one."""
+        """Return a track of the same group in which the span nests in the open spans.
+
+        If no such track exists, return the first track without open spans. If every track has open spans, return a new
+        track.
+        """
         while self._busy and self._busy[0][0] <= span.start_ns:
             self._release(heapq.heappop(self._busy)[1])
         for lane in self._of_group.get(group, ()):
@@ -85,32 +93,36 @@ class _Kind:
     def _release(self, number: int) -> None:
         lane = self.lanes[number]
         lane.open.clear()
-        same = self._of_group[lane.group]
-        same.remove(lane)
-        if not same:
+        group_lanes = self._of_group[lane.group]
+        group_lanes.remove(lane)
+        if not group_lanes:
             del self._of_group[lane.group]
         heapq.heappush(self._free, number)
 
 
 def _group(span: Line, number: int) -> tuple[str, tuple[str, ...]]:
-    """Return the kind of tracks for a span, and its group. A span nests only in spans of the same group."""
-    if span.kind in _OF_SAMPLES:
+    """Return the kind of track that a span needs, and the group of the span.
+
+    A span shares a track only with spans of the same group that are open at the same time.
+    """
+    if span.kind in _SAMPLE_KINDS:
         names = ("sample", "rollout", "validate")
         return "samples", tuple(str(span.ids.get(name, "")) for name in names)
-    return ("requests", (str(number),)) if span.kind in _ALONE else ("", ())
+    return ("requests", (str(number),)) if span.kind in _REQUEST_KINDS else ("", ())
 
 
 Pid = int | float | str | None
 Field = Raw | UnsetType
-# More than any trace has.
+# Maximum number of processes in a trace. No valid trace has more.
 _MAX_PROCESSES = 50_000
-# Phases whose `id` is valid in the whole file: flows, asynchronous events, and the older form of the latter.
+# Phases (`ph`) of events whose `id` must be unique in the whole file: flows, asynchronous events, and the older form of
+# asynchronous events.
 _SHARED_IDS = frozenset("stfbneSTpF")
-_PROCESS = frozenset((b'"process_name"', b'"process_labels"', b'"process_sort_index"'))
+_PROCESS_EVENTS = frozenset((b'"process_name"', b'"process_labels"', b'"process_sort_index"'))
 
 
 class RewrittenEvent(msgspec.Struct, gc=False, omit_defaults=True):
-    """Fields of the trace event format, in Kineto's order. Viewers know no other fields."""
+    """An event with the fields of the trace event format, in Kineto's order. Viewers know no other fields."""
 
     ph: str
     cat: Field = UNSET
@@ -150,12 +162,12 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     """A trace to rewrite.
 
     Attributes:
-        path: The file.
-        label: The name for its processes.
-        detail: Further text about its processes.
-        shift_ns: Nanoseconds to add to its times.
-        near: True if a float holds its times to the nanosecond.
-        name: Its name in messages.
+        path: The path of the trace.
+        label: The name that viewers show for the processes of the trace.
+        detail: A text about the processes that viewers show beside `label`, such as the host.
+        shift_ns: Nanoseconds to add to the times of the trace.
+        near: True if the times of the trace are so small that a float holds them to the nanosecond.
+        name: The name of the trace in messages.
     """
 
     path: Path
@@ -167,11 +179,13 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tally(msgspec.Struct):
-    """Counts of the written events and bytes of JSON.
+    """Result of rewriting one trace.
 
     Attributes:
-        cut: A description of the missing end of a truncated trace; else empty.
-        refused: The reason why the trace could not be read; else empty.
+        events: The number of events that were written.
+        bytes: The number of bytes of JSON that were written.
+        cut: The reason why the end of a truncated trace is missing; empty for a complete trace.
+        refused: The reason why the trace could not be read; empty if the trace was read.
     """
 
     events: int = 0
@@ -187,14 +201,15 @@ def rewrite(
     write: Callable[[bytes], object],
     progress: Callable[[int], object] = lambda read: None,
 ) -> Tally:
-    """Write the events of a trace, separated by commas. A truncated trace is written up to its end.
+    """Write the events of a trace as JSON, separated by commas. If the trace is truncated, write its readable events.
 
     Args:
         source: The trace.
-        number: Its number among the merged traces, from 0. Viewers show traces in this order.
-        of: The number of merged traces.
-        write: Callback for each piece of the output.
-        progress: Callback with the number of bytes read since its last call.
+        number: The number of the trace among the merged traces, from 0. Viewers show the traces in the order of these
+            numbers.
+        of: The number of all merged traces.
+        write: Function that is called with each piece of the output.
+        progress: Function that is called with the number of bytes that were read since the previous call.
 
     Raises:
         TraceError: The trace can't be read.
@@ -204,7 +219,7 @@ def rewrite(
     new = processes.new
     shift_ns = source.shift_ns
     near = bool(shift_ns) and source.near
-    # Add whole microseconds first, which needs no rounding. The sum is a small number, so the rest stays exact.
+    # Add whole microseconds first: their sum is not rounded. The sum is small, so adding the rest stays exact.
     whole_us, rest_ns = float(shift_ns // 1000), float(shift_ns % 1000)
 
     def put(events: list[RewrittenEvent]) -> None:
@@ -218,14 +233,14 @@ def rewrite(
         read = 0
         decode: Callable[[bytes], list[RewrittenEvent]] = _near_decoder.decode if near else _decoder.decode  # type: ignore[assignment]
         for events in reader.chunks(decode):
-            described: list[int] = []
+            description_indexes: list[int] = []
             progress(reader.place - read)
             read = reader.place
             try:
                 for place, event in enumerate(events):
                     if event.ph == "M" and _describes_process(event):
                         processes.describe(event)
-                        described.append(place)
+                        description_indexes.append(place)
                         continue
                     event.pid = new.get(event.pid) or processes.pid(event.pid)
                     if event.id is not UNSET and event.ph in _SHARED_IDS:
@@ -242,7 +257,7 @@ def rewrite(
                             event.ts = _shifted(ts, shift_ns)
             except (ValueError, *NO_JSON) as error:
                 raise TraceError(f"{source.path}: an event can't be read: {error}") from None
-            for place in reversed(described):
+            for place in reversed(description_indexes):
                 del events[place]
             put(events)
         tally.cut = reader.cut
@@ -251,17 +266,25 @@ def rewrite(
 
 
 class _Processes:
-    """Processes of one trace: their new ids, and their descriptions in the trace."""
+    """The processes of one trace: their new ids, and the names, labels and sort indexes that the trace gives them.
 
-    def __init__(self, source: Source, number: int, of: int) -> None:
+    Attributes:
+        new: Dict from the old id of a process to its new id.
+    """
+
+    def __init__(self, source: Source, number: int, trace_count: int) -> None:
         self._source = source
         self._number = number
-        self._ids = itertools.count(1 + number, of)
+        self._ids = itertools.count(1 + number, trace_count)
         self.new: dict[Pid, int] = {}
         self._described: dict[Pid, dict[str, Any]] = {}
 
     def pid(self, old: Pid) -> int:
-        """Return the new id of a process. No other trace uses it."""
+        """Return the new id of the process with the id `old`. No other merged trace uses the new id.
+
+        Raises:
+            ValueError: The trace has more than `_MAX_PROCESSES` processes.
+        """
         new = self.new.get(old)
         if new is None:
             if len(self.new) >= _MAX_PROCESSES:
@@ -270,17 +293,20 @@ class _Processes:
         return new
 
     def describe(self, event: RewrittenEvent) -> None:
-        """Keep the description of a process from an event."""
+        """Keep the name, the labels or the sort index of a process, which the event contains."""
         arguments = msgspec.json.decode(event.args) if event.args is not UNSET else {}
         if isinstance(arguments, dict):
-            own = self._described.setdefault(event.pid, {}) if len(self._described) < _MAX_PROCESSES else {}
-            own.update({name: arguments[name] for name in ("name", "labels", "sort_index") if name in arguments})
+            descriptions = self._described.setdefault(event.pid, {}) if len(self._described) < _MAX_PROCESSES else {}
+            descriptions.update(
+                {name: arguments[name] for name in ("name", "labels", "sort_index") if name in arguments}
+            )
 
     def descriptions(self) -> list[RewrittenEvent]:
-        """Return the descriptions of the processes, in their old order, after the processes of earlier traces.
+        """Return the events that describe the processes of the trace to viewers.
 
-        Kineto's own tracks come last. Processes without events are left out, because Kineto describes every device of a
-        host.
+        The sort indexes keep the order of the processes in the trace, and place them after the processes of earlier
+        traces. Kineto's own tracks come last. Processes without events are left out, because Kineto describes every
+        device of a host.
         """
 
         def order(old: Pid) -> tuple[bool, float]:
@@ -289,24 +315,24 @@ class _Processes:
 
         events: list[RewrittenEvent] = []
         for place, old in enumerate(sorted(self.new, key=order)):
-            own = self._described.get(old, {})
-            labels, name = str(own.get("labels", "")), str(own.get("name", ""))
+            described = self._described.get(old, {})
+            labels, name = str(described.get("labels", "")), str(described.get("name", ""))
             if isinstance(old, str):
-                kind, behind = old or "window", 1_000_000
+                kind, base_index = old or "window", 1_000_000
             else:
-                kind, behind = "host" if labels in ("", "CPU") else labels, 0
+                kind, base_index = "host" if labels in ("", "CPU") else labels, 0
             details = [self._source.detail, name and f"{name} {old}"]
             events += description(
                 self.new[old],
                 f"{self._source.label} ({kind})",
                 ", ".join(filter(None, details)),
-                behind + self._number * 1000 + min(place, 999),
+                base_index + self._number * 1000 + min(place, 999),
             )
         return events
 
 
 def description(pid: int, name: str, labels: str, place: int) -> list[RewrittenEvent]:
-    """Return the events that give a process its name, labels and place in viewers."""
+    """Return the events that tell viewers the name, the labels and the position of a process."""
     return [
         RewrittenEvent(ph="M", name=Raw(what), pid=pid, tid=Raw(b"0"), args=Raw(_encoder.encode(arguments)))
         for what, arguments in (
@@ -318,13 +344,13 @@ def description(pid: int, name: str, labels: str, place: int) -> list[RewrittenE
 
 
 def _describes_process(event: RewrittenEvent) -> bool:
-    return event.ph == "M" and event.name is not UNSET and bytes(event.name) in _PROCESS
+    return event.ph == "M" and event.name is not UNSET and bytes(event.name) in _PROCESS_EVENTS
 
 
 def _shifted(ts: Raw | str, shift_ns: int) -> Raw:
-    """Return a time in µs, shifted by nanoseconds.
+    """Return the time `ts`, which is in µs, plus `shift_ns` nanoseconds, in µs.
 
-    It computes with integers, because a float of microseconds since the epoch is exact to 250 ns only.
+    The sum is computed with integers: as a float, a time in microseconds since the epoch is exact to 250 ns only.
     """
     text = ts.encode() if isinstance(ts, str) else bytes(ts).strip(b'"')
     whole, _, rest = text.partition(b".")
@@ -336,31 +362,31 @@ def _shifted(ts: Raw | str, shift_ns: int) -> Raw:
 
 
 def microseconds(time_ns: int) -> Raw:
-    """Return nanoseconds as the microseconds of a trace."""
+    """Return a time as the text that a trace has for it: microseconds with three decimals."""
     return Raw(b"%s%d.%03d" % (b"-" if time_ns < 0 else b"", abs(time_ns) // 1000, abs(time_ns) % 1000))
 
 
-def _own_id(old: Raw, number: int, of: int) -> Raw:
-    """Return an id that no other trace has.
+def _own_id(old: Raw, number: int, trace_count: int) -> Raw:
+    """Return a new id for `old` that no other merged trace has.
 
-    A number stays a number, because Perfetto drops flows whose id is text.
+    If the old id is a number, the new id is a number too, because Perfetto drops flows whose id is a text.
     """
     text = _text(old)
     try:
         value = int(text, 0)
     except ValueError:
         return Raw(_encoder.encode(f"{number}:{text}"))
-    return Raw(b"%d" % (value * of + number))
+    return Raw(b"%d" % (value * trace_count + number))
 
 
-def _own_scopes(old: Raw, number: int, of: int) -> Raw:
+def _own_scopes(old: Raw, number: int, trace_count: int) -> Raw:
     scopes = msgspec.json.decode(old, type=dict[str, Raw])
     if "global" in scopes:
-        scopes["global"] = _own_id(scopes["global"], number, of)
+        scopes["global"] = _own_id(scopes["global"], number, trace_count)
     return Raw(_encoder.encode(scopes))
 
 
 def _text(raw: Raw) -> str:
-    """Return a JSON string as text, and any other value as written."""
+    """Return the content of a JSON string. Return any other JSON value as it is written."""
     value = msgspec.json.decode(raw)
     return value if isinstance(value, str) else bytes(raw).decode()

@@ -1,11 +1,11 @@
-"""Sums of one trace: operators, shares of devices, passes of an engine, peaks of memory.
+"""Sums of one trace: times of operators, activity of devices, forward passes of an engine, peaks of memory.
 
-A trace is read once, in pieces. Own times need each thread's events in the order of their starts, but Kineto writes the
-host's events in one block per source: operators, then Python functions, then driver calls. So each event is kept as a
-row of 20 bytes (`event_rows.py`). Many rows go to a temporary file, which takes 7 % of the size of the trace's JSON,
-and are read back in order. Memory stays below 100 MB for any trace.
+A trace is read once, in pieces. To compute own times, each thread's events must be in the order of their starts. But
+Kineto writes the host's events in one block per source: operators, then Python functions, then driver calls. So each
+event is kept as a row of 20 bytes (`event_rows.py`). If there are many rows, they go to a temporary file, and are read
+back in order. The file takes 7 % of the size of the trace's JSON. Memory stays below 100 MB for any trace.
 
-Times are in microseconds, unrounded, as in the trace.
+All times are in microseconds and are not rounded, as in the trace.
 """
 
 from __future__ import annotations
@@ -34,19 +34,22 @@ __all__ = [
     "summarize",
 ]
 
-# The year 2262. Later times are invalid.
+# Times from this one, in the year 2262, are invalid.
 _MAX_NS = 1 << 63
-# c10/core/DeviceType.h
+# Names of the device types from c10/core/DeviceType.h, by number.
 _DEVICE_TYPES = {0: "cpu", 1: "cuda", 6: "hip", 12: "xpu", 20: "npu"}
 
 
 class MemoryPeak(Struct, frozen=True, kw_only=True):
-    """Peak memory of torch's allocator on one device, from `[memory]` events ("Total Allocated", "Total Reserved").
+    """Peak memory of torch's allocator on one device.
+
+    The peaks are computed from the fields "Total Allocated" and "Total Reserved" of the trace's `[memory]` events.
 
     Attributes:
-        device: `cpu`, `cuda:0`, `npu:0`, ... or `type20:0` for an unknown device type.
+        device: `cpu`, `cuda:0`, `npu:0`, ... or, for an unknown device type, the number of the type, such as
+            `type20:0`.
         allocated_bytes: Peak of the allocated bytes. On the host, only allocations during the capture count.
-        reserved_bytes: Peak of the bytes reserved from the device; 0 for the host.
+        reserved_bytes: Peak of the bytes that the allocator reserved from the device. 0 for the host.
     """
 
     device: str
@@ -58,21 +61,22 @@ class TraceSums(Struct, frozen=True, kw_only=True):
     """Sums of a trace.
 
     Attributes:
-        path: The file.
-        cut: A description of the missing end of a truncated trace; else empty. The sums cover the available events.
+        path: The path of the trace.
+        cut: The reason why the end of a truncated trace is missing; empty for a complete trace. The sums of a
+            truncated trace cover its readable events.
         events: The number of events of all kinds.
-        first_ns: Start of the first event with a duration, in ns since the epoch; None if the trace has no base.
-        last_ns: End of the last event with a duration.
-        span_us: Microseconds from the first start to the last end.
-        operators: Operators in threads of the host, by own time.
-        kernels: Kernels and copies on devices, by time.
-        threads: The host's threads, the busiest first.
-        devices: Activity of each device; empty if no device was recorded.
-        collectives_us: Microseconds in collectives, including the wait for other ranks: from the device's kernels, or
-            from the host with gloo and MPI. None without collectives.
-        engine: Forward passes that vLLM or SGLang annotated, or None.
-        memory: Peaks by device; empty if memory was not recorded.
-        bound: `device` or `cpu`, the part that the capture waited for; None if unclear.
+        first_ns: Start of the first event with a duration, in ns since the epoch. None if the trace has no base.
+        last_ns: End of the last event with a duration, in ns since the epoch. None if the trace has no base.
+        span_us: Microseconds from the start of the first event to the last end of an event.
+        operators: Sums of each operator in threads of the host, the longest own time first.
+        kernels: Sums of each kernel and each copy on devices, the longest time first.
+        threads: Sums of each thread of the host, the busiest thread first.
+        devices: Activity of each device. Empty if no device was recorded.
+        collectives_us: Microseconds in collectives, including the wait for other ranks. The time is measured from
+            kernels on the device. For gloo and MPI, it is measured on the host. None if the trace has no collectives.
+        engine: Sums of the forward passes that vLLM or SGLang annotated. None if the trace has no such annotations.
+        memory: Memory peaks of each device. Empty if memory was not recorded.
+        bound: The part that the capture waited for: `device` or `cpu`. None if it is unclear.
         reason: A sentence with the reason for `bound`.
     """
 
@@ -97,7 +101,7 @@ def summarize(path: Path) -> TraceSums:
     """Sum up one trace of torch, vLLM, SGLang or another program, plain or gzip, complete or truncated.
 
     Raises:
-        TraceError: The file can't be read, or is not a Chrome trace. The message has the file.
+        TraceError: The file can't be read, or is not a Chrome trace. The message names the file.
         OSError: The temporary file can't be written, for example because the disk is full.
     """
     with Rows() as rows, Reader(path, partial=True) as reader:
@@ -111,9 +115,9 @@ def summarize(path: Path) -> TraceSums:
 
 
 def _sums(path: Path, reader: Reader, data: EventData, summing: Summing) -> TraceSums:
-    first, last = summing.first_us, summing.last_us
+    first_us, last_us = summing.first_us, summing.last_us
     base_ns = _base_ns(reader) or data.whole_us * 1000
-    known = last > first and (base_ns > 0 or first > EPOCH_US)
+    has_base = last_us > first_us and (base_ns > 0 or first_us > EPOCH_US)
     devices = summing.devices()
     engine = summing.engine()
     bound, reason = device_sums.bound(devices, serves=engine is not None)
@@ -121,9 +125,9 @@ def _sums(path: Path, reader: Reader, data: EventData, summing: Summing) -> Trac
         path=str(path),
         cut=reader.cut,
         events=data.count,
-        first_ns=base_ns + round(first * 1000) if known else None,
-        last_ns=base_ns + round(last * 1000) if known else None,
-        span_us=max(0.0, last - first),
+        first_ns=base_ns + round(first_us * 1000) if has_base else None,
+        last_ns=base_ns + round(last_us * 1000) if has_base else None,
+        span_us=max(0.0, last_us - first_us),
         operators=summing.operators(on_device=False),
         kernels=summing.operators(on_device=True),
         threads=summing.threads(),
@@ -137,7 +141,7 @@ def _sums(path: Path, reader: Reader, data: EventData, summing: Summing) -> Trac
 
 
 def _base_ns(reader: Reader) -> int:
-    """Return the base of the times in ns since the epoch, or 0 if the trace has none."""
+    """Return the base of the trace's times, in ns since the epoch. Return 0 if the trace has no valid base."""
     with suppress(*NO_JSON):
         base_ns = msgspec.json.decode(reader.fields.get(BASE, b"0"), type=int, strict=False)
         return base_ns if 0 < base_ns < _MAX_NS else 0

@@ -1,4 +1,4 @@
-"""Sums by operator, thread and device, from events in the order of their starts."""
+"""Sums for each operator, thread and device, computed from events in the order of their starts."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from autoprof.traces import device_sums
 from autoprof.traces.device_sums import DeviceSums, EngineSums, Passes, parsed
 from autoprof.traces.event_rows import EventData, Id, Key
 
-# Kineto's own track with the whole capture.
+# Categories of events that are not summed. Kineto's own track has one such event, which covers the whole capture.
 _NOT_SUMMED = frozenset(("Trace",))
-# Tolerance of comparisons: as floats, microseconds since Kineto's base are exact to within one nanosecond.
+# Tolerance when two times are compared. As floats, microseconds since Kineto's base are exact to within one nanosecond.
 _ROUNDING_US = 0.0005
 _ANNOTATION = "user_annotation"
 _Slot = tuple[int, "_Thread | None", "device_sums.Unions | None", int]
 
 
 class OperatorSums(Struct, frozen=True, kw_only=True):
-    """Sum over all calls with one name in one category.
+    """Sums over all calls of one operator: all events with the same name and category.
 
     Attributes:
-        name: Its name in the trace.
-        category: The trace's `cat`: `cpu_op`, `user_annotation`, `python_function`, `cuda_runtime`, ... for threads of
-            the host; `kernel`, `gpu_memcpy`, `gpu_memset` for devices; empty if the trace has none.
+        name: The name of the operator in the trace.
+        category: The `cat` of the events. For threads of the host: `cpu_op`, `user_annotation`, `python_function`,
+            `cuda_runtime`, ... For devices: `kernel`, `gpu_memcpy`, `gpu_memset`. Empty if the events have no `cat`.
         calls: The number of calls.
-        total_us: Microseconds from start to end, including inner calls.
-        self_us: Microseconds without inner calls in the same thread. For a device it equals `total_us`.
+        total_us: Microseconds of the calls from start to end, including inner calls.
+        self_us: Microseconds of the calls without inner calls in the same thread. On a device it equals `total_us`.
     """
 
     name: str
@@ -36,7 +36,10 @@ class OperatorSums(Struct, frozen=True, kw_only=True):
 
 
 class ThreadSums(Struct, frozen=True, kw_only=True):
-    """Sums of one thread of the host. `busy_us` is the time in which at least one of its events was open."""
+    """Sums of one thread of the host.
+
+    `busy_us` is the number of microseconds in which at least one event of the thread was open.
+    """
 
     pid: int | float | str | None
     tid: int | float | str | None
@@ -46,7 +49,15 @@ class ThreadSums(Struct, frozen=True, kw_only=True):
 
 
 class _Thread:
-    """State of a thread while its events are added: the ends and the operators of its open events, and its sums."""
+    """State of a thread while the events of the thread are added.
+
+    Attributes:
+        ends: The ends of the open events, outermost first.
+        operators: The numbers of the operators of the open events, outermost first.
+        events: The number of the thread's events.
+        busy_us: Microseconds in which at least one event was open.
+        busy_until: The last end of the events that `busy_us` includes.
+    """
 
     def __init__(self) -> None:
         self.ends: list[float] = []
@@ -56,39 +67,45 @@ class _Thread:
         self.busy_until = float("-inf")
 
     def busy(self, start: float, end: float) -> None:
-        """Add an event that is not nested in another."""
+        """Add the time of an event to `busy_us`. The event must not be nested in another event."""
         if end > self.busy_until:
             self.busy_us += end - max(start, self.busy_until)
             self.busy_until = end
 
 
-def _take(inside: list[float], thread: _Thread, start: float, end: float) -> None:
-    """Subtract the time of an event from the open events around it, though it ends after some of them.
+def _take(inner_us: list[float], thread: _Thread, start: float, end: float) -> None:
+    """Count the time of an event as inner time of the open events, although the event ends after some of these events.
 
-    A `record_function` is such an event: it begins within the Python call that enters it, and outlives that call. Each
-    moment counts for the event that began last.
+    A `record_function` can be such an event: it begins within the Python call that enters the `record_function`, and
+    ends after this call. Each moment counts as own time of the event that began last.
+
+    Args:
+        inner_us: The inner time of each operator, in microseconds. It is changed.
+        thread: The thread of the event.
+        start: The start of the event.
+        end: The end of the event.
     """
-    for before, operator in zip(reversed(thread.ends), reversed(thread.operators), strict=True):
-        if before > start:
-            inside[operator] += min(end, before) - start
-            start = before
-        if before >= end:
+    for open_end, operator in zip(reversed(thread.ends), reversed(thread.operators), strict=True):
+        if open_end > start:
+            inner_us[operator] += min(end, open_end) - start
+            start = open_end
+        if open_end >= end:
             return
 
 
 def _device_order(device: Id) -> tuple[int, float, str]:
-    """Return a sort key: numbers first, then None, then text."""
+    """Return a sort key for ids of devices. It puts numbers first, then None, then texts."""
     if isinstance(device, str):
         return 2, 0.0, device
     return (0, device, "") if device is not None else (1, 0.0, "")
 
 
 class Summing:
-    """Sums over the rows of a trace.
+    """Sums over all rows of a trace.
 
     Attributes:
-        first_us: The start of the first event.
-        last_us: The end of the last event.
+        first_us: The start of the first event, in microseconds.
+        last_us: The last end of an event, in microseconds.
     """
 
     def __init__(self, data: EventData) -> None:
@@ -98,14 +115,20 @@ class Summing:
         self._devices: dict[Id, device_sums.Unions] = {}
         self._collectives = device_sums.Unions()
         slots = [self._slot(key) for key in data.keys]
-        # By operator; the last entry collects rows that are not summed. `inside` is the time of inner calls.
+        # These lists have an element for each operator, and a last element for the rows that are not summed.
+        # `_inner_us` is the time of inner calls.
         self._calls = [0] * (len(self._operators) + 1)
-        self._total, self._inside = [0.0] * len(self._calls), [0.0] * len(self._calls)
+        self._total_us, self._inner_us = [0.0] * len(self._calls), [0.0] * len(self._calls)
         self.first_us, self.last_us = float("inf"), float("-inf")
         self._run(slots)
 
     def _slot(self, key: Key) -> _Slot:
-        """Return the sums that a row is added to: operator, thread and union of intervals; and its kind on a device."""
+        """Return where the rows with a key are added.
+
+        Returns:
+            Four values: the number of the operator; the thread, or None; the union of intervals, or None; and the kind
+            of interval for this union. The number is -1 if the rows are not summed.
+        """
         category, name, pid, tid = key
         if category in _NOT_SUMMED:
             return -1, None, None, 0
@@ -123,61 +146,61 @@ class Summing:
         return self._data.descriptions.get((what, pid, tid), "")
 
     def _run(self, slots: list[_Slot]) -> None:
-        total, inside = self._total, self._inside
+        total_us, inner_us = self._total_us, self._inner_us
         counts = [0] * len(slots)
-        first, last = self.first_us, self.last_us
-        for start, minus, number in self._data.rows:
+        first_us, last_us = self.first_us, self.last_us
+        for start, negative_length, number in self._data.rows:
             counts[number] += 1
             operator, thread, unions, kind = slots[number]
             if operator < 0:
                 continue
-            total[operator] -= minus
-            end = start - minus
-            if end > last:
-                last = end
-                first = min(first, start)
+            total_us[operator] -= negative_length
+            end = start - negative_length
+            if end > last_us:
+                last_us = end
+                first_us = min(first_us, start)
             if unions is not None:
                 unions.add(start, end, kind)
             if thread is None:
                 continue
             ends, operators = thread.ends, thread.operators
-            passed = start + _ROUNDING_US
-            while ends and ends[-1] <= passed:
+            last_passed_end = start + _ROUNDING_US
+            while ends and ends[-1] <= last_passed_end:
                 ends.pop()
                 operators.pop()
             if not ends:
                 thread.busy(start, end)
             elif end <= ends[-1] + _ROUNDING_US:
-                inside[operators[-1]] -= minus
+                inner_us[operators[-1]] -= negative_length
             else:
-                _take(inside, thread, start, end)
+                _take(inner_us, thread, start, end)
                 thread.busy(start, end)
             ends.append(end)
             operators.append(operator)
-        self.first_us, self.last_us = first, last
+        self.first_us, self.last_us = first_us, last_us
         for count, (operator, thread, _, _) in zip(counts, slots, strict=True):
             self._calls[operator] += count
             if thread is not None:
                 thread.events += count
 
     def operators(self, on_device: bool) -> list[OperatorSums]:
-        """Return the sums by name and category, ordered by own time."""
-        found = [
+        """Return the sums of each operator on the devices or in threads of the host, the longest own time first."""
+        sums = [
             OperatorSums(
                 name=name,
                 category=category,
                 calls=self._calls[number],
-                total_us=self._total[number],
-                self_us=max(0.0, self._total[number] - self._inside[number]),
+                total_us=self._total_us[number],
+                self_us=max(0.0, self._total_us[number] - self._inner_us[number]),
             )
-            for (device_one, category, name), number in self._operators.items()
-            if device_one is on_device
+            for (of_device, category, name), number in self._operators.items()
+            if of_device is on_device
         ]
-        return sorted(found, key=lambda each: (-each.self_us, each.name))
+        return sorted(sums, key=lambda each: (-each.self_us, each.name))
 
     def threads(self) -> list[ThreadSums]:
-        """Return the host's threads, the busiest first."""
-        found = [
+        """Return the sums of the host's threads, the busiest thread first."""
+        sums = [
             ThreadSums(
                 pid=pid,
                 tid=tid,
@@ -187,26 +210,30 @@ class Summing:
             )
             for (pid, tid), thread in self._threads.items()
         ]
-        return sorted(found, key=lambda each: -each.busy_us)
+        return sorted(sums, key=lambda each: -each.busy_us)
 
     def devices(self) -> list[DeviceSums]:
-        """Return the devices, ordered by number."""
+        """Return the sums of the devices, ordered by the ids of the devices."""
         span = max(0.0, self.last_us - self.first_us)
-        found = []
+        sums = []
         for pid, unions in self._devices.items():
             name = self._description("process_labels.labels", pid) or self._description("process_name.name", pid)
-            found.append(unions.sums(pid, name, span))
-        return sorted(found, key=lambda each: _device_order(each.device))
+            sums.append(unions.sums(pid, name, span))
+        return sorted(sums, key=lambda each: _device_order(each.device))
 
     def collectives_us(self) -> float | None:
-        """Return the microseconds in collectives, on the device with the most or else on the host; None without any."""
+        """Return the microseconds in collectives on the device that has most of them.
+
+        If no device ran collectives, return the microseconds in collectives on the host. Return None if the host ran
+        none either.
+        """
         by_device = [unions.communication_us for unions in self._devices.values()]
         return max(by_device, default=0.0) or self._collectives.communication_us or None
 
     def engine(self) -> EngineSums | None:
-        """Return the sums of an engine's passes, or None."""
+        """Return the sums of an engine's forward passes. Return None if the trace has no annotations of such passes."""
         passes = Passes()
         for (_, category, name), number in self._operators.items():
-            if category in (_ANNOTATION, device_sums.ANNOTATION) and (found := parsed(name)):
-                passes.add(found, self._calls[number], self._total[number], category == device_sums.ANNOTATION)
+            if category in (_ANNOTATION, device_sums.ANNOTATION) and (annotation := parsed(name)):
+                passes.add(annotation, self._calls[number], self._total_us[number], category == device_sums.ANNOTATION)
         return passes.sums()

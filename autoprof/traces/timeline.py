@@ -1,4 +1,4 @@
-"""Timeline of one step, from the files of all processes, as events of a trace."""
+"""Timeline of one step: its spans from the journals of all processes, and these spans as events of a trace."""
 
 from __future__ import annotations
 
@@ -18,20 +18,23 @@ from autoprof.rundir.records import Line
 from autoprof.traces.clocks import Attempts, is_of
 from autoprof.traces.rewrite import RewrittenEvent, Tally, description, lay_out, microseconds
 
-# More spans of a step than any viewer shows.
+# Maximum number of spans of a step that are kept. No viewer shows more.
 MAX_SPANS = 500_000
-# A step that no zone has.
+# A step number that no zone of a journal contains.
 NO_STEP = 2 * EVER
-# Suffix for the names of open spans.
+# Suffix that is added to the names of open spans.
 OPEN = "(open)"
 _STEP, _TRAINER = "step", "trainer"
 
 
 def _open_spans(run: Path) -> dict[Path, list[Line]]:
-    """Return the open spans by journal. Each ends with the last sign of life of its process."""
-    whole = runs.read(run)
-    states = whole.processes
-    until = processes.ends(states, whole.state.startswith("running"), time.time_ns())
+    """Return the open spans of a run, as a dict from the path of each journal to its open spans.
+
+    The last sign of life of the process becomes the end of its open spans.
+    """
+    run_state = runs.read(run)
+    states = run_state.processes
+    process_ends = processes.ends(states, run_state.state.startswith("running"), time.time_ns())
     return {
         state.file: [
             Line(
@@ -47,20 +50,21 @@ def _open_spans(run: Path) -> dict[Path, list[Line]]:
             )
             for span in state.spans
         ]
-        for state, end in zip(states, until, strict=True)
+        for state, end in zip(states, process_ends, strict=True)
         if state.spans
     }
 
 
 def _index(run: Path, files: list[Journal]) -> JournalIndex | None:
-    """Return the cached index of a run's journals; None if it is not current, or if some spans are missing in it.
+    """Return the cached index of a run's journals.
 
-    Attempts are compared with times of uncorrected clocks here.
+    Return None if the index is not current, or if it lacks spans of steps. Also return None if the clock of a trainer's
+    host was corrected: `of_step` compares the starts of attempts with uncorrected times.
     """
     index = cache.get(run, journal.INDEX, JournalIndex)
     if index is None or index.stamps != journal.journal_stamps(files) or len(index.zones) != len(files):
         return None
-    return None if index.beyond.get("step") or any(index.shifts_ns[place] for place in index.trainers) else index
+    return None if index.beyond.get("step") or any(index.shifts_ns[trainer] for trainer in index.trainers) else index
 
 
 def _spans(file: Journal, zones: list[Zone], step: tuple[int, int, int]) -> Iterator[Line]:
@@ -69,20 +73,22 @@ def _spans(file: Journal, zones: list[Zone], step: tuple[int, int, int]) -> Iter
 
 
 def of_step(run: Path, number: int, messages: list[str] | None = None) -> dict[Journal, list[Line]]:
-    """Return the spans of a step: spans with its number, and spans without a number that begin while it runs.
+    """Return the spans of a step, as a dict from each journal to its spans.
 
-    If a step ran again after the run was resumed, only its last run counts. At most `MAX_SPANS` spans are kept.
+    The spans of a step are the spans with the number of the step, and the spans without a number that begin during the
+    step. If the step ran again after the run was resumed, only the spans of its last execution are returned. At most
+    `MAX_SPANS` spans are returned.
 
     Args:
-        run: The run's directory.
-        number: The step.
-        messages: A list to which a message about left-out spans is added.
+        run: The directory of the run.
+        number: The number of the step.
+        messages: A list. If spans are left out, a message about them is appended.
     """
     files = [file for file in journal.journals(run) if file.path.is_file()]
     index = _index(run, files)
     attempts = Attempts()
     open_spans = _open_spans(run)
-    # Clocks of hosts are not corrected here: spans of other hosts are compared with the driver's step as they are.
+    # The clocks of hosts are not corrected here: all spans are compared with the driver's step by uncorrected times.
     with_number: list[tuple[Journal, Line]] = []
     for place, file in enumerate(files):
         if index is not None:
@@ -101,9 +107,9 @@ def of_step(run: Path, number: int, messages: list[str] | None = None) -> dict[J
     if not with_number:
         return {}
     *_, last_ns = max((span.kind == _STEP, span.role == _TRAINER, span.start_ns) for _, span in with_number)
-    since, until = attempts.around(last_ns)
-    own = [(file, span) for file, span in with_number if is_of(span, since, until)]
-    steps = [span for _, span in own if span.kind == _STEP] or [span for _, span in with_number]
+    attempt_start, attempt_end = attempts.around(last_ns)
+    attempt_spans = [(file, span) for file, span in with_number if is_of(span, attempt_start, attempt_end)]
+    steps = [span for _, span in attempt_spans if span.kind == _STEP] or [span for _, span in with_number]
     start, end = min(span.start_ns for span in steps), max(span.end_ns for span in steps)
 
     def during(place: int, file: Journal) -> Iterator[Line]:
@@ -119,13 +125,13 @@ def of_step(run: Path, number: int, messages: list[str] | None = None) -> dict[J
         if span.step is None and start <= span.start_ns <= end
     )
     by_process: dict[Journal, list[Line]] = {}
-    count = 0
-    for file, span in itertools.chain(own, without_number):
-        count += 1
-        if count <= MAX_SPANS:
+    span_count = 0
+    for file, span in itertools.chain(attempt_spans, without_number):
+        span_count += 1
+        if span_count <= MAX_SPANS:
             by_process.setdefault(file, []).append(span)
-    if count > MAX_SPANS and messages is not None:
-        messages.append(f"{count - MAX_SPANS} spans of the timeline left out: the step has more than {MAX_SPANS}")
+    if span_count > MAX_SPANS and messages is not None:
+        messages.append(f"{span_count - MAX_SPANS} spans of the timeline left out: the step has more than {MAX_SPANS}")
     return by_process
 
 
@@ -133,11 +139,11 @@ _encode = msgspec.json.Encoder().encode
 
 
 class StepTimeline(Struct, frozen=True):
-    """Spans of a step by process.
+    """Spans of one step.
 
     Attributes:
-        processes: The spans of each process.
-        shifts_ns: Nanoseconds to add to the times of each host.
+        processes: Dict from the journal of each process to the spans of the process.
+        shifts_ns: Dict from each host to the nanoseconds to add to its times. A missing host needs no correction.
     """
 
     processes: Mapping[Journal, list[Line]]
@@ -149,12 +155,12 @@ class StepTimeline(Struct, frozen=True):
 
     @property
     def starts_ns(self) -> int:
-        """Return the start of the first span, or 0 without spans."""
+        """Return the start of the first span, in ns since the epoch. Return 0 if there are no spans."""
         return min((span.start_ns for spans in self.processes.values() for span in spans), default=0)
 
 
 class _Group(Struct, frozen=True):
-    """One process in the merged trace."""
+    """Key for spans that the merged trace shows as one process: spans of one role, rank and replica in one process."""
 
     role: str
     rank: int | None
@@ -163,13 +169,13 @@ class _Group(Struct, frozen=True):
 
 
 def draw(timeline: StepTimeline, base_ns: int, of: int, write: Callable[[bytes], object]) -> Tally:
-    """Write the timeline's events, separated by commas, as the first of `of` traces.
+    """Write the spans of a timeline as events in JSON, separated by commas. Viewers show them before all traces.
 
     Args:
         timeline: The timeline.
-        base_ns: The base of the written times, in ns since the epoch.
-        of: The number of merged traces, including the timeline.
-        write: Callback for the bytes of each process.
+        base_ns: The base of the times to write, in ns since the epoch.
+        of: The number of all merged traces. The timeline counts as one.
+        write: Function that is called with the events of each process.
     """
     tally = Tally()
     groups: dict[_Group, list[Line]] = {}
@@ -179,17 +185,20 @@ def draw(timeline: StepTimeline, base_ns: int, of: int, write: Callable[[bytes],
             groups.setdefault(group, []).append(span)
     names = _names(list(groups))
     pids = itertools.count(1, of)
-    for place, group in enumerate(sorted(groups, key=_order)):
+    for position, group in enumerate(sorted(groups, key=_order)):
         pid = next(pids)
-        shift = timeline.shifts_ns.get(group.process.host, 0) - base_ns
-        detail = f"on {group.process.host}, pid {group.process.pid}"
-        events = description(pid, names[group], detail, min(place, 999))
+        shift_ns = timeline.shifts_ns.get(group.process.host, 0) - base_ns
+        labels = f"on {group.process.host}, pid {group.process.pid}"
+        events = description(pid, names[group], labels, min(position, 999))
         for tid, lane in enumerate(lay_out(groups[group]), 1):
-            number = Raw(b"%d" % tid)
-            for what, arguments in (("thread_name", {"name": lane.name}), ("thread_sort_index", {"sort_index": tid})):
+            track_id = Raw(b"%d" % tid)
+            for event_name, arguments in (
+                ("thread_name", {"name": lane.name}),
+                ("thread_sort_index", {"sort_index": tid}),
+            ):
                 args = Raw(_encode(arguments))
-                events.append(RewrittenEvent(ph="M", name=Raw(_encode(what)), pid=pid, tid=number, args=args))
-            events += [_event(span, pid, number, shift) for span in lane.spans]
+                events.append(RewrittenEvent(ph="M", name=Raw(_encode(event_name)), pid=pid, tid=track_id, args=args))
+            events += [_event(span, pid, track_id, shift_ns) for span in lane.spans]
         text = (b",\n" if tally.events else b"") + _encode(events)[1:-1]
         tally.events += len(events)
         tally.bytes += len(text)
@@ -197,7 +206,7 @@ def draw(timeline: StepTimeline, base_ns: int, of: int, write: Callable[[bytes],
     return tally
 
 
-def _event(span: Line, pid: int, tid: Raw, shift: int) -> RewrittenEvent:
+def _event(span: Line, pid: int, tid: Raw, shift_ns: int) -> RewrittenEvent:
     fields = {"step": span.step, "error": span.error, **span.ids, **span.counts}
     arguments = {name: value for name, value in fields.items() if value not in (None, "")}
     return RewrittenEvent(
@@ -206,7 +215,7 @@ def _event(span: Line, pid: int, tid: Raw, shift: int) -> RewrittenEvent:
         name=Raw(_encode(span.name)),
         pid=pid,
         tid=tid,
-        ts=microseconds(span.start_ns + shift),
+        ts=microseconds(span.start_ns + shift_ns),
         dur=microseconds(span.end_ns - span.start_ns),
         args=Raw(_encode(arguments)),
     )
@@ -218,21 +227,22 @@ def _replica(span: Line) -> int | None:
 
 
 def _names(groups: list[_Group]) -> dict[_Group, str]:
-    """Return names such as `actor (timeline) rank0`.
+    """Return the name that viewers show for each group, such as `actor (timeline) rank0`.
 
-    They contain the host if there are several hosts, and the pid if two names would be the same otherwise.
+    If the spans come from several hosts, the names contain the host. If two groups would have the same name, their
+    names contain the pid.
     """
-    several = len({group.process.host for group in groups}) > 1
+    has_several_hosts = len({group.process.host for group in groups}) > 1
 
     def name(group: _Group, with_pid: bool) -> str:
         rank = "" if group.rank is None else f"rank{group.rank}"
         replica = "" if group.replica is None else f"replica{group.replica}"
-        host = group.process.host if several else ""
+        host = group.process.host if has_several_hosts else ""
         pid = f"pid {group.process.pid}" if with_pid else ""
         return " ".join(filter(None, [group.role or "other", "(timeline)", rank, replica, host, pid]))
 
-    like = Counter(name(group, False) for group in groups)
-    return {group: name(group, like[name(group, False)] > 1) for group in groups}
+    name_counts = Counter(name(group, False) for group in groups)
+    return {group: name(group, name_counts[name(group, False)] > 1) for group in groups}
 
 
 def _order(group: _Group) -> tuple[int, str, int, int, str, int]:
