@@ -1,4 +1,4 @@
-"""Figures of a report: a run or one of its steps, and a comparison with another."""
+"""Data of a report on a run or on one of its steps, and on the comparison with another run or step."""
 
 from __future__ import annotations
 
@@ -38,11 +38,12 @@ from autoprof.rundir.processes import RUNNING
 from autoprof.rundir.records import LOST_LINES, CaptureMeta
 from autoprof.rundir.runs import Run, Step
 
-# Callback before the timeline and each trace is read: its index, the number of traces, its name.
+# Function that is called before the timeline and before each trace is read. Its arguments are the number of traces that
+# were read, the number of all traces (None before the timeline), and the name of the file to read.
 Progress = Callable[[int, int | None, str], object]
-# Rows in the tables of operators and kernels.
+# Maximum number of rows in the tables of operators and kernels.
 MAX_OPERATORS = 50
-# Notes on steps that recording made slower.
+# Maximum number of notes on steps that recording made slower.
 _MAX_RECORDED_NOTES = 4
 
 
@@ -53,20 +54,20 @@ def unseen(done: int, of: int | None, name: str) -> None:
 def figures(
     run: runs.Run, chosen: Sequence[int] = (), progress: Progress = unseen, operators: int = MAX_OPERATORS
 ) -> RunFigures:
-    """Make the figures of a run.
+    """Return the data of the report on a run. If cached data is current, use the cached data.
 
     Args:
-        run: The run, as listed.
-        chosen: The steps to show in detail; if empty, the steps that `details.choose` picks.
-        progress: Callback before the timeline and each trace is read.
-        operators: Operators and kernels to keep of each trace.
+        run: The run.
+        chosen: The numbers of the steps to show in detail. If empty, the steps that `details.choose` picks.
+        progress: Function that is called before the timeline and before each trace is read.
+        operators: The maximum number of operators, and of kernels, to keep of each trace.
 
     Raises:
         NotFound: A chosen step is neither in the timeline nor among the captures.
     """
     progress(0, None, "the timeline")
     path = Path(run.path)
-    # A large run that has ended does not change: the next report on it needs only the page.
+    # A large run that has ended does not change. So its data is cached, and the next report only writes the page.
     stamps = cache.stamps_of_run(path) if not chosen and not run.state.startswith("running") else {}
     if not cache.is_worth(stamps):
         return _figures(run, chosen, progress, operators)
@@ -75,19 +76,19 @@ def figures(
     cached = cache.get(path, _PART, _CachedFigures)
     if cached is not None and cached.key == key:
         return cached.figures
-    made = _figures(run, chosen, progress, operators)
+    run_figures = _figures(run, chosen, progress, operators)
     if all(state.state != RUNNING for state in run.processes):
-        cache.put(path, _PART, _CachedFigures(key, made))
+        cache.put(path, _PART, _CachedFigures(key, run_figures))
     run.keep_captures()
-    return made
+    return run_figures
 
 
-# The part of the cache with the figures of the whole run.
+# Name of the part of the cache that contains the data of the report on the whole run.
 _PART = "report"
 
 
 class _CachedFigures(msgspec.Struct, array_like=True):
-    """The figures of a run whose files had this state."""
+    """The data of the report on a run, and the key of the state that the files of the run had."""
 
     key: str
     figures: RunFigures
@@ -99,7 +100,7 @@ def _figures(run: runs.Run, chosen: Sequence[int], progress: Progress, operators
     files, clocks = journals_of(path)
     folders = {step.number: step for step in run.steps}
     shifts = {file.host: file.shift_ns for file in files}
-    opened = read.read_open_spans(run, time.time_ns(), shifts)
+    open_spans = read.read_open_spans(run, time.time_ns(), shifts)
     recorded = Recorded(run.steps, shifts)
     timeline = RunTimeline(files, path)
     overview = Overview(timeline, folders, recorded)
@@ -110,37 +111,39 @@ def _figures(run: runs.Run, chosen: Sequence[int], progress: Progress, operators
         if number not in rows and number not in folders:
             raise runs.NotFound(_no_step(run, number, overview.rows))
     timed = overview.cut_off_spans | overview.spans
-    others = [] if chosen else more_slow_steps(overview.rows, numbers)
-    spans = {number: timed.get(number) or _span_of_captures(rows, folders[number]) for number in (*numbers, *others)}
+    more_slow = [] if chosen else more_slow_steps(overview.rows, numbers)
+    spans = {number: timed.get(number) or _span_of_captures(rows, folders[number]) for number in (*numbers, *more_slow)}
     captured = [folders[number] for number in numbers if number in folders]
     capture_figures = _captures(path, captured, spans, shifts, progress, operators)
     unread_captures = {number: len(folders[number].captures) - len(read) for number, read in capture_figures.items()}
     steps = details(list(spans.values()), rows, timeline, capture_figures, unread_captures, recorded)
     stages = shares(overview.rows)
-    typical = typical_steps(overview.rows)
+    typical_rows = typical_steps(overview.rows)
     drivers = {number: files[span.file].name for number, span in overview.spans.items()}
-    died = findings.deaths_of_run(run)
-    hung, hang_notes = sentences.hangs_of_run(run.path, opened, {row.number: row.seconds for row in overview.rows})
-    everything = findings.unexplained(
+    death_findings = findings.deaths_of_run(run)
+    hang_findings, hang_notes = sentences.hangs_of_run(
+        run.path, open_spans, {row.number: row.seconds for row in overview.rows}
+    )
+    step_findings = findings.unexplained(
         [
-            *hung,
+            *hang_findings,
             *findings.with_places(
-                (finding for step in steps for finding in findings.of_step(step)), findings.failures_of_run(opened)
+                (finding for step in steps for finding in findings.of_step(step)), findings.failures_of_run(open_spans)
             ),
             *findings.of_run(overview.rows, drivers),
-            *findings.overall(typical, stages),
+            *findings.overall(typical_rows, stages),
         ]
     )
-    shown = [
+    shown_steps = [
         msgspec.structs.replace(
             step,
-            findings=[finding for finding in everything if finding.step == step.number],
+            findings=[finding for finding in step_findings if finding.step == step.number],
         )
         for step in steps
         if step.number in numbers
     ]
-    rows_open, more_open = opened.rows()
-    unread = [*run.left_out, *timeline.notes()]
+    open_rows, open_left_out = open_spans.rows()
+    unread_notes = [*run.left_out, *timeline.notes()]
     return RunFigures(
         id=writable(run.id),
         path=writable(run.path),
@@ -153,22 +156,22 @@ def _figures(run: runs.Run, chosen: Sequence[int], progress: Progress, operators
         stages=stages,
         kinds=shares_of_kinds(overview.rows, stages),
         basis=basis(overview.rows) if overview.rows else "",
-        median_s=median(row.seconds for row in typical) if typical else None,
-        tokens_per_s=_rate(typical),
-        findings=[*died, *findings.abridged(everything)],
-        details=shown,
+        median_s=median(row.seconds for row in typical_rows) if typical_rows else None,
+        tokens_per_s=_rate(typical_rows),
+        findings=[*death_findings, *findings.abridged(step_findings)],
+        details=shown_steps,
         comparison=None,
         notes=[*run.left_out, *_notes(overview, timeline), *_lost(run), *clocks, *hang_notes, *timeline.notes()],
-        verdict="" if everything or died else findings.verdict(overview.rows, bool(unread)),
+        verdict="" if step_findings or death_findings else findings.verdict(overview.rows, bool(unread_notes)),
         autoprof=__version__,
-        open=rows_open,
-        open_left_out=more_open,
+        open=open_rows,
+        open_left_out=open_left_out,
         going_on=going_on,
     )
 
 
 def trimmed(figures: RunFigures) -> RunFigures:
-    """Return the figures with at most `MAX_OPERATORS` operators and kernels of each trace."""
+    """Return the same data with at most `MAX_OPERATORS` operators and as many kernels of each trace."""
     return msgspec.structs.replace(
         figures,
         details=[
@@ -187,7 +190,14 @@ def trimmed(figures: RunFigures) -> RunFigures:
 
 
 def _span_of_captures(rows: dict[int, StepRow], folder: Step) -> StepSpan:
-    """Return a span for a step that has only captures, from the first start to the last end, and add its row."""
+    """Return a span for a step that is not in the timeline, and add a row for the step to `rows`.
+
+    The span reaches from the first start to the last end of the step's captures.
+
+    Args:
+        rows: The rows of the steps, by number.
+        folder: The captures of the step.
+    """
     clocks = [clock for capture in folder.captures if (clock := _clock(capture.meta))]
     start = min((start for start, _ in clocks), default=0)
     end = max((end for _, end in clocks), default=0)
@@ -213,17 +223,17 @@ def _captures(
     progress: Progress,
     operators: int,
 ) -> dict[int, list[CaptureFigures]]:
-    shown = {folder.number: captures.chosen(folder.captures) for folder in folders}
-    total = sum(map(len, shown.values()))
-    done = 0
+    chosen_captures = {folder.number: captures.chosen(folder.captures) for folder in folders}
+    total = sum(map(len, chosen_captures.values()))
+    read_count = 0
     by_step: dict[int, list[CaptureFigures]] = {}
     for folder in folders:
-        zero = spans[folder.number].start_ns
-        for capture in shown[folder.number]:
-            progress(done, total, capture.name)
-            done += 1
-            zero_there = zero - shifts.get(capture.meta.host, 0) if zero else None
-            summed = captures.figures(path, folder.number, capture, zero_there, operators)
+        step_start_ns = spans[folder.number].start_ns
+        for capture in chosen_captures[folder.number]:
+            progress(read_count, total, capture.name)
+            read_count += 1
+            start_on_host_ns = step_start_ns - shifts.get(capture.meta.host, 0) if step_start_ns else None
+            summed = captures.figures(path, folder.number, capture, start_on_host_ns, operators)
             by_step.setdefault(folder.number, []).append(summed)
     return by_step
 
@@ -234,9 +244,9 @@ def _clock(meta: CaptureMeta) -> tuple[int, int] | None:
 
 
 def _rate(rows: Sequence[StepRow]) -> float | None:
-    known = [(row.response_tokens, row.seconds) for row in rows if row.response_tokens is not None]
-    whole = sum(took for _, took in known)
-    return sum(tokens for tokens, _ in known) / whole if whole else None
+    counted_steps = [(row.response_tokens, row.seconds) for row in rows if row.response_tokens is not None]
+    total_s = sum(took for _, took in counted_steps)
+    return sum(tokens for tokens, _ in counted_steps) / total_s if total_s else None
 
 
 def _notes(overview: Overview, timeline: RunTimeline) -> list[str]:
@@ -267,15 +277,15 @@ def _notes(overview: Overview, timeline: RunTimeline) -> list[str]:
 
 
 def _lost(run: Run) -> list[str]:
-    """Return a note for each process that could not write all of its lines."""
+    """Return a note for each process that could not write all lines of its journal."""
     errors = [(state.file.name, state.errors.get(LOST_LINES)) for state in run.processes]
     return [f"journal/{name}: {error.last}" for name, error in errors if error is not None]
 
 
 def _parts(stages: Mapping[str, float]) -> str:
-    longest = sorted(stages.items(), key=lambda each: -each[1])
-    most = [f"{name} {seconds(took)}" for name, took in longest if took >= 0.1 * longest[0][1]]
-    return words.listed(most, 3)
+    by_seconds = sorted(stages.items(), key=lambda each: -each[1])
+    main_parts = [f"{name} {seconds(took)}" for name, took in by_seconds if took >= 0.1 * by_seconds[0][1]]
+    return words.listed(main_parts, 3)
 
 
 def _no_step(run: runs.Run, number: int, rows: Sequence[StepRow]) -> str:
@@ -285,13 +295,13 @@ def _no_step(run: runs.Run, number: int, rows: Sequence[StepRow]) -> str:
 
 
 class ReportRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A run or one of its steps, and the run or step to compare it with.
+    """The run or step that a report shows, and the run or step with which the report compares it.
 
     Attributes:
-        run: The run.
-        step: The only step in detail; None for the steps that `details.choose` picks.
-        against: The run to compare with.
-        against_step: The step of `against` to compare with, if `step` is set; `step` by default.
+        run: The run that the report shows.
+        step: The only step to show in detail. If None, the report shows the steps that `details.choose` picks.
+        against: The run to compare with. None for a report without a comparison.
+        against_step: If `step` is set, the step of `against` to compare with. If None, the step with the number `step`.
     """
 
     run: Run
@@ -301,33 +311,39 @@ class ReportRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def page(self) -> Path:
-        """Return the path of the page. Only the page of a whole run, which `autoprof open` shows, is named `REPORT`."""
-        words = [] if self.step is None else [f"step{self.step}"]
+        """Return the path of the page.
+
+        Only the page of a whole run without a comparison is named `REPORT`. `autoprof open` shows this page.
+        """
+        name_parts = [] if self.step is None else [f"step{self.step}"]
         if self.against is not None:
-            words += ["against", tidy(self.against.id)]
-            words += [] if self.against_step is None else [f"step{self.against_step}"]
+            name_parts += ["against", tidy(self.against.id)]
+            name_parts += [] if self.against_step is None else [f"step{self.against_step}"]
         stem, ending = REPORT.split(".")
-        return Path(self.run.path, ".".join([stem, *words, ending]))
+        return Path(self.run.path, ".".join([stem, *name_parts, ending]))
 
 
 def report_figures(request: ReportRequest, progress: Progress = unseen) -> RunFigures:
-    """Make the figures that a report shows.
+    """Return the data that a report shows.
 
     Raises:
-        NotFound: A run has no such step.
+        NotFound: One of the runs does not have the step to show or to compare with.
     """
     own_step, run = request.step, request.run
     if request.against is None:
         return figures(run, [] if own_step is None else [own_step], progress)
-    from autoprof.report import comparison  # most reports need none
+    from autoprof.report import comparison  # most reports need no comparison
 
     other_step = own_step if request.against_step is None else request.against_step
     own_steps, other_steps = ([] if step is None else [step] for step in (own_step, other_step))
-    one_run = bool(own_steps) and request.against.path == run.path
-    if one_run:
-        own = others = figures(run, own_steps + other_steps, progress, comparison.MAX_OPERATORS)
+    is_same_run = bool(own_steps) and request.against.path == run.path
+    if is_same_run:
+        own_figures = other_figures = figures(run, own_steps + other_steps, progress, comparison.MAX_OPERATORS)
     else:
-        own = figures(run, own_steps, progress, comparison.MAX_OPERATORS)
-        others = figures(request.against, other_steps, progress, comparison.MAX_OPERATORS)
-    before, after = comparison.side(others, other_step, not one_run), comparison.side(own, own_step, not one_run)
-    return msgspec.structs.replace(trimmed(own), comparison=comparison.compare(before, after))
+        own_figures = figures(run, own_steps, progress, comparison.MAX_OPERATORS)
+        other_figures = figures(request.against, other_steps, progress, comparison.MAX_OPERATORS)
+    other_side, own_side = (
+        comparison.side(other_figures, other_step, not is_same_run),
+        comparison.side(own_figures, own_step, not is_same_run),
+    )
+    return msgspec.structs.replace(trimmed(own_figures), comparison=comparison.compare(other_side, own_side))

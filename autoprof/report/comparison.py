@@ -17,27 +17,35 @@ from autoprof.report.figures.words import OWN
 from autoprof.report.findings.findings import in_order
 from autoprof.report.model import CaptureFigures, Comparison, ComparisonRow, Finding, RunFigures, StepFigures
 
-# Share of the step from which a stage has a row.
+# Smallest share of the step for which a stage gets a row.
 _ROW_SHARE = 0.0005
-# Share of the step, or of the capture, from which a change is a finding.
+# Smallest change that is a finding, as a share of the step or of the capture.
 FINDING_SHARE = 0.03
-# Ratio from which a stage or an operator is slower.
+# Smallest ratio of side `b` to side `a` at which a stage or an operator counts as slower.
 FINDING_RATIO = 1.1
-# Rows of operators.
+# Maximum number of rows for operators.
 _MAX_OPERATOR_ROWS = 60
-# Operators of each trace that are compared: far more than are shown, because each side lists its own longest ones.
+# Maximum number of operators of each trace that are compared. It is much larger than the number of rows, because the
+# longest operators of one side may not be among the longest operators of the other side.
 MAX_OPERATORS = 2000
-# Name of a stage's time outside of all operators. In traces this is the range with the stage's own name.
+# Name of a stage's time outside of all operators. In a trace, this is the own time of the event with the stage's name.
 REST = "rest of the stage"
 
 
 class Side(msgspec.Struct, frozen=True, kw_only=True):
-    """One of the two sides of a comparison. `stages` are seconds a step, `operators` own seconds a capture.
+    """One of the two sides of a comparison: the times of a step or of a run.
 
     Attributes:
-        recorded: The seconds of each stage in which a profiler recorded.
-        kinds: The kinds of stages, by name, and of captures, by place.
-        basis: The steps of a run from which the figures were computed.
+        label: The name of the side in the report.
+        step_s: Seconds of the step; for a run, the median of its typical steps. None if unknown.
+        stages: Seconds of each stage per step.
+        tokens_per_s: Generated tokens per second. None if unknown.
+        samples: Seconds of the median sample, of the sample at the 95th percentile and of the longest sample, by name.
+        operators: Own seconds of each operator per capture, by (stage and process of the capture, name).
+        step: The number of the step. None for a run.
+        recorded: Seconds of each stage in which a profiler recorded.
+        kinds: Kinds of stages, by the name of a stage or by the stage and process of a capture.
+        basis: For a run, a text that names the steps from which the times were computed.
     """
 
     label: str
@@ -53,11 +61,11 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def side(run: RunFigures, step: int | None, with_run: bool) -> Side:
-    """Return one side of a comparison: a step of a run, or the run.
+    """Return one side of a comparison for a step of a run or for the whole run.
 
     Args:
-        run: The run.
-        step: The step, which must be among the run's details; None for the run.
+        run: The data of the run.
+        step: The number of the step, which must be among the details of the run. None for the whole run.
         with_run: True to put the run's id into the label of a step.
     """
     if step is None:
@@ -78,7 +86,10 @@ def side(run: RunFigures, step: int | None, with_run: bool) -> Side:
 
 
 def _of_run(run: RunFigures) -> Side:
-    """Return the side of a whole run: medians of its typical steps, and the captures of its steps in detail."""
+    """Return the side of a whole run.
+
+    The times are medians over the typical steps. The operators come from the captures of the steps in detail.
+    """
     rows = typical_steps(run.steps)
     names = {name for row in rows for name in row.stages}
     return Side(
@@ -97,62 +108,69 @@ def _of_run(run: RunFigures) -> Side:
 def _kinds(run: RunFigures, captures: Iterable[CaptureFigures]) -> dict[str, str]:
     by_name = {stage.name: stage.kind for stage in run.stages}
     by_name |= {name: kinds.of(name) for step in run.details for name in step.stages if name not in by_name}
-    # A front end does none of its workers' computing, so it has no kind.
+    # The front end of an engine does not do the computing of its workers. So the captures of a front end have no kind.
     return by_name | {place_of(each): "" if each.part == "frontend" else each.stage_kind for each in captures}
 
 
 def compare(a: Side, b: Side) -> Comparison:
-    """Compare `a` with `b`. The step and its tokens come first, then the other rows, the largest slowdown first."""
-    # Without a timeline, only captures are known.
-    whole = max(a.step_s or 0.0, b.step_s or 0.0) or max(_captured_s(a), _captured_s(b))
-    a, b, both = _by_kind(a, b)
-    # Compare only places that both sides captured: a missing capture would look like work that a side does not do.
+    """Compare side `a` with side `b`.
+
+    The rows for the step and its tokens come first. The other rows follow, the largest slowdown first.
+    """
+    # Runs without a timeline have only captures.
+    whole_s = max(a.step_s or 0.0, b.step_s or 0.0) or max(_captured_s(a), _captured_s(b))
+    a, b, merged_names = _by_kind(a, b)
+    # Compare only stages and processes that both sides captured. Otherwise a missing capture would look like work that
+    # one side does not do.
     places = {place for place, _ in a.operators} & {place for place, _ in b.operators}
-    captured = [{key: took for key, took in each.operators.items() if key[0] in places} for each in (a, b)]
+    operators_of_both = [{key: took for key, took in each.operators.items() if key[0] in places} for each in (a, b)]
     rows = [
-        *_rows("stage", _placed(a.stages, both), _placed(b.stages, both), _ROW_SHARE * whole),
+        *_rows("stage", _placed(a.stages, merged_names), _placed(b.stages, merged_names), _ROW_SHARE * whole_s),
         *_rows("samples", _placed(a.samples), _placed(b.samples), 0.0),
-        *_rows("operator", captured[0], captured[1], 0.0)[:_MAX_OPERATOR_ROWS],
+        *_rows("operator", operators_of_both[0], operators_of_both[1], 0.0)[:_MAX_OPERATOR_ROWS],
     ]
     rows.sort(key=lambda row: -row.change)
-    head = []
+    first_rows = []
     if a.step_s is not None and b.step_s is not None:
-        head.append(_row("step", "", "step", a.step_s, b.step_s))
+        first_rows.append(_row("step", "", "step", a.step_s, b.step_s))
     if a.tokens_per_s is not None and b.tokens_per_s is not None:
         rate = _row("rate", "", "generated tokens", a.tokens_per_s, b.tokens_per_s)
-        head.append(msgspec.structs.replace(rate, unit="1/s", worse=b.tokens_per_s < a.tokens_per_s))
-    findings = in_order(_findings(a, b, [*head, *rows], whole))
+        first_rows.append(msgspec.structs.replace(rate, unit="1/s", worse=b.tokens_per_s < a.tokens_per_s))
+    findings = in_order(_findings(a, b, [*first_rows, *rows], whole_s))
     if any(each.kind == "slower_stage" for each in findings):
         findings = [each for each in findings if each.kind != "slower_step"]
     basis = [f"{each.label}: {each.basis}" for each in (b, a) if each.basis]
-    return Comparison(a=a.label, b=b.label, rows=[*head, *rows], findings=findings, basis=basis)
+    return Comparison(a=a.label, b=b.label, rows=[*first_rows, *rows], findings=findings, basis=basis)
 
 
 def _by_kind(a: Side, b: Side) -> tuple[Side, Side, dict[str, str]]:
-    """Merge stages and captures by kind if the two sides have different names for them, as two trainers do.
+    """Merge the stages of one kind, and their captures, if the sides have different names for them.
 
-    A kind is merged if each side has names for it that the other lacks.
+    Two trainers have different names for the same kind of stage. A kind is merged if each side has a name for the kind
+    that the other side lacks.
 
     Returns:
-        The sides, and the stage names of each merged kind, the names of `a` first.
+        The two sides with merged stages and captures, and a dict from each merged kind to the names of its stages as a
+        text. The names of side `a` come first.
     """
-    named = {
+    names_by_kind = {
         kind: [[name for name in each.stages if each.kinds.get(name) == kind] for each in (a, b)] for kind in KINDS
     }
-    whole = ""
-    if all(named["update_actor"]) and len([each for each in named["optimizer"] if each]) == 1:
-        # One trainer runs the optimizer inside of the update, the other after it.
-        whole = "update_actor"
-        named[whole] = [
-            update + optimizer for update, optimizer in zip(named[whole], named.pop("optimizer"), strict=True)
+    extended_kind = ""
+    if all(names_by_kind["update_actor"]) and len([each for each in names_by_kind["optimizer"] if each]) == 1:
+        # One trainer runs the optimizer within the stage `update_actor`, the other trainer after this stage.
+        extended_kind = "update_actor"
+        names_by_kind[extended_kind] = [
+            update + optimizer
+            for update, optimizer in zip(names_by_kind[extended_kind], names_by_kind.pop("optimizer"), strict=True)
         ]
-    both = {
+    merged_names = {
         kind: names
-        for kind, names in named.items()
-        if kind == whole or (set(names[0]) - set(names[1]) and set(names[1]) - set(names[0]))
+        for kind, names in names_by_kind.items()
+        if kind == extended_kind or (set(names[0]) - set(names[1]) and set(names[1]) - set(names[0]))
     }
-    kind_of = [{name: kind for kind, names in both.items() for name in names[number]} for number in (0, 1)]
-    labels = {kind: " | ".join(", ".join(each) for each in names) for kind, names in both.items()}
+    kind_of = [{name: kind for kind, names in merged_names.items() for name in names[number]} for number in (0, 1)]
+    labels = {kind: " | ".join(", ".join(each) for each in names) for kind, names in merged_names.items()}
     return _merged(a, b, kind_of[0]), _merged(b, a, kind_of[1]), labels
 
 
@@ -164,21 +182,23 @@ def _merged(side: Side, other: Side, kind_of: Mapping[str, str]) -> Side:
             sums[field][kind_of.get(name, name)] += took
     own_places, other_places = ({place for place, _ in each.operators} for each in (side, other))
     other_kinds = {other.kinds.get(place) for place in other_places - own_places} - {""}
-    placed = {place: side.kinds[place] for place in own_places - other_places if side.kinds.get(place) in other_kinds}
-    count = Counter(placed.values())
+    kind_of_place = {
+        place: side.kinds[place] for place in own_places - other_places if side.kinds.get(place) in other_kinds
+    }
+    places_of_kind = Counter(kind_of_place.values())
     operators: dict[tuple[str, str], float] = defaultdict(float)
     for (place, name), took in side.operators.items():
-        at = placed.get(place, place)
-        operators[at, name] += took / max(1, count[at])
+        merged_place = kind_of_place.get(place, place)
+        operators[merged_place, name] += took / max(1, places_of_kind[merged_place])
     return msgspec.structs.replace(side, operators=dict(operators), **sums)
 
 
-def _findings(a: Side, b: Side, rows: Sequence[ComparisonRow], whole: float) -> Iterable[Finding]:
-    slowed = _slowed(a, b)
-    cost = b.stages.get(OWN, 0.0) - a.stages.get(OWN, 0.0) + sum(slowed.values())
+def _findings(a: Side, b: Side, rows: Sequence[ComparisonRow], whole_s: float) -> Iterable[Finding]:
+    slowed_s = _slowed(a, b)
+    own_cost_s = b.stages.get(OWN, 0.0) - a.stages.get(OWN, 0.0) + sum(slowed_s.values())
     for row in rows:
         if row.kind == "rate":
-            share = 1 - max(0.0, cost) / b.step_s if b.step_s else 1.0
+            share = 1 - max(0.0, own_cost_s) / b.step_s if b.step_s else 1.0
             if row.a and row.b is not None and row.b * FINDING_RATIO < row.a * share:
                 yield Finding(
                     kind="fewer_tokens",
@@ -188,23 +208,23 @@ def _findings(a: Side, b: Side, rows: Sequence[ComparisonRow], whole: float) -> 
                     step=b.step,
                 )
             continue
-        own = {"step": cost, "stage": slowed.get(row.name, 0.0)}.get(row.kind, 0.0)
-        change = row.change - own
+        row_cost_s = {"step": own_cost_s, "stage": slowed_s.get(row.name, 0.0)}.get(row.kind, 0.0)
+        change = row.change - row_cost_s
         if (
             row.kind == "samples"
             or (row.kind, row.name) == ("stage", OWN)
             or change <= 0
-            or change < FINDING_SHARE * whole
-            or (row.b or 0.0) - own < FINDING_RATIO * (row.a or 0.0)
+            or change < FINDING_SHARE * whole_s
+            or (row.b or 0.0) - row_cost_s < FINDING_RATIO * (row.a or 0.0)
         ):
             continue
         subject = "the step" if row.kind == "step" else f"the {REST}" if row.name == REST else row.name
-        # The sentence names `b` first.
+        # The sentence names side `b` first, but `row.where` names side `a` first.
         where = " | ".join(reversed(row.where.split(" | ")))
-        before = f"{a.label} has none" if row.a is None else f"{seconds(row.a)} in {a.label}"
+        a_text = f"{a.label} has none" if row.a is None else f"{seconds(row.a)} in {a.label}"
         yield Finding(
             kind=f"slower_{row.kind}",
-            text=f"{subject} takes {seconds(row.b)} in {b.label}, {before}" + (f" ({where})" if where else ""),
+            text=f"{subject} takes {seconds(row.b)} in {b.label}, {a_text}" + (f" ({where})" if where else ""),
             evidence=[f"{seconds(row.change)} more"] + ([f"{row.b / row.a:.2f} times"] if row.a and row.b else []),
             seconds=row.change,
             step=b.step,
@@ -212,9 +232,9 @@ def _findings(a: Side, b: Side, rows: Sequence[ComparisonRow], whole: float) -> 
 
 
 def _slowed(a: Side, b: Side) -> dict[str, float]:
-    """Return the seconds by which stages took longer in `b`, if they were recorded in `b` only.
+    """Return the seconds by which each stage took longer on side `b`, for stages that were recorded on side `b` only.
 
-    At most the recorded seconds count.
+    At most the recorded seconds of a stage count, because recording may have caused only these.
     """
     return {
         name: min(took, more)
@@ -224,7 +244,7 @@ def _slowed(a: Side, b: Side) -> dict[str, float]:
 
 
 def _captured_s(side: Side) -> float:
-    """Return the seconds of the longest capture, as the sum of its operators."""
+    """Return the seconds of the longest capture. They are computed as the sum of the capture's operators."""
     sums: dict[str, float] = defaultdict(float)
     for (place, _), seconds_of in side.operators.items():
         sums[place] += seconds_of
@@ -232,24 +252,29 @@ def _captured_s(side: Side) -> float:
 
 
 def _rows(
-    kind: str, a: Mapping[tuple[str, str], float], b: Mapping[tuple[str, str], float], least: float
+    kind: str, a: Mapping[tuple[str, str], float], b: Mapping[tuple[str, str], float], least_s: float
 ) -> list[ComparisonRow]:
-    """Return a row for each figure that reaches `least` on a side, the largest change first."""
+    """Return a row for each number that is at least `least_s` on one of the sides, the largest change first."""
     rows = []
     for where, name in {**a, **b}:
-        old, new = a.get((where, name)), b.get((where, name))
-        if max(old or 0.0, new or 0.0) >= least:
-            rows.append(_row(kind, where, name, old, new))
+        old_value, new_value = a.get((where, name)), b.get((where, name))
+        if max(old_value or 0.0, new_value or 0.0) >= least_s:
+            rows.append(_row(kind, where, name, old_value, new_value))
     return sorted(rows, key=lambda row: -abs(row.change))
 
 
-def _row(kind: str, where: str, name: str, old: float | None, new: float | None) -> ComparisonRow:
-    change = (new or 0.0) - (old or 0.0)
-    return ComparisonRow(kind=kind, name=name, unit="s", a=old, b=new, change=change, worse=change > 0, where=where)
+def _row(kind: str, where: str, name: str, old_value: float | None, new_value: float | None) -> ComparisonRow:
+    change = (new_value or 0.0) - (old_value or 0.0)
+    return ComparisonRow(
+        kind=kind, name=name, unit="s", a=old_value, b=new_value, change=change, worse=change > 0, where=where
+    )
 
 
 def _operators(captures: Iterable[CaptureFigures]) -> dict[tuple[str, str], float]:
-    """Return the own seconds of operators and kernels by place and name, the mean over a place's captures."""
+    """Return the own seconds of operators and kernels, by (stage and process of the captures, name).
+
+    If the same process captured the same stage several times, the seconds are the mean over these captures.
+    """
     by_place: dict[str, list[dict[str, float]]] = defaultdict(list)
     for capture in captures:
         sums: dict[str, float] = defaultdict(float)
@@ -277,7 +302,7 @@ def _samples(step: StepFigures) -> dict[str, float]:
 
 
 def _typical(values: Sequence[float]) -> float:
-    """Return the median. If it is 0, because most steps lack the stage, return the mean."""
+    """Return the median of a stage's seconds. If it is 0, because most steps lack the stage, return the mean."""
     return median(values) or fmean(values)
 
 

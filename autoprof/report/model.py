@@ -1,4 +1,4 @@
-"""Structs of a report: runs, steps, lanes, captures, samples, findings and comparisons."""
+"""Structs of a report's data: runs, steps, lanes, captures, samples, findings and comparisons."""
 
 from __future__ import annotations
 
@@ -6,37 +6,38 @@ import msgspec
 
 
 class Operator(msgspec.Struct, frozen=True, kw_only=True):
-    """Sum over all calls of an operator, a kernel or a function in a capture."""
+    """Sums over all calls of an operator, a kernel or a function in a capture."""
 
-    name: str  # Its name in the trace.
-    category: str  # The trace's `cat`: cpu_op, kernel, gpu_memcpy, user_annotation, python_function ...
+    name: str  # The name of the operator in the trace.
+    category: str  # The `cat` of its events: cpu_op, kernel, gpu_memcpy, user_annotation, python_function ...
     calls: int  # The number of calls.
-    total_us: float  # Microseconds, including the functions that it called.
-    self_us: float  # Microseconds, excluding the functions that it called.
+    total_us: float  # Microseconds of all calls, including the functions that they called.
+    self_us: float  # Microseconds of all calls, excluding the functions that they called.
 
 
 class DeviceShares(msgspec.Struct, frozen=True, kw_only=True):
-    """Activity of a device while it was recorded, as shares of `seconds`."""
+    """Activity of a device while it was recorded. Each share is the share of `seconds` in which the activity ran."""
 
-    device: str  # Its name in the trace.
+    device: str  # The name of the device in the trace.
     seconds: float  # Seconds from the first to the last event of the trace.
     compute: float  # Share of kernels other than communication.
-    communication: float  # Share of NCCL, HCCL and similar kernels, also while other kernels ran.
+    communication: float  # Share of NCCL, HCCL and similar kernels, including the time in which other kernels ran too.
     copy: float  # Share of copies and memsets.
-    idle: float  # Share of time in which the device did nothing.
-    overlap: float | None = None  # Share of the communication during which compute ran too; None without communication.
+    idle: float  # Share of the time in which the device did nothing.
+    # Share of the communication time in which other kernels ran too. None if the device did not communicate.
+    overlap: float | None = None
 
 
 class Phase(msgspec.Struct, frozen=True, kw_only=True):
-    """Forward passes of one kind in an engine."""
+    """Sums over an engine's forward passes of one kind, such as prefill."""
 
     passes: int  # The number of passes.
-    seconds: float  # Their time on the device, or on the host if the trace lacks the former.
-    tokens: int | None = None  # The scheduled tokens; None if the trace lacks them.
+    seconds: float  # Seconds of the passes on the device. If the trace lacks this time, their seconds on the host.
+    tokens: int | None = None  # The number of tokens that the engine scheduled for the passes. None if unknown.
 
 
 class EngineFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """Forward passes of an engine in a capture. A pass with both prefill and decode is `mixed`."""
+    """Forward passes of an engine in a capture. A pass with both prefill and decode counts as `mixed`."""
 
     engine: str
     passes: int
@@ -47,39 +48,39 @@ class EngineFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CaptureFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """One capture."""
+    """The data that the report shows for one capture."""
 
-    name: str  # The capture's name: its file name without the ending.
+    name: str  # The capture's name: the name of its file without the ending.
     step: int  # The global step.
     role: str
     stage: str
-    file: str  # The file, relative to the run.
+    file: str  # The path of the file, relative to the directory of the run.
     state: str  # `complete`, `truncated`, `failed`, `unfinished`, or `damaged` if the file can't be read.
     tool: str  # `torch`, `npu`, `nsys`, `memory` or `none`.
-    bytes: int  # The size of its files.
+    bytes: int  # The size of the capture's files.
     rank: int | None = None
     replica: int | None = None
     host: str | None = None
     pid: int | None = None
-    part: str = ""  # The part of a replica's engine: `frontend`, or a worker with its ranks.
-    opens_with: str = ""  # The program that opens the file; empty for Perfetto.
-    start_s: float | None = None  # Seconds from the step's start to the first event; None if unknown.
-    seconds: float | None = None  # Seconds from the first to the last event.
-    # Seconds in collectives, including the wait for other ranks; None if the trace has none.
+    part: str = ""  # The part of a replica's engine that was recorded: `frontend`, or a worker with its ranks.
+    opens_with: str = ""  # The program that opens the file. Empty if this is Perfetto.
+    start_s: float | None = None  # Seconds from the step's start to the first event of the trace. None if unknown.
+    seconds: float | None = None  # Seconds from the first to the last event of the trace.
+    # Seconds in collectives, including the wait for other ranks. None if the trace has no collectives.
     collectives_s: float | None = None
     events: int | None = None
-    operators: list[Operator] = []  # Operators of the host by own time, at most 50.
-    kernels: list[Operator] = []  # Kernels of the devices by own time, at most 50.
+    operators: list[Operator] = []  # At most 50 operators of the host, the longest own time first.
+    kernels: list[Operator] = []  # At most 50 kernels of the devices, the longest own time first.
     devices: list[DeviceShares] = []
     engine: EngineFigures | None = None
-    memory_peak_bytes: int | None = None  # Peak memory of the device, or of the host if no device is recorded.
-    memory_total_bytes: int | None = None  # Memory of the device; None if unknown.
-    # `cpu` if the device waits for the CPU, `device` if the CPU waits for the device; None if unknown.
+    memory_peak_bytes: int | None = None  # Peak memory of the device. If no device was recorded, of the host.
+    memory_total_bytes: int | None = None  # Total memory of the device. None if unknown.
+    # `cpu` if the device waits for the CPU, `device` if the CPU waits for the device. None if it is unclear.
     bound: str | None = None
-    reason: str = ""  # The reason for the state, or for missing figures.
+    reason: str = ""  # The reason for `state` and for `bound`, or the reason why data is missing.
     window: str = ""  # The reason for the capture, from its meta file.
-    slowest: str = ""  # The reason why this rank was chosen, if the slowest ranks were requested.
-    stage_kind: str = ""  # The stage's kind in the vocabulary of all trainers; empty if it has none.
+    slowest: str = ""  # If the slowest ranks were requested, the reason why this rank was chosen.
+    stage_kind: str = ""  # The stage's kind in the vocabulary of all trainers. Empty if the stage has no such kind.
 
 
 class SpanRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,19 +96,21 @@ class SpanRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Lane(msgspec.Struct, frozen=True, kw_only=True):
-    """Spans of one process in a step under one role."""
+    """Spans of one process under one role in a step. The timeline shows them in one row."""
 
-    # `actor rank 3`, `rollout replica 1`, `agent_loop 2` or `trainer`; with host and pid if two are the same.
+    # A label such as `actor rank 3`, `rollout replica 1`, `agent_loop 2` or `trainer`. If two lanes would have the same
+    # label, their labels contain the host and the pid.
     label: str
     role: str
     host: str
     pid: int
-    # The longest spans, by start. Turns, tools and rewards of samples are in `SampleFigures.longest` instead.
+    # The longest spans, ordered by start. Turns, tools and rewards of samples are in `SampleFigures.longest` instead.
     spans: list[SpanRow]
-    # Seconds of the step that at least one span covers. Spans that are left out count; autoprof's own don't.
+    # Seconds of the step that at least one span covers. Spans that are missing in `spans` count too, but spans of
+    # autoprof's own time don't.
     busy_s: float
-    idle_s: float  # The other seconds of the step.
-    file: str  # The journal.
+    idle_s: float  # Seconds of the step that no span covers.
+    file: str  # The name of the journal.
     rank: int | None = None
     replica: int | None = None
     left_out: int = 0  # The number of spans that are not in `spans`.
@@ -116,16 +119,16 @@ class Lane(msgspec.Struct, frozen=True, kw_only=True):
 class Gap(msgspec.Struct, frozen=True, kw_only=True):
     """A time in a step in which no process generated, scored or trained."""
 
-    start_s: float  # Its start, in seconds from the step's start.
-    end_s: float  # Its end.
-    after: str  # The span that ended before it, as `stage of lane`.
-    before: str  # The span that began after it.
-    between: str  # `generation and training` if it lies between those two, else `stages`.
-    within: str  # The driver's timer or stage that covers at least half of it, or `other`.
+    start_s: float  # The start of the gap, in seconds from the step's start.
+    end_s: float  # The end of the gap, in seconds from the step's start.
+    after: str  # The span that ended at the start of the gap, as `stage of lane`.
+    before: str  # The span that began at the end of the gap, as `stage of lane`.
+    between: str  # `generation and training` if the gap is between generation and scoring or training, else `stages`.
+    within: str  # The driver's timer or stage that covers at least half of the gap, or `other`.
 
 
 class PathPart(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of the step's critical path: a stage of the driver, and the worker's span that ended last in it."""
+    """A part of a step's critical path: a stage of the driver, and the worker's span that ended last in the stage."""
 
     stage: str
     start_s: float
@@ -134,31 +137,33 @@ class PathPart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SkewRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds of one rank or replica in a stage, over all its calls in the step."""
+    """Seconds that one rank or replica spent in a stage, summed over its calls in the step."""
 
     label: str
     seconds: float
     calls: int
     file: str
-    recorded: bool = False  # True if a profiler recorded during one of the calls. Recorded calls take longer.
+    recorded: bool = False  # True if a profiler recorded during at least one call. Recorded calls take longer.
 
 
 class Skew(msgspec.Struct, frozen=True, kw_only=True):
-    """The same stage of a step in several ranks or replicas."""
+    """Comparison of several ranks or replicas that ran the same stage of a step."""
 
     stage: str
     role: str
-    of: str  # `rank` or `replica`.
+    of: str  # `rank` if ranks are compared, `replica` if replicas are compared.
     count: int  # The number of ranks or replicas.
-    median_s: float  # The median seconds of the others.
-    slowest: str  # The label of the slowest one, as in `rows`. Recorded ones count only if all were recorded.
-    slowest_s: float  # The seconds of the slowest one.
-    waited_s: float  # Seconds that the others waited for the slowest one.
-    rows: list[SkewRow]  # The ranks or replicas by seconds, longest first, at most 64.
+    median_s: float  # The median of the seconds of all ranks or replicas except the slowest.
+    # The label of the slowest rank or replica, as in `rows`. Ranks and replicas that a profiler recorded are considered
+    # only if all were recorded.
+    slowest: str
+    slowest_s: float  # The seconds of the slowest rank or replica.
+    waited_s: float  # Seconds that the other ranks or replicas waited for the slowest.
+    rows: list[SkewRow]  # At most 64 ranks or replicas, the longest seconds first.
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds of a sample in one activity: `turn` (generation), `tool` with its name, `reward` or `waiting`."""
+    """Time of samples in one activity: `turn` (generation), `tool` with the tool's name, `reward` or `waiting`."""
 
     kind: str
     name: str
@@ -169,33 +174,33 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 class SampleRow(msgspec.Struct, frozen=True, kw_only=True):
     """One sample: one answer to one prompt."""
 
-    label: str  # `prompt 17, rollout 3`.
-    sample: str  # The prompt's id, from the data set or the trainer.
-    rollout: int | None  # The number of this answer among the answers to the prompt.
-    agent: str | None  # The agent loop's name.
-    lane: str  # The label of its lane.
+    label: str  # A label such as `prompt 17, rollout 3`.
+    sample: str  # The id of the prompt, from the data set or the trainer.
+    rollout: int | None  # The number of this answer among all answers to the prompt.
+    agent: str | None  # The name of the agent loop.
+    lane: str  # The label of the lane that contains the sample.
     file: str
     start_s: float
     end_s: float
     seconds: float
-    # The part with the largest excess over other samples, such as `tool search`. Empty if unknown, because several
-    # samples with the same ids ran at once.
+    # The activity on which the sample spent more time than the median sample, by most, such as `tool search`. Empty if
+    # several samples with the same ids ran at the same time: then the time of the activities is unknown.
     held_by: str
-    parts: list[Part]  # Its seconds by activity, longest first.
-    spans: list[SpanRow]  # Its turns, tools and rewards, by start.
+    parts: list[Part]  # The seconds of the sample in each activity, longest first.
+    spans: list[SpanRow]  # The turns, tools and rewards of the sample, ordered by start.
     prompt_tokens: int | None = None
     response_tokens: int | None = None
     error: str | None = None
 
 
 class Tail(msgspec.Struct, frozen=True, kw_only=True):
-    """The last samples of a step: the batch waited for them after all others had ended."""
+    """The last samples of a step, for which the step waited after all other samples had ended."""
 
-    count: int  # The number of last samples.
-    of: int  # The number of samples in the step.
-    waited_s: float  # Seconds that the batch waited for them.
-    samples: list[str]  # Their labels, the last to end first, at most 20.
-    held_by: str  # The `SampleRow.held_by` that most of them have.
+    count: int  # The number of the last samples.
+    of: int  # The number of all samples in the step.
+    waited_s: float  # Seconds that the step waited for the last samples.
+    samples: list[str]  # The labels of at most 20 last samples. The sample that ended last comes first.
+    held_by: str  # The most frequent `SampleRow.held_by` of the last samples.
 
 
 class ToolRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -211,20 +216,21 @@ class ToolRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SampleFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """Samples of a step, without validation."""
+    """Samples of a step. Samples of a validation are not included."""
 
     count: int  # The number of samples.
     failed: int  # The number of samples that ended with an exception.
     start_s: float  # The start of the first sample, in seconds from the step's start.
-    end_s: float  # The end of the last sample, likewise.
-    mean_s: float  # The mean duration.
-    quantiles_s: dict[str, float]  # Durations at 0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99 and 1.
-    # Points (seconds from the step's start, number of samples done by then), at most 300.
+    end_s: float  # The end of the sample that ended last, in seconds from the step's start.
+    mean_s: float  # The mean duration of the samples, in seconds.
+    # Quantiles of the durations: for each of 0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99 and 1, the seconds.
+    quantiles_s: dict[str, float]
+    # At most 300 points (seconds from the step's start, number of samples that had ended by then).
     done: list[tuple[float, int]]
-    parts: list[Part]  # Seconds of all samples by activity.
-    tools: list[ToolRow]  # The tools that were called, by seconds.
-    longest: list[SampleRow]  # The longest samples, longest first, at most 50, including the samples of the tail.
-    tail: Tail | None = None  # The last few samples, which the batch waited for.
+    parts: list[Part]  # The seconds of all samples in each activity, longest first.
+    tools: list[ToolRow]  # The tools that were called, the longest seconds first.
+    longest: list[SampleRow]  # At most 50 samples, the longest first. They include samples of the tail.
+    tail: Tail | None = None  # The last few samples, for which the step waited. None if the step has too few samples.
 
 
 # Version of the format of `--json`. It rises when a field is removed or changes its meaning.
@@ -232,136 +238,150 @@ SCHEMA = 1
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """A finding of a rule."""
+    """One cause of lost time that a rule found."""
 
-    kind: str  # The rule's name.
-    text: str  # One sentence with the figures.
-    evidence: list[str]  # Lines with the figures and names behind the sentence.
-    # Its cost: seconds of the step, or per step on average if `step` is None. Findings are sorted by it.
+    kind: str  # The kind of the finding, such as `slow_rank`.
+    text: str  # One sentence that states the cause and its numbers.
+    evidence: list[str]  # Texts with the numbers and names on which the sentence is based.
+    # The cost: the lost seconds of the step. For a finding about the whole run, the lost seconds per step on average.
+    # Findings are sorted by this number.
     seconds: float
-    step: int | None = None  # The step; None for a finding about the run.
-    file: str | None = None  # The trace or journal behind it.
+    step: int | None = None  # The number of the step. None for a finding about the whole run.
+    file: str | None = None  # The name of the trace or journal that shows the cause.
 
 
 class StageShare(msgspec.Struct, frozen=True, kw_only=True):
-    """Time of one stage over the steps that `RunFigures.basis` names; `autoprof's own` over all steps."""
+    """Time of one stage, summed over the steps that `RunFigures.basis` names.
+
+    The time of `autoprof's own` is summed over all steps.
+    """
 
     # The name of the timer or stage, `other`, or `autoprof's own`: time in which autoprof starts or stops a profiler,
     # or waits for its files.
     name: str
-    seconds: float  # Seconds in these steps together.
-    share: float | None  # Share of these steps' time without autoprof's own; None for `autoprof's own`.
-    steps: int  # The number of steps that have the stage.
-    median_s: float  # Median seconds over the steps that have an entry for it.
-    kind: str = ""  # Its kind in the vocabulary of all trainers; empty if it has none.
+    seconds: float  # Seconds of the stage, summed over the steps.
+    # Share of the stage in the time of these steps. autoprof's own time is not part of the 100 %. None for
+    # `autoprof's own`.
+    share: float | None
+    steps: int  # The number of steps in which the stage ran.
+    median_s: float  # Median of the stage's seconds in the steps that list the stage.
+    kind: str = ""  # The stage's kind in the vocabulary of all trainers. Empty if the stage has no such kind.
 
 
 class StageGap(msgspec.Struct, frozen=True, kw_only=True):
-    """Time of a step in which no stage and no timer ran, without autoprof's own time."""
+    """Time of a step in which no stage and no timer ran. autoprof's own time is not included."""
 
-    seconds: float  # Its length.
-    share: float  # Its share of the step without autoprof's own time.
-    start_s: float  # The start of its longest part, in seconds from the step's start.
-    end_s: float  # The end of its longest part.
-    after: str  # The stage that ended before the longest part; empty if none did.
-    before: str  # The stage that began after the longest part; empty if none did.
+    seconds: float  # The length of this time.
+    share: float  # The share of this time in the step. autoprof's own time is not part of the 100 %.
+    start_s: float  # The start of the longest part of this time, in seconds from the step's start.
+    end_s: float  # The end of the longest part, in seconds from the step's start.
+    after: str  # The stage that ended before the longest part. Empty if no stage ended before.
+    before: str  # The stage that began after the longest part. Empty if no stage began after.
 
 
 class StepRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One step in the run's overview."""
+    """The data that the run's overview shows for one step."""
 
     number: int  # The trainer's global step.
-    start_ns: int  # Its start, in ns since the epoch.
-    seconds: float  # Its duration.
-    captured: bool  # True if it has captures.
-    slow: bool  # True if it took much longer than the steps around it (docs/findings.md has the limits).
-    usual_s: float  # The median of the steps around it.
-    # Seconds by stage, each second counted once. `other` and, last, `autoprof's own` complete the sum to `seconds`.
+    start_ns: int  # The start of the step, in ns since the epoch.
+    seconds: float  # The duration of the step.
+    captured: bool  # True if the step has captures.
+    slow: bool  # True if the step took much longer than the steps around it (docs/findings.md has the limits).
+    usual_s: float  # The median of the seconds of the steps around it.
+    # Seconds of each stage. Each second counts for one stage only. `other` and, as the last, `autoprof's own` complete
+    # the sum to `seconds`.
     stages: dict[str, float]
-    samples: int | None = None  # The number of samples generated for it.
-    # Prompt tokens that the engines received. Later turns of a sample count earlier ones again.
+    samples: int | None = None  # The number of samples that were generated for the step.
+    # Prompt tokens that the engines received. If a sample has several turns, the prompt of a turn contains the earlier
+    # turns, whose tokens count again.
     prompt_tokens: int | None = None
     response_tokens: int | None = None  # Tokens that the engines generated.
     tokens_per_s: float | None = None  # `response_tokens` divided by the step's seconds, for all devices together.
     recorded: dict[str, float] = {}  # Seconds of each stage in which a profiler recorded.
-    # Seconds by which these stages took longer than usual. Recording slows work, so they are not counted in findings.
+    # Seconds by which each recorded stage took longer than usual. Recording slows work, so findings don't count these
+    # seconds.
     slowed: dict[str, float] = {}
     error: str | None = None  # The type of the exception that ended the step.
-    kinds: dict[str, str] = {}  # The kinds of stages that their names don't show, by name.
+    kinds: dict[str, str] = {}  # Kinds of stages, by the name of the stage, if the name does not show the kind.
     # `warm-up` (the first step of each start of the trainer), `captured` (a profiler recorded in a process), or
     # `regular`.
     kind: str = "regular"
-    no_stage: StageGap | None = None  # The time in which no stage ran, if it is over a fifth of the step.
+    no_stage: StageGap | None = None  # The time in which no stage ran. None unless it is over a fifth of the step.
 
 
 class StepFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """One step in detail."""
+    """The data that the report shows for one step in detail."""
 
     number: int
     start_ns: int
     seconds: float
     stages: dict[str, float]  # As in `StepRow`.
-    # The lanes: trainer, actors, ref, critic, reward, agent loops, rollout, each by rank or replica. If there are many,
-    # the busiest and the idlest of each role.
+    # The lanes, in the order trainer, actors, ref, critic, reward, agent loops, rollout. Lanes with the same role are
+    # ordered by rank or replica. If a step has too many lanes, only the busiest and the idlest of each role are listed.
     lanes: list[Lane]
-    gaps: list[Gap]  # The 100 longest gaps, by start.
+    gaps: list[Gap]  # The 100 longest gaps, ordered by start.
     samples: SampleFigures | None
-    skews: list[Skew]  # The skews by `waited_s`, longest first.
+    skews: list[Skew]  # The skews, the longest `waited_s` first.
     weight_sync_s: float  # Seconds in which weights were sent.
     path: list[PathPart]  # The critical path.
-    captures: list[CaptureFigures]  # The captures; at most 16 of each stage.
-    findings: list[Finding]  # The findings of this step, by seconds.
-    gaps_left_out: int = 0  # The number of other gaps.
-    lanes_left_out: int = 0  # The number of other lanes.
-    captures_left_out: int = 0  # The number of other captures.
-    # The seconds of recording if only some replicas were recorded, else 0. Recorded replicas are slower.
+    captures: list[CaptureFigures]  # The captures. At most 16 of each stage.
+    findings: list[Finding]  # The findings of this step, the costliest first.
+    gaps_left_out: int = 0  # The number of gaps that are not in `gaps`.
+    lanes_left_out: int = 0  # The number of lanes that are not in `lanes`.
+    captures_left_out: int = 0  # The number of captures that are not in `captures`.
+    # If only some replicas were recorded, the longest recording of a replica in seconds, else 0. Recorded replicas are
+    # slower.
     apart_s: float = 0.0
     kinds: dict[str, str] = {}  # As in `StepRow`.
-    captured_for: list[str] = []  # The reasons for its captures other than `AUTOPROF_STEPS`: a condition, or a trigger.
+    # The reasons for the captures of the step: conditions and triggers. `AUTOPROF_STEPS` is not listed.
+    captured_for: list[str] = []
     kind: str = "regular"  # As in `StepRow`.
     no_stage: StageGap | None = None  # As in `StepRow`.
 
 
 class ComparisonRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One figure on both sides."""
+    """One number that both sides of a comparison have, such as the seconds of a stage."""
 
-    # `step` (seconds a step), `stage` (seconds a step), `operator` (own seconds a capture), `rate` (tokens/s) or
+    # `step` (seconds per step), `stage` (seconds per step), `operator` (own seconds per capture), `rate` (tokens/s) or
     # `samples` (seconds).
     kind: str
-    name: str  # The stage, operator or figure. For a `stage` that the two sides name differently, its kind.
+    name: str  # The name of the stage, operator or number. If the sides name a stage differently, the stage's kind.
     unit: str  # `s` or `1/s`.
-    a: float | None  # The figure of side `a`; None if it has none.
-    b: float | None  # The figure of side `b`.
-    change: float  # `b` less `a`. A missing figure counts as 0.
-    worse: bool  # True if the change is for the worse.
-    where: str = ""  # The place of an operator, or both names of a stage that the two sides name differently.
+    a: float | None  # The number of side `a`. None if side `a` lacks it.
+    b: float | None  # The number of side `b`. None if side `b` lacks it.
+    change: float  # `b` minus `a`. A missing number counts as 0.
+    worse: bool  # True if side `b` is slower than side `a`.
+    # The stage and process of an operator. If the sides name a stage differently, both names of the stage.
+    where: str = ""
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """Comparison of two steps or two runs."""
+    """Comparison of two steps or two runs. Side `b` is the run or step of the report."""
 
-    a: str  # The label of the side to compare with.
-    b: str  # The label of the side of the report.
-    rows: list[ComparisonRow]  # The rows, the largest slowdown first.
+    a: str  # The label of the run or step with which the report's run or step is compared.
+    b: str  # The label of the report's run or step.
+    rows: list[ComparisonRow]  # The rows: first the step and its tokens, then the others, the largest slowdown first.
     findings: list[Finding]  # The findings, the costliest first.
     basis: list[str] = []  # For each side that is a run, its label and `RunFigures.basis`.
 
 
 class OpenSpanRow(msgspec.Struct, frozen=True, kw_only=True):
-    """An open span: it has begun and not ended."""
+    """An open span: a span that has begun and has not ended."""
 
-    process: str  # The host and pid of its process.
-    state: str  # `running`, `gone` if the process was killed, or `elsewhere` if this host or container can't see it.
+    process: str  # The host and the pid of the process that works on the span.
+    # The state of the process: `running`, `gone` if it was killed, or `elsewhere` if this host or container can't see
+    # the process.
+    state: str
     kind: str  # The kind of the span.
-    name: str  # Its name, such as the name of a stage or a tool.
-    where: str  # Its role with rank or replica, and the ids of its sample or request.
-    start_ns: int  # Its start, in ns since the epoch.
-    age_s: float  # Seconds that it has been open, until now or until the last sign of life of its process.
-    step: int | None = None  # The global step; None if unknown.
+    name: str  # The name of the span, such as the name of a stage or a tool.
+    where: str  # The role with rank or replica, and the ids of the sample or request.
+    start_ns: int  # The start of the span, in ns since the epoch.
+    age_s: float  # Seconds for which the span has been open, until now or until the last sign of life of the process.
+    step: int | None = None  # The global step. None if unknown.
 
 
 class RunFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole report."""
+    """The data of a whole report."""
 
     id: str
     path: str
@@ -370,24 +390,26 @@ class RunFigures(msgspec.Struct, frozen=True, kw_only=True):
     started_ns: int | None  # The start of the run, in ns since the epoch.
     hosts: list[str]
     versions: dict[str, str]
-    # The steps by number. A step that ran again after the run was resumed is listed once, with its last run.
+    # The steps, ordered by number. If a step ran again after the run was resumed, only its last execution is listed.
     steps: list[StepRow]
-    stages: list[StageShare]  # The stages by seconds, then `other`, then `autoprof's own`.
-    median_s: float | None  # The median seconds of these steps.
-    # Generated tokens of these steps divided by their seconds; None if the timeline has no counts.
+    stages: list[StageShare]  # The stages, the longest seconds first, then `other`, then `autoprof's own`.
+    median_s: float | None  # The median of the seconds of the steps that `basis` names.
+    # Generated tokens of the steps that `basis` names, divided by the seconds of these steps. None if the timeline
+    # contains no numbers of tokens.
     tokens_per_s: float | None
-    findings: list[Finding]  # The findings of the run and of its steps, by seconds.
-    details: list[StepFigures]  # The steps in detail.
-    comparison: Comparison | None  # The comparison with another run or step; None if none was requested.
-    notes: list[str]  # Remarks on the figures themselves: lines left out, files that could not be read.
-    kinds: list[StageShare] = []  # The same for kinds of stages: each is the sum of its stages.
-    verdict: str = ""  # A sentence for a run without findings. It names the part that could not be judged.
+    findings: list[Finding]  # The findings of the run and of its steps, the costliest first.
+    details: list[StepFigures]  # The steps that the report shows in detail.
+    comparison: Comparison | None  # The comparison with another run or step. None if no comparison was requested.
+    notes: list[str]  # Remarks on the data of the report: lines that were left out, files that could not be read.
+    kinds: list[StageShare] = []  # The kinds of stages. The seconds of a kind are the sum over its stages.
+    verdict: str = ""  # A text for a run without findings. It names the parts of the run that could not be judged.
     autoprof: str = ""
-    # Open spans: steps first, then the oldest first. Spans of earlier attempts are omitted.
+    # Open spans: steps first, then the other spans, the oldest first. Spans of earlier attempts are omitted.
     open: list[OpenSpanRow] = []
     open_left_out: int = 0  # The number of open spans that are not in `open`.
-    going_on: bool = False  # True if the run is running. Ages of its running processes then end now.
-    # Words for the steps from which `stages`, `kinds`, `median_s` and `tokens_per_s` were computed (the regular steps,
-    # else the captured ones, else the warm-ups), and the number of the others.
+    going_on: bool = False  # True if the run is running. Then the ages of spans in running processes count until now.
+    # A text that names the steps from which `stages`, `kinds`, `median_s` and `tokens_per_s` were computed, and counts
+    # the other steps. The data is computed from the regular steps. A run without regular steps uses the captured steps,
+    # and a run without captured steps too uses the warm-ups.
     basis: str = ""
     schema: int = SCHEMA

@@ -1,4 +1,4 @@
-"""Figures of a step's captures, from the sums of their traces."""
+"""Data that the report shows for the captures of a step, computed from the sums of their traces."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from autoprof.traces.reader import NO_JSON, Reader, TraceError
 from autoprof.traces.summary import OperatorSums, TraceSums, summarize
 
 DAMAGED = "damaged"
-# Files that are not Chrome traces: the tool that wrote them, and the program that opens them.
+# For the ending of each kind of file that is not a Chrome trace: the tool that writes the file, and the program that
+# opens the file.
 _TOOLS = {
     NSYS_REPORT: ("nsys", "Nsight Systems: nsys-ui FILE, or nsys stats FILE"),
     SNAPSHOT: ("memory", "pytorch.org/memory_viz, which loads it in the browser"),
@@ -27,24 +28,29 @@ _TOOLS = {
 _ASCEND = "MindStudio Insight; if torch_npu has not analysed the folder yet, run autoprof analyse first"
 
 
-# Captures of one stage that are read. Reading a real trace takes seconds, and equal ranks say the same.
+# Maximum number of captures of one stage that are read. Reading a real trace takes seconds, and most ranks have similar
+# traces.
 _MAX_RANKS = 16
+# Numbers of captures among them that are not complete, that are the longest and that are the shortest.
 _MAX_FAILED, _LONGEST, _SHORTEST = 4, 6, 2
 
 
 def chosen(captures: Sequence[CaptureFile]) -> list[CaptureFile]:
-    """Return the captures to read. A stage with over 16 captures gets 16: failed, long, short and other ones."""
+    """Return the captures to read. If a stage has more than 16 captures, return 16 of them.
+
+    At most 4 captures that are not complete come first, then the 6 longest and the 2 shortest captures, then others.
+    """
     stages: dict[tuple[str, str, str], list[CaptureFile]] = {}
     for capture in captures:
         meta = capture.meta
         stages.setdefault((meta.role or capture.name.split(".")[0], meta.stage, meta.part), []).append(capture)
-    kept: set[str] = set()
+    kept_names: set[str] = set()
     for of_stage in stages.values():
         failed = [capture for capture in of_stage if capture.state != "complete"][:_MAX_FAILED]
         by_length = sorted((capture for capture in of_stage if capture.state == "complete"), key=_recorded_ns)
-        order = [*failed, *by_length[-_LONGEST:], *by_length[:_SHORTEST], *of_stage]
-        kept |= set(list(dict.fromkeys(capture.name for capture in order))[:_MAX_RANKS])
-    return [capture for capture in captures if capture.name in kept]
+        ordered_captures = [*failed, *by_length[-_LONGEST:], *by_length[:_SHORTEST], *of_stage]
+        kept_names |= set(list(dict.fromkeys(capture.name for capture in ordered_captures))[:_MAX_RANKS])
+    return [capture for capture in captures if capture.name in kept_names]
 
 
 def _recorded_ns(capture: CaptureFile) -> int:
@@ -52,18 +58,18 @@ def _recorded_ns(capture: CaptureFile) -> int:
 
 
 def figures(run: Path, step: int, capture: CaptureFile, zero_ns: int | None, operators: int) -> CaptureFigures:
-    """Return the figures of one capture. Never raises.
+    """Return the data that the report shows for one capture. If the trace can't be read, the state is `DAMAGED`.
 
     Args:
-        run: The run directory.
-        step: The step whose folder has the capture.
-        capture: The capture, as listed.
-        zero_ns: The start of the step on the clock of the capture's host; None if unknown.
-        operators: Operators and kernels to keep.
+        run: The directory of the run.
+        step: The number of the step whose folder contains the capture.
+        capture: The capture.
+        zero_ns: The start of the step, on the clock of the capture's host. None if unknown.
+        operators: The maximum number of operators, and of kernels, to keep.
     """
     folder = layout.RunDir(run).step(step)
     path = _file(folder, capture.name)
-    unread = CaptureFigures(
+    capture_figures = CaptureFigures(
         name=writable(capture.name),
         step=step,
         role=capture.meta.role or capture.name.split(".")[0],
@@ -83,22 +89,29 @@ def figures(run: Path, step: int, capture: CaptureFile, zero_ns: int | None, ope
         slowest=capture.meta.slowest,
     )
     if path is None:
-        return unread
-    for ending, (tool, opens) in _TOOLS.items():
+        return capture_figures
+    for ending, (tool, opening_program) in _TOOLS.items():
         if path.name.endswith(ending):
-            return msgspec.structs.replace(unread, tool=unread.tool or tool, opens_with=opens)
+            return msgspec.structs.replace(
+                capture_figures, tool=capture_figures.tool or tool, opens_with=opening_program
+            )
     if path.is_dir():
-        return msgspec.structs.replace(unread, tool=unread.tool or "npu", opens_with=_ASCEND)
+        return msgspec.structs.replace(capture_figures, tool=capture_figures.tool or "npu", opens_with=_ASCEND)
     try:
         sums = summarize(path)
     except (TraceError, OSError) as error:
-        return msgspec.structs.replace(unread, state=DAMAGED, reason=writable(str(error).replace(f"{path}: ", "")))
+        return msgspec.structs.replace(
+            capture_figures, state=DAMAGED, reason=writable(str(error).replace(f"{path}: ", ""))
+        )
     sums = msgspec.structs.replace(sums, operators=sums.operators[:operators], kernels=sums.kernels[:operators])
-    return _summed(unread, sums, zero_ns, _memory_total(path))
+    return _summed(capture_figures, sums, zero_ns, _memory_total(path))
 
 
 def place_of(capture: CaptureFigures) -> str:
-    """Return the stage and process of a capture: `actor.update_actor rank 0`, `rollout replica 1 frontend`."""
+    """Return a text that names the stage and process of a capture.
+
+    Examples are `actor.update_actor rank 0` and `rollout replica 1 frontend`.
+    """
     stage = f".{capture.stage}" if capture.stage and capture.stage != capture.role else ""
     if capture.replica is not None:
         return f"{capture.role}{stage} replica {capture.replica} {capture.part}".rstrip()
@@ -106,7 +119,7 @@ def place_of(capture: CaptureFigures) -> str:
 
 
 def windows(captures: Sequence[CaptureFigures]) -> list[str]:
-    """Return the reasons for these captures, each once, without `AUTOPROF_STEPS`."""
+    """Return the reasons for some captures, each reason once. Leave out the reason `AUTOPROF_STEPS`."""
     reasons = dict.fromkeys(capture.window for capture in captures)
     return [reason for reason in reasons if reason and not reason.startswith(f"{PREFIX}STEPS=")]
 
@@ -118,12 +131,14 @@ def _file(folder: Path, name: str) -> Path | None:
     return next((path for path in sorted(folder.glob(f"{name}*{file_names.NPU_FOLDER}")) if path.is_dir()), None)
 
 
-def _summed(unread: CaptureFigures, sums: TraceSums, zero_ns: int | None, total: int | None) -> CaptureFigures:
+def _summed(
+    capture_figures: CaptureFigures, sums: TraceSums, zero_ns: int | None, total_bytes: int | None
+) -> CaptureFigures:
     peaks = sorted(sums.memory, key=lambda peak: (peak.device != "cpu", peak.allocated_bytes))
     return msgspec.structs.replace(
-        unread,
-        tool=unread.tool or "torch",
-        state="truncated" if sums.cut and unread.state == "complete" else unread.state,
+        capture_figures,
+        tool=capture_figures.tool or "torch",
+        state="truncated" if sums.cut and capture_figures.state == "complete" else capture_figures.state,
         start_s=None if zero_ns is None or sums.first_ns is None else (sums.first_ns - zero_ns) / 1e9,
         seconds=sums.span_us / 1e6,
         collectives_s=None if sums.collectives_us is None else sums.collectives_us / 1e6,
@@ -133,9 +148,9 @@ def _summed(unread: CaptureFigures, sums: TraceSums, zero_ns: int | None, total:
         devices=[_device(device) for device in sums.devices],
         engine=_engine(sums.engine),
         memory_peak_bytes=max(peaks[-1].allocated_bytes, peaks[-1].reserved_bytes) if peaks else None,
-        memory_total_bytes=total if peaks and peaks[-1].device != "cpu" else None,
+        memory_total_bytes=total_bytes if peaks and peaks[-1].device != "cpu" else None,
         bound=sums.bound,
-        reason="; ".join(filter(None, [unread.reason, sums.cut, sums.reason])),
+        reason="; ".join(filter(None, [capture_figures.reason, sums.cut, sums.reason])),
     )
 
 
@@ -185,7 +200,7 @@ class _Device(msgspec.Struct):
 
 
 def _memory_total(path: Path) -> int | None:
-    """Return the memory of the smallest device that the trace describes, or None."""
+    """Return the memory of the smallest device that the trace describes, in bytes. Return None if it describes none."""
     try:
         with Reader(path) as reader:
             devices = msgspec.json.decode(reader.fields.get("deviceProperties", b"[]"), type=list[_Device])

@@ -1,4 +1,4 @@
-"""Figures of the chosen steps, from a second reading of the timeline."""
+"""Data of the steps that a report shows in detail. It is computed when the journals are read a second time."""
 
 from __future__ import annotations
 
@@ -17,30 +17,33 @@ from autoprof.rundir.journal import Journal, SpanReader, ranges
 from autoprof.rundir.records import Line
 from autoprof.traces.clocks import is_of
 
-# Slow steps, and the last captured steps, that are shown if the user chose none.
+# Maximum number of slow steps, and of captured steps, that are shown in detail if the user chose no steps. The captured
+# steps with the highest numbers are shown.
 _MAX_SLOW, _MAX_CAPTURED = 4, 4
-# Further slow steps whose cause is searched.
+# Maximum number of slow steps that are not shown in detail, but whose cause is searched.
 _MAX_MORE_SLOW = 12
 _MAX_GAPS = 100
 
 
 def choose(rows: Sequence[StepRow], cut_off: Iterable[StepRow] = ()) -> list[int]:
-    """Choose the steps that a report shows if the user chose none: slow and captured ones, else a typical one.
+    """Return the numbers of the steps that a report shows in detail if the user chose no steps.
+
+    These are slow steps and captured steps. If a run has no such steps, it is one typical step.
 
     Args:
         rows: The steps that have ended.
         cut_off: The steps that have not ended. They are chosen only if they were captured.
     """
-    captured = sorted(row.number for row in (*rows, *cut_off) if row.captured)[-_MAX_CAPTURED:]
-    chosen = {*_slowest(rows)[:_MAX_SLOW], *captured}
+    captured_steps = sorted(row.number for row in (*rows, *cut_off) if row.captured)[-_MAX_CAPTURED:]
+    chosen = {*_slowest(rows)[:_MAX_SLOW], *captured_steps}
     if not chosen and rows:
-        typical = sorted(typical_steps(rows), key=lambda row: row.seconds)
-        chosen = {typical[len(typical) // 2].number}
+        typical_rows = sorted(typical_steps(rows), key=lambda row: row.seconds)
+        chosen = {typical_rows[len(typical_rows) // 2].number}
     return sorted(chosen)
 
 
 def more_slow_steps(rows: Sequence[StepRow], shown: Collection[int]) -> list[int]:
-    """Return slow steps that are not shown but may have findings, the slowest first."""
+    """Return the numbers of slow steps that are not shown in detail, but may have findings. The slowest comes first."""
     return [number for number in _slowest(rows) if number not in shown][:_MAX_MORE_SLOW]
 
 
@@ -49,7 +52,7 @@ def _slowest(rows: Sequence[StepRow]) -> list[int]:
 
 
 class _StepSpans:
-    """Spans of one step while the timeline is read."""
+    """Collector of the spans of one step while the journals are read."""
 
     def __init__(self, span: StepSpan, journals: Sequence[Journal]) -> None:
         self.span = span
@@ -57,14 +60,14 @@ class _StepSpans:
         self.samples = Samples()
 
     def add(self, file: int, line: Line) -> None:
-        own = line.step == self.span.number and is_of(line, self.span.since_ns, self.span.until_ns)
+        is_own = line.step == self.span.number and is_of(line, self.span.since_ns, self.span.until_ns)
         overlaps = line.start_ns < self.span.end_ns and line.end_ns > self.span.start_ns
-        if not own and not overlaps:
+        if not is_own and not overlaps:
             return
         if line.kind == "step" or (line.kind == "timer" and (line.name == WHOLE or file != self.span.file)):
             return
-        self.lanes.add(file, line, own or line.step is None)
-        if own and (line.kind == "sample" or line.kind in INSIDE):
+        self.lanes.add(file, line, is_own or line.step is None)
+        if is_own and (line.kind == "sample" or line.kind in INSIDE):
             self.samples.add(file, line)
 
 
@@ -76,44 +79,44 @@ def details(
     unread_captures: Mapping[int, int],
     recorded: Recorded,
 ) -> list[StepFigures]:
-    """Make the figures of some steps.
+    """Return the data of some steps in detail, in the order of `spans`.
 
     Args:
-        spans: The steps.
-        rows: Their rows in the overview, by number.
+        spans: The spans of the steps.
+        rows: The rows of the steps in the overview, by number.
         timeline: The timeline of the run.
-        captures: The captures of each step that were read.
-        unread_captures: The number of other captures of each step.
+        captures: The captures of each step that were read, by number.
+        unread_captures: The number of captures of each step that were not read, by number.
         recorded: The times in which profilers recorded.
     """
     journals = timeline.journals
     steps = [_StepSpans(span, journals) for span in spans]
-    # A new reader: the timeline's own has already counted the lines that are left out.
+    # Use a new reader: `timeline.reader` has already counted the lines that are left out, and would count them twice.
     reader, distinct = SpanReader(), Distinct()
-    of = [(span.number, span.start_ns, span.end_ns) for span in spans]
+    step_times = [(span.number, span.start_ns, span.end_ns) for span in spans]
     for number, journal in enumerate(journals):
-        for batch in reader.batches(journal, ranges(timeline.zones[number], of)):
+        for batch in reader.batches(journal, ranges(timeline.zones[number], step_times)):
             for span in batch.spans:
-                if (taken := distinct.span(span, journal.shift_ns)) is not None:
+                if (shifted_span := distinct.span(span, journal.shift_ns)) is not None:
                     for step in steps:
-                        step.add(number, taken)
+                        step.add(number, shifted_span)
     figures = []
     for step in steps:
         number = step.span.number
-        made = _figures(step, rows[number], journals, captures.get(number, []), recorded)
-        figures.append(msgspec.structs.replace(made, captures_left_out=unread_captures.get(number, 0)))
+        step_figures = _figures(step, rows[number], journals, captures.get(number, []), recorded)
+        figures.append(msgspec.structs.replace(step_figures, captures_left_out=unread_captures.get(number, 0)))
     return figures
 
 
 def _recorded_apart_s(
     step: _StepSpans, lanes: Iterable[LaneSpans], journals: Sequence[Journal], recorded: Recorded
 ) -> float:
-    """Return the longest recording of a replica in seconds if only some replicas were recorded, else 0."""
+    """Return the seconds of the longest recording of a replica. If all replicas or none were recorded, return 0."""
     start, end = step.span.start_ns, step.span.end_ns
-    times = [
+    recorded_ns = [
         recorded.of(journals[lane.file], lane.replica).length(start, end) for lane in lanes if lane.replica is not None
     ]
-    return max(times) / 1e9 if times and not all(times) else 0.0
+    return max(recorded_ns) / 1e9 if recorded_ns and not all(recorded_ns) else 0.0
 
 
 def _figures(
@@ -131,7 +134,7 @@ def _figures(
             labels[lane.file] = lane.label
     gaps = step.lanes.gaps(lanes)
     shown_lanes = step.lanes.shown(lanes)
-    shown = sorted(sorted(gaps, key=lambda gap: gap.start_s - gap.end_s)[:_MAX_GAPS], key=lambda gap: gap.start_s)
+    shown_gaps = sorted(sorted(gaps, key=lambda gap: gap.start_s - gap.end_s)[:_MAX_GAPS], key=lambda gap: gap.start_s)
     return StepFigures(
         number=span.number,
         start_ns=span.start_ns,
@@ -140,8 +143,8 @@ def _figures(
         kinds=row.kinds,
         lanes=[lane.row(journals[lane.file], span.start_ns, span.end_ns) for lane in shown_lanes],
         lanes_left_out=len(lanes) - len(shown_lanes),
-        gaps=shown,
-        gaps_left_out=len(gaps) - len(shown),
+        gaps=shown_gaps,
+        gaps_left_out=len(gaps) - len(shown_gaps),
         samples=step.samples.figures(span.start_ns, labels, [journal.name for journal in journals]),
         skews=skews(lanes, journals, recorded),
         weight_sync_s=words.seconds_of(row.stages, words.SYNC, row.kinds),

@@ -1,4 +1,4 @@
-"""Lanes of a step: spans of each process, gaps in which all of them are idle, and ranks slower than the others."""
+"""Lanes of a step: the spans of each process. Gaps in which all workers are idle, and ranks slower than other ranks."""
 
 from __future__ import annotations
 
@@ -19,22 +19,37 @@ from autoprof.report.model import Gap, Lane, PathPart, Skew, SkewRow, SpanRow
 from autoprof.rundir.journal import Journal
 from autoprof.rundir.records import Line
 
-# Spans of a lane that are kept, the longest ones. A plot can't show more.
+# Maximum number of spans of a lane that are kept. The longest spans are kept. A plot can't show more.
 _MAX_SPANS = 500
-# Kinds of spans that are not work: a capture's window, the step itself, autoprof's own time.
+# Kinds of spans that are not work: the window of a capture, the step itself, autoprof's own time.
 _NO_WORK = ("window", "step", PROFILING)
-# Shortest gap between workers that is shown.
+# Shortest gap in the work of all workers that is shown.
 _MIN_GAP_NS = 50_000_000
 
 _Span = tuple[int, int, str, str, Line]
 
 
-# Lanes that a report shows. More would make the plot unreadable.
+# Maximum number of lanes that a report shows. With more lanes, the plot would be unreadable.
 MAX_LANES = 96
 
 
 class LaneSpans:
-    """Spans of one process under one role, in one step."""
+    """Spans of one process under one role in one step, and sums of these spans.
+
+    Attributes:
+        file: The number of the process's journal.
+        role: The role.
+        replica: The number of the replica; None if the spans belong to no replica.
+        rank: The rank; None if it is unknown.
+        label: The label of the lane. `Lanes.finish` sets it.
+        busy: The times in which the process worked.
+        profiling: The times of autoprof's own spans in the process.
+        worked: True if the lane has spans other than autoprof's own.
+        count: The number of spans. Turns, tools and rewards do not count.
+        stages: Dict from the name of each stage to the (start, end) of its calls in this step.
+        requests_s: The seconds of each request to an engine.
+        per_token_s: The seconds per generated token of each request.
+    """
 
     def __init__(self, file: int, role: str, replica: int | None) -> None:
         self.file, self.role, self.replica = file, role, replica
@@ -44,7 +59,8 @@ class LaneSpans:
         self.profiling = Union()
         self.worked = False
         self.count = 0
-        # A heap, the shortest first. The number breaks ties, so that lines are never compared.
+        # A heap of (length, number, span), the shortest span first. If two spans have the same length, their numbers
+        # are compared. So spans are never compared.
         self._longest: list[tuple[int, int, Line]] = []
         self.stages: dict[str, list[tuple[int, int]]] = defaultdict(list)
         self.requests_s = array("d")
@@ -60,23 +76,23 @@ class LaneSpans:
         if line.kind in ("turn", "tool", "reward"):
             return
         self.count += 1
-        kept = (line.end_ns - line.start_ns, self.count, line)
+        entry = (line.end_ns - line.start_ns, self.count, line)
         if len(self._longest) < _MAX_SPANS:
-            heapq.heappush(self._longest, kept)
+            heapq.heappush(self._longest, entry)
         else:
-            heapq.heappushpop(self._longest, kept)
+            heapq.heappushpop(self._longest, entry)
         if line.kind == "request":
-            took = (line.end_ns - line.start_ns) / 1e9
-            self.requests_s.append(took)
+            request_s = (line.end_ns - line.start_ns) / 1e9
+            self.requests_s.append(request_s)
             if (tokens := line.counts.get("response_tokens") or 0) >= 1:
-                self.per_token_s.append(took / tokens)
+                self.per_token_s.append(request_s / tokens)
 
     def spans(self) -> list[Line]:
-        """Return the longest spans, by start."""
+        """Return the longest spans of the lane, ordered by start."""
         return sorted((line for _, _, line in self._longest), key=lambda line: (line.start_ns, -line.end_ns))
 
     def row(self, journal: Journal, start_ns: int, end_ns: int) -> Lane:
-        """Return the lane for the report."""
+        """Return the lane as the report shows it, for a step from `start_ns` to `end_ns`."""
         busy = self.busy.length(start_ns, end_ns)
         return Lane(
             label=self.label,
@@ -94,16 +110,30 @@ class LaneSpans:
 
 
 class Lanes:
-    """Lanes of one step. `driver` is the number of the driver's file."""
+    """Lanes of one step."""
 
     def __init__(self, journals: Sequence[Journal], driver: int, start_ns: int, end_ns: int) -> None:
+        """Create the lanes of a step that has no spans yet.
+
+        Args:
+            journals: The journals of the run.
+            driver: The number of the driver's journal.
+            start_ns: The start of the step.
+            end_ns: The end of the step.
+        """
         self._journals = journals
         self._driver = driver
         self._start, self._end = start_ns, end_ns
         self._lanes: dict[tuple[int, str, int | None], LaneSpans] = {}
 
     def add(self, file: int, line: Line, own: bool) -> None:
-        """Add a span. `own` is True if it belongs to this step, and not to another step at the same time."""
+        """Add a span to the lane of its process, role and replica.
+
+        Args:
+            file: The number of the journal that contains the span.
+            line: The span.
+            own: True if the span belongs to this step, False if it belongs to another step that runs at the same time.
+        """
         replica = line.ids.get("replica")
         key = (file, line.role, replica if isinstance(replica, int) else None)
         if (lane := self._lanes.get(key)) is None:
@@ -115,18 +145,19 @@ class Lanes:
             lane.stages[line.name].append((line.start_ns, line.end_ns))
 
     def finish(self) -> list[LaneSpans]:
-        """Return the lanes with their labels, in display order."""
-        # Skip an engine's workers, which record only their profiler. The replica's server records the work.
-        order = sorted((lane for lane in self._lanes.values() if lane.worked), key=self._order)
+        """Give each lane a label. Return the lanes in the order in which the report shows them."""
+        # Skip the workers of an engine: their lanes contain only autoprof's own time. The lane of the replica's server
+        # contains the work.
+        ordered_lanes = sorted((lane for lane in self._lanes.values() if lane.worked), key=self._order)
         for name in (_label, _with_rank, self._with_process):
-            like = Counter(lane.label or name(lane) for lane in order)
-            for lane in order:
-                if not lane.label and like[name(lane)] == 1:
+            label_counts = Counter(lane.label or name(lane) for lane in ordered_lanes)
+            for lane in ordered_lanes:
+                if not lane.label and label_counts[name(lane)] == 1:
                     lane.label = name(lane)
-        loops = [lane for lane in order if lane.role == "agent_loop"]
+        loops = [lane for lane in ordered_lanes if lane.role == "agent_loop"]
         for number, lane in enumerate(loops if len(loops) > 1 else []):
             lane.label = f"agent_loop {number}"
-        return order
+        return ordered_lanes
 
     def _with_process(self, lane: LaneSpans) -> str:
         journal = self._journals[lane.file]
@@ -138,80 +169,85 @@ class Lanes:
         return role_place(lane.role), lane.role, *numbers, journal.host, journal.pid
 
     def shown(self, lanes: Sequence[LaneSpans]) -> list[LaneSpans]:
-        """Return the lanes to show: all of them, or, if there are too many, the busiest and the idlest of each role."""
+        """Return the lanes that the report shows.
+
+        If there are more than `MAX_LANES`, these are the busiest and the idlest lanes of each role.
+        """
         if len(lanes) <= MAX_LANES:
             return list(lanes)
         roles: dict[str, list[LaneSpans]] = defaultdict(list)
         for lane in sorted(lanes, key=lambda lane: lane.busy.length(self._start, self._end)):
             roles[lane.role].append(lane)
-        half = max(1, MAX_LANES // len(roles) // 2)
-        kept = {id(lane) for of_role in roles.values() for lane in (*of_role[:half], *of_role[-half:])}
-        return [lane for lane in lanes if id(lane) in kept]
+        max_per_end = max(1, MAX_LANES // len(roles) // 2)
+        kept_ids = {
+            id(lane) for of_role in roles.values() for lane in (*of_role[:max_per_end], *of_role[-max_per_end:])
+        }
+        return [lane for lane in lanes if id(lane) in kept_ids]
 
     def gaps(self, lanes: Iterable[LaneSpans]) -> list[Gap]:
-        """Return the times in which all of the driver's workers were idle.
+        """Return the times in which all workers of the driver were idle.
 
-        Two kinds of time are left out: waits of the driver for work without spans in any worker, such as the work of an
-        engine without hooks; and autoprof's own time in any process.
+        Two kinds of time are left out: times in which the driver waits for work that no worker records as a span, such
+        as the work of an engine without hooks; and autoprof's own time in any process.
         """
         lanes = list(lanes)
         workers = [lane for lane in lanes if lane.file != self._driver]
         drivers = [line for lane in lanes if lane.file == self._driver for line in lane.spans() if _is_stage(line)]
-        working = Union(piece for lane in workers for piece in lane.busy.within(self._start, self._end))
-        pieces = working.pieces()
+        working_times = Union(piece for lane in workers for piece in lane.busy.within(self._start, self._end))
+        pieces = working_times.pieces()
         if not pieces:
             return []
-        recorded = {
+        recorded_meanings = {
             words.meaning(line.name, line.kind, line.stage_kind)
             for lane in workers
             for line in lane.spans()
             if _covers_work(line)
         }
         loops = any(lane.role == "agent_loop" for lane in workers)
-        if loops and words.GENERATION not in recorded | {
+        if loops and words.GENERATION not in recorded_meanings | {
             words.meaning(line.name, stage_kind=line.stage_kind) for line in drivers
         }:
             return []
-        silent = Union(
+        unrecorded_times = Union(
             (line.start_ns, line.end_ns)
             for line in drivers
-            if (meaning := words.meaning(line.name, stage_kind=line.stage_kind)) not in recorded
+            if (meaning := words.meaning(line.name, stage_kind=line.stage_kind)) not in recorded_meanings
             and meaning not in (words.SCORING, words.TRAINING, OTHER)
         )
         for lane in self._lanes.values():
             for start, end in lane.profiling.pieces():
-                silent.add(start, end)
+                unrecorded_times.add(start, end)
         gaps = []
-        for start, end in working.without(pieces[0][0], pieces[-1][1]):
-            for low, high in silent.without(start, end):
+        for start, end in working_times.without(pieces[0][0], pieces[-1][1]):
+            for low, high in unrecorded_times.without(start, end):
                 if high - low >= _MIN_GAP_NS:
                     gaps.append(self._gap(low, high, start, end, workers, drivers))
         return gaps
 
     def _gap(self, low: int, high: int, start: int, end: int, workers: list[LaneSpans], drivers: list[Line]) -> Gap:
-        after, before = _edge(workers, start, 1), _edge(workers, end, 0)
+        span_before, span_after = _edge(workers, start, 1), _edge(workers, end, 0)
         owners = segments([(line.name, line.start_ns, line.end_ns) for line in drivers], low, high)
-        within = max(owners, key=lambda owner: owner[2] - owner[1], default=(OTHER, low, low))
-        covered = sum(owner[2] - owner[1] for owner in owners)
-        driver_stage = within[0] if 2 * covered >= high - low else OTHER
-        pair = (after[1], before[1])
-        trained = (words.SCORING, words.TRAINING)
-        is_between = pair[0] == words.GENERATION and pair[1] in trained
+        longest_owner = max(owners, key=lambda owner: owner[2] - owner[1], default=(OTHER, low, low))
+        covered_ns = sum(owner[2] - owner[1] for owner in owners)
+        driver_stage = longest_owner[0] if 2 * covered_ns >= high - low else OTHER
+        meanings = (span_before[1], span_after[1])
+        scoring_or_training = (words.SCORING, words.TRAINING)
+        is_between = meanings[0] == words.GENERATION and meanings[1] in scoring_or_training
         return Gap(
             start_s=(low - self._start) / 1e9,
             end_s=(high - self._start) / 1e9,
-            after=after[0],
-            before=before[0],
+            after=span_before[0],
+            before=span_after[0],
             between="generation and training" if is_between else "stages",
             within=driver_stage,
         )
 
     def path(self, lanes: Iterable[LaneSpans]) -> list[PathPart]:
-        """Return the driver's stages in their order, each with the worker's span that ended last in it."""
+        """Return the stages of the driver, ordered by start, each with the worker's span that ended last in it."""
         lanes = list(lanes)
         drivers = [line for lane in lanes if lane.file == self._driver for line in lane.spans() if _is_stage(line)]
-        own = [(line.name, line.start_ns, line.end_ns) for line in drivers if line.kind == "timer"]
-        own = own or [(line.name, line.start_ns, line.end_ns) for line in drivers]
+        driver_spans = [(line.name, line.start_ns, line.end_ns) for line in drivers if line.kind == "timer"]
+        driver_spans = driver_spans or [(line.name, line.start_ns, line.end_ns) for line in drivers]
         spans = [
             (line.end_ns, line, lane)
             for lane in lanes
@@ -220,24 +256,30 @@ class Lanes:
             if line.kind in ("stage", "sample")
         ]
         path = []
-        for name, start, end in segments(own, self._start, self._end):
+        for name, start, end in segments(driver_spans, self._start, self._end):
             if (end - start) * 100 < self._end - self._start:
                 continue
-            ended = [each for each in spans if start < each[0] <= end]
-            last = max(ended, key=lambda each: each[0], default=None)
+            ended_spans = [each for each in spans if start < each[0] <= end]
+            last_span = max(ended_spans, key=lambda each: each[0], default=None)
             path.append(
                 PathPart(
                     stage=name,
                     start_s=(start - self._start) / 1e9,
                     end_s=(end - self._start) / 1e9,
-                    held_by=None if last is None else f"{_named(last[1])} of {last[2].label}",
+                    held_by=None if last_span is None else f"{_named(last_span[1])} of {last_span[2].label}",
                 )
             )
         return path
 
 
 def _edge(lanes: Iterable[LaneSpans], at: int, side: int) -> tuple[str, str]:
-    """Return the words for a worker's span that ends (`side` 1) or begins (0) at a moment, and its meaning."""
+    """Return a text that names the worker's span at the edge of a gap, and the meaning of this span.
+
+    Args:
+        lanes: The lanes of the workers.
+        at: The time of the edge.
+        side: 1 for the span that ends at this time, 0 for the span that begins at this time.
+    """
     for lane in lanes:
         if not any(piece[side] == at for piece in lane.busy.pieces()):
             continue
@@ -249,7 +291,7 @@ def _edge(lanes: Iterable[LaneSpans], at: int, side: int) -> tuple[str, str]:
 
 
 def _covers_work(line: Line) -> bool:
-    """Return True if a worker's span lasts as long as its work. Stages of agent loops only hand work over."""
+    """Return True if a worker's span lasts as long as its work. Stages of agent loops don't: they hand work over."""
     return line.kind not in _NO_WORK and (line.role, line.kind) != ("agent_loop", "stage")
 
 
@@ -290,18 +332,18 @@ def _span_row(line: Line, zero_ns: int) -> SpanRow:
     )
 
 
-# Ranks or replicas of a skew that a report shows.
+# Maximum number of ranks or replicas of a skew that a report shows.
 _MAX_SKEW_ROWS = 64
 
 
 class _Member(msgspec.Struct, frozen=True):
-    """One rank or replica.
+    """One rank or replica that is compared with the other ranks or replicas.
 
     Attributes:
-        lane: Its lane.
-        seconds: The seconds by which it is compared.
-        calls: Its calls in their order.
-        recorded: True if a profiler recorded during one of the calls.
+        lane: The lane of the rank or replica.
+        seconds: The seconds that are compared.
+        calls: The start and the end of each call of the stage, ordered by start.
+        recorded: True if a profiler recorded during at least one call.
     """
 
     lane: LaneSpans
@@ -311,40 +353,44 @@ class _Member(msgspec.Struct, frozen=True):
 
 
 def skews(lanes: Iterable[LaneSpans], journals: Sequence[Journal], recorded: Recorded) -> list[Skew]:
-    """Compare the same stage in several ranks, and the requests of several replicas. The longest wait comes first.
+    """Compare ranks that ran the same stage, and replicas that served requests.
 
-    Recording slows a rank down, so recorded ranks are not judged if others were not recorded.
+    Recording slows a rank down. So if only some ranks were recorded, the recorded ranks are not judged.
+
+    Returns:
+        The comparisons. The comparison with the longest wait comes first.
     """
     lanes = list(lanes)
-    # A rank whose process was restarted has two lanes.
+    # If the process of a rank was restarted, the rank has two lanes.
     by_stage: dict[tuple[str, str], dict[tuple[int | None, int | None], list[LaneSpans]]] = defaultdict(dict)
     for lane in lanes:
         if lane.rank is not None or lane.replica is not None:
             for stage in lane.stages:
                 member = (None if lane.replica is not None else lane.rank, lane.replica)
                 by_stage[lane.role, stage].setdefault(member, []).append(lane)
-    found = []
+    skews_found = []
     for (role, stage), by_rank in by_stage.items():
         rows = []
         for of_rank in by_rank.values():
-            # Subtract the start of a profiler within the stage, which is not the rank's fault.
+            # Subtract the time in which autoprof started a profiler within the stage. It is no delay by the rank.
             calls = sorted(
                 (start, end - lane.profiling.length(start, end))
                 for lane in of_rank
                 for start, end in lane.stages[stage]
             )
-            took = sum(end - start for start, end in calls) / 1e9
-            was = any(_was_recorded(lane, lane.stages[stage], journals, recorded) for lane in of_rank)
-            rows.append(_Member(of_rank[-1], took, calls, was))
-        found += _skew(stage, role, rows, journals)
-    served = [lane for lane in lanes if lane.replica is not None and lane.requests_s]
-    # A long answer or a slow tool keeps a replica busy longer, which is not its fault. Compare the time per token.
+            seconds = sum(end - start for start, end in calls) / 1e9
+            was_recorded = any(_was_recorded(lane, lane.stages[stage], journals, recorded) for lane in of_rank)
+            rows.append(_Member(of_rank[-1], seconds, calls, was_recorded))
+        skews_found += _skew(stage, role, rows, journals)
+    replica_lanes = [lane for lane in lanes if lane.replica is not None and lane.requests_s]
+    # Compare the time per token: a long answer or a slow tool keeps a replica busy longer, but does not mean that the
+    # replica is slow.
     rows = [
-        _Member(lane, took, [_whole(lane)], _was_recorded(lane, [_whole(lane)], journals, recorded))
-        for lane, took in zip(served, _weighed(served), strict=True)
+        _Member(lane, seconds, [_whole(lane)], _was_recorded(lane, [_whole(lane)], journals, recorded))
+        for lane, seconds in zip(replica_lanes, _weighed(replica_lanes), strict=True)
     ]
-    found += _skew("generate", "rollout", rows, journals)
-    return sorted(found, key=lambda skew: -skew.waited_s)
+    skews_found += _skew("generate", "rollout", rows, journals)
+    return sorted(skews_found, key=lambda skew: -skew.waited_s)
 
 
 def _was_recorded(lane: LaneSpans, calls: Iterable[Interval], journals: Sequence[Journal], recorded: Recorded) -> bool:
@@ -358,36 +404,41 @@ def _whole(lane: LaneSpans) -> Interval:
 
 
 def _weighed(lanes: Sequence[LaneSpans]) -> list[float]:
-    """Return the seconds that each replica would need for the work of the median replica.
+    """Return for each replica the seconds that it would need for the work of the median replica.
 
-    They are computed from its median request: seconds per token if tokens are known, else seconds.
+    The seconds are computed from the median request of the replica. Its seconds per token are compared if the tokens of
+    all replicas are known, else its seconds.
     """
     if not lanes:
         return []
     by_token = all(lane.per_token_s for lane in lanes)
-    typical = [median(lane.per_token_s if by_token else lane.requests_s) for lane in lanes]
-    usual = median(typical)
-    busy = median(lane.busy.length() for lane in lanes) / 1e9
-    return [busy * each / usual if usual else busy for each in typical]
+    median_requests = [median(lane.per_token_s if by_token else lane.requests_s) for lane in lanes]
+    median_of_replicas = median(median_requests)
+    busy_s = median(lane.busy.length() for lane in lanes) / 1e9
+    return [busy_s * each / median_of_replicas if median_of_replicas else busy_s for each in median_requests]
 
 
 def _skew(stage: str, role: str, rows: list[_Member], journals: Sequence[Journal]) -> list[Skew]:
-    order = sorted(rows, key=lambda row: -row.seconds)
-    judged = [row for row in order if not row.recorded] if any(not row.recorded for row in order) else order
-    if len(judged) < 2:
+    ordered_rows = sorted(rows, key=lambda row: -row.seconds)
+    judged_rows = (
+        [row for row in ordered_rows if not row.recorded]
+        if any(not row.recorded for row in ordered_rows)
+        else ordered_rows
+    )
+    if len(judged_rows) < 2:
         return []
-    slowest, *others = judged
-    usual = median(row.seconds for row in others)
+    slowest, *others = judged_rows
+    median_s = median(row.seconds for row in others)
     return [
         Skew(
             stage=stage,
             role=role,
             of="rank" if slowest.lane.replica is None else "replica",
-            count=len(order),
-            median_s=usual,
+            count=len(ordered_rows),
+            median_s=median_s,
             slowest=slowest.lane.label,
             slowest_s=slowest.seconds,
-            waited_s=max(0.0, min(slowest.seconds - usual, _behind(slowest, others))),
+            waited_s=max(0.0, min(slowest.seconds - median_s, _behind(slowest, others))),
             rows=[
                 SkewRow(
                     label=row.lane.label,
@@ -396,19 +447,23 @@ def _skew(stage: str, role: str, rows: list[_Member], journals: Sequence[Journal
                     file=journals[row.lane.file].name,
                     recorded=row.recorded,
                 )
-                for row in order[:_MAX_SKEW_ROWS]
+                for row in ordered_rows[:_MAX_SKEW_ROWS]
             ],
         )
     ]
 
 
 def _behind(slowest: _Member, others: Sequence[_Member]) -> float:
-    """Return the seconds that the others waited: the delay of the slowest one's ends after the median end.
+    """Return the seconds for which the other ranks waited for the slowest rank.
 
-    The delays of all calls are added if all ranks have the same number of calls; else the last ends are compared. Ends
-    count because ranks wait for each other within a stage: the first to enter takes longest, and no rank waits for it.
+    For each call, these are the seconds from the median end of the other ranks to the end of the slowest rank. If all
+    ranks have the same number of calls, the seconds of all calls are added. Otherwise only the last calls are compared.
+    Ends are compared, not durations: ranks wait for each other within a stage, so the rank that enters first takes
+    longest, but no rank waits for it.
     """
     if any(len(row.calls) != len(slowest.calls) for row in others):
         return (slowest.calls[-1][1] - median(row.calls[-1][1] for row in others)) / 1e9
-    ends = [median(row.calls[place][1] for row in others) for place in range(len(slowest.calls))]
-    return sum(max(0.0, end - usual) for (_, end), usual in zip(slowest.calls, ends, strict=True)) / 1e9
+    median_ends = [median(row.calls[place][1] for row in others) for place in range(len(slowest.calls))]
+    return (
+        sum(max(0.0, end - median_end) for (_, end), median_end in zip(slowest.calls, median_ends, strict=True)) / 1e9
+    )

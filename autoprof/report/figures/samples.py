@@ -1,4 +1,7 @@
-"""Figures of a step's samples: durations, their parts, the causes of the longest, and the tail of the batch."""
+"""Data of a step's samples: durations, their parts, the causes of long durations, and the last samples of the step.
+
+A part of a sample is the time of one activity: turns, the calls of one tool, rewards, or waiting.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +20,17 @@ from autoprof.rundir.records import Id, Line
 INSIDE = ("turn", "tool", "reward")
 WAITING = "waiting"
 
-# Kind of a part, and the name if it is a tool.
+# Key of a part: the kind, and for a tool the name of the tool.
 Which: TypeAlias = tuple[str, str]
-# Seconds and calls of each part.
+# Dict from the key of each part to its seconds and its number of calls.
 Parts: TypeAlias = Mapping[Which, tuple[float, int]]
 
 
 class Inside(msgspec.Struct, frozen=True, gc=False):
-    """A turn, a tool call or a reward."""
+    """A span inside a sample: a turn, a tool call or a reward.
+
+    `prompt` and `response` are the numbers of tokens of a turn.
+    """
 
     kind: str
     name: str
@@ -44,34 +50,39 @@ class Inside(msgspec.Struct, frozen=True, gc=False):
 
 
 def parts_of(inside: Sequence[Inside], start_ns: int, end_ns: int) -> Parts:
-    """Return seconds and calls of a sample's parts. The seconds sum up to the sample's duration.
+    """Return the parts of a sample from `start_ns` to `end_ns`. The sum of their seconds is the sample's duration.
 
-    If tools run at the same time, each moment counts for the tool that began last.
+    If several spans inside the sample run at the same time, each moment counts for the span that began last.
     """
     calls = Counter(each.which for each in inside)
     spent: dict[Which, int] = dict.fromkeys(calls, 0)
     spans = [(f"{each.kind} {each.which[1]}", each.start_ns, each.end_ns) for each in inside]
-    at, waited, pauses = start_ns, 0, 0
+    previous_end, waited_ns, pauses = start_ns, 0, 0
     for name, start, end in segments(spans, start_ns, end_ns):
         kind, _, tool = name.partition(" ")
         spent[kind, tool] += end - start
-        waited += start - at
-        pauses += start > at
-        at = end
-    pauses += end_ns > at
+        waited_ns += start - previous_end
+        pauses += start > previous_end
+        previous_end = end
+    pauses += end_ns > previous_end
     parts = {which: (took / 1e9, calls[which]) for which, took in spent.items()}
-    return parts | {(WAITING, ""): ((waited + end_ns - at) / 1e9, pauses)}
+    return parts | {(WAITING, ""): ((waited_ns + end_ns - previous_end) / 1e9, pauses)}
 
 
 def usual(of_samples: Sequence[Parts]) -> dict[Which, float]:
-    """Return the median seconds of each part over all samples. Parts that fewer than half of them have are omitted."""
+    """Return the median seconds of each part over all samples. Omit parts that fewer than half of the samples have."""
     counts = Counter(which for parts in of_samples for which in parts)
-    common = [which for which, count in counts.items() if 2 * count >= len(of_samples)]
-    return {which: median(parts.get(which, (0.0, 0))[0] for parts in of_samples) for which in common}
+    common_parts = [which for which, count in counts.items() if 2 * count >= len(of_samples)]
+    return {which: median(parts.get(which, (0.0, 0))[0] for parts in of_samples) for which in common_parts}
 
 
 def held_by(parts: Parts, usual: Mapping[Which, float]) -> str:
-    """Return the part by which a sample most exceeds the median, such as `turn` or `tool search`; empty if unknown."""
+    """Return the part whose seconds exceed the median of this part by most, such as `turn` or `tool search`.
+
+    Args:
+        parts: The parts of a sample. If this dict is empty, the returned text is empty.
+        usual: The median seconds of each part over all samples.
+    """
     if not parts:
         return ""
     kind, name = max(parts, key=lambda which: parts[which][0] - usual.get(which, 0.0))
@@ -79,7 +90,7 @@ def held_by(parts: Parts, usual: Mapping[Which, float]) -> str:
 
 
 def summed(of_samples: Iterable[Parts]) -> list[Part]:
-    """Sum the parts of all samples, longest first."""
+    """Return the sum of each part over all samples, the longest part first."""
     sums: dict[Which, tuple[float, int]] = defaultdict(lambda: (0.0, 0))
     for parts in of_samples:
         for which, (seconds, calls) in parts.items():
@@ -92,9 +103,9 @@ _QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
 _MAX_POINTS = 300
 _MAX_LONGEST = 50
 _MAX_NAMED = 20
-# The tail has at most one of this many samples.
+# The tail contains at most one twentieth of the samples.
 TAIL_PART = 20
-# A step with fewer samples has no tail.
+# A step with fewer samples than this number has no tail.
 MIN_SAMPLES = 8
 
 Ids: TypeAlias = Mapping[str, Id | None]
@@ -102,7 +113,7 @@ _Key = tuple[int, str, str]
 
 
 class Sample(msgspec.Struct, frozen=True, gc=False):
-    """A sample, from its span."""
+    """A sample, made from the sample's span in the timeline. `file` is the number of the journal."""
 
     file: int
     start_ns: int
@@ -127,7 +138,12 @@ class Samples:
         self._alike: set[_Key] = set()
 
     def add(self, file: int, line: Line) -> None:
-        """Add a span of kind sample, turn, tool or reward. Spans of validation are ignored."""
+        """Add a span of the kind sample, turn, tool or reward. Ignore spans of a validation.
+
+        Args:
+            file: The number of the journal that contains the span.
+            line: The span.
+        """
         if line.ids.get("validate"):
             return
         if line.kind == "sample":
@@ -139,54 +155,63 @@ class Samples:
         self._inside[_key(file, line.ids)].append(inside)
 
     def figures(self, zero_ns: int, lanes: Sequence[str], files: Sequence[str]) -> SampleFigures | None:
-        """Return the figures of the samples, or None without samples.
+        """Return the data of the samples. Return None if the step has no samples.
 
         Args:
             zero_ns: The start of the step.
-            lanes: The label of the agent loop's lane, by file number.
-            files: The name of each file.
+            lanes: The label of the lane that contains the samples of each journal, by the number of the journal.
+            files: The name of each journal, by the number of the journal.
         """
         if not self.all:
             return None
         self._alike = _alike(self.all)
         for each in self._inside.values():
             each.sort(key=_start)
-        order = sorted(self.all, key=lambda sample: sample.start_ns - sample.end_ns)
-        parts = [self._parts(sample) for sample in order]
-        most = usual(parts)
-        held = [held_by(part, most) for part in parts]
-        lengths = [(sample.end_ns - sample.start_ns) / 1e9 for sample in reversed(order)]
-        ends = sorted((sample.end_ns - zero_ns) / 1e9 for sample in order)
-        tail, last = _tail(order, held)
-        shown = sorted({*range(min(len(order), _MAX_LONGEST - len(last))), *last})
+        longest_first = sorted(self.all, key=lambda sample: sample.start_ns - sample.end_ns)
+        parts = [self._parts(sample) for sample in longest_first]
+        median_parts = usual(parts)
+        held_by_part = [held_by(part, median_parts) for part in parts]
+        lengths = [(sample.end_ns - sample.start_ns) / 1e9 for sample in reversed(longest_first)]
+        ends = sorted((sample.end_ns - zero_ns) / 1e9 for sample in longest_first)
+        tail, tail_indexes = _tail(longest_first, held_by_part)
+        shown_indexes = sorted({*range(min(len(longest_first), _MAX_LONGEST - len(tail_indexes))), *tail_indexes})
         return SampleFigures(
-            count=len(order),
-            failed=sum(sample.error is not None for sample in order),
-            start_s=min((sample.start_ns - zero_ns) / 1e9 for sample in order),
+            count=len(longest_first),
+            failed=sum(sample.error is not None for sample in longest_first),
+            start_s=min((sample.start_ns - zero_ns) / 1e9 for sample in longest_first),
             end_s=ends[-1],
             mean_s=fmean(lengths),
             quantiles_s={f"{at:g}": _quantile(lengths, at) for at in _QUANTILES},
             done=_thinned([(end, count) for count, end in enumerate(ends, 1)]),
             tail=tail,
             parts=summed(parts),
-            tools=self._tools(order),
+            tools=self._tools(longest_first),
             longest=[
                 _row(
-                    sample, self._of(sample), held[place], parts[place], zero_ns, lanes[sample.file], files[sample.file]
+                    sample,
+                    self._of(sample),
+                    held_by_part[index],
+                    parts[index],
+                    zero_ns,
+                    lanes[sample.file],
+                    files[sample.file],
                 )
-                for place in shown
-                for sample in [order[place]]
+                for index in shown_indexes
+                for sample in [longest_first[index]]
             ],
         )
 
     def _of(self, sample: Sample) -> list[Inside]:
-        """Return the spans inside a sample. If its ids occur again in the step, the times distinguish the samples."""
+        """Return the spans inside a sample: the spans with the ids of the sample that begin while the sample runs.
+
+        Return an empty list if another sample has the same ids at the same time.
+        """
         key = _key(sample.file, sample.ids)
         spans = self._inside.get(key, []) if key not in self._alike else []
         return spans[bisect_left(spans, sample.start_ns, key=_start) : bisect_right(spans, sample.end_ns, key=_start)]
 
     def _parts(self, sample: Sample) -> Parts:
-        """Return the parts of a sample; empty if unknown."""
+        """Return the parts of a sample. Return an empty dict if another sample has the same ids at the same time."""
         if _key(sample.file, sample.ids) in self._alike:
             return {}
         return parts_of(self._of(sample), sample.start_ns, sample.end_ns)
@@ -221,9 +246,10 @@ def _key(file: int, ids: Ids) -> _Key:
 
 
 def _alike(samples: Iterable[Sample]) -> set[_Key]:
-    """Return the ids that several samples have at the same time. Spans with such ids may belong to any of them.
+    """Return the ids that several samples have at the same time. A span with such ids may belong to any of them.
 
-    verl takes a prompt's id from the data's `extra_info.index`; without that field, all prompts have id 0.
+    verl takes the id of a prompt from the field `extra_info.index` of the data. If the data lacks this field, all
+    prompts have the id 0.
     """
     ends: dict[_Key, int] = {}
     shared = set()
@@ -235,41 +261,49 @@ def _alike(samples: Iterable[Sample]) -> set[_Key]:
     return shared
 
 
-def _quantile(ordered: Sequence[float], at: float) -> float:
-    """Return the quantile at `at`, linearly interpolated between its two neighbours."""
-    place = at * (len(ordered) - 1)
-    low = int(place)
+def _quantile(ordered: Sequence[float], share: float) -> float:
+    """Return the quantile at `share` (0 to 1) of ordered values. Interpolate linearly between two values."""
+    position = share * (len(ordered) - 1)
+    low = int(position)
     high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+    return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
 
 
 def _thinned(points: list[tuple[float, int]]) -> list[tuple[float, int]]:
-    """Return at most `_MAX_POINTS` points. The last third is kept whole, because the tail is in it."""
+    """Return at most `_MAX_POINTS` of the points. The last third of the result keeps every point, to show the tail."""
     if len(points) <= _MAX_POINTS:
         return points
     tail = points[-_MAX_POINTS // 3 :]
     head = points[: len(points) - len(tail)]
-    each = -(-len(head) // (_MAX_POINTS - len(tail)))
-    return head[::each] + tail
+    stride = -(-len(head) // (_MAX_POINTS - len(tail)))
+    return head[::stride] + tail
 
 
-def _tail(samples: Sequence[Sample], held: Sequence[str]) -> tuple[Tail | None, list[int]]:
-    """Return the samples that ended after the widest gap between ends, and the places of those to name."""
+def _tail(samples: Sequence[Sample], held_by_part: Sequence[str]) -> tuple[Tail | None, list[int]]:
+    """Return the last samples of a step, and the indexes of the last samples that the report names.
+
+    The last samples are the samples that ended after the longest time in which no sample ended. At most one twentieth
+    of all samples can be last samples.
+
+    Args:
+        samples: All samples of the step.
+        held_by_part: The `SampleRow.held_by` of each sample.
+    """
     if len(samples) < MIN_SAMPLES:
         return None, []
-    order = sorted(range(len(samples)), key=lambda place: -samples[place].end_ns)
-    ends = [samples[place].end_ns for place in order]
-    most = max(1, len(order) // TAIL_PART)
-    count = max(range(1, most + 1), key=lambda count: ends[count - 1] - ends[count])
-    named = order[: min(count, _MAX_NAMED)]
+    last_to_end_first = sorted(range(len(samples)), key=lambda index: -samples[index].end_ns)
+    ends = [samples[index].end_ns for index in last_to_end_first]
+    max_count = max(1, len(last_to_end_first) // TAIL_PART)
+    count = max(range(1, max_count + 1), key=lambda count: ends[count - 1] - ends[count])
+    named_indexes = last_to_end_first[: min(count, _MAX_NAMED)]
     tail = Tail(
         count=count,
-        of=len(order),
+        of=len(last_to_end_first),
         waited_s=(ends[0] - ends[count]) / 1e9,
-        samples=[samples[place].label for place in named],
-        held_by=Counter(held[place] for place in order[:count]).most_common(1)[0][0],
+        samples=[samples[index].label for index in named_indexes],
+        held_by=Counter(held_by_part[index] for index in last_to_end_first[:count]).most_common(1)[0][0],
     )
-    return tail, named
+    return tail, named_indexes
 
 
 def _row(
@@ -316,5 +350,5 @@ def _first(counts: Iterable[float | None]) -> int | None:
 
 
 def _total(counts: Iterable[float | None]) -> int | None:
-    known = [count for count in counts if count is not None]
-    return int(sum(known)) if known else None
+    known_counts = [count for count in counts if count is not None]
+    return int(sum(known_counts)) if known_counts else None

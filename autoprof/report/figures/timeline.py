@@ -1,7 +1,8 @@
-"""The timeline of a run: sums of its steps, from the journals of all processes.
+"""The timeline of a run: sums of each step, computed from the journals of all processes.
 
-Only sums are kept, since a large run has millions of spans. With the sums come the parts of the journals that each step
-needs, so that a step in detail reads little. The cache of a large run has both, until a journal changes.
+Only sums are kept, because a large run has millions of spans. The zones of the journals are kept too: they show which
+parts of the journals contain the spans of a step. So little must be read to show a step in detail. The cache of a large
+run contains sums and zones, until a journal changes.
 """
 
 from __future__ import annotations
@@ -36,45 +37,52 @@ from autoprof.traces.clocks import Attempts
 from autoprof.traces.event_rows import OTHER_NAMES
 from autoprof.traces.reader import TraceError
 
-# verl's own timer around the whole step.
+# Name of verl's timer around the whole step.
 WHOLE = "step"
-# Distinct names of spans, roles and steps that are read. Some programs put a number into every name, and the page grows
-# with each name.
+# Maximum number of distinct names of spans, roles and steps. Some programs put a number into every name, and the page
+# grows with each name.
 MAX_DISTINCT = {"name": 1_000, "role": 200, "step": 100_000}
-# Notes on left-out lines. A large run has thousands of files.
+# Maximum number of notes on journal lines that were left out. A large run has thousands of journals.
 _MAX_NOTES = 20
 
 
 def journals_of(run: Path) -> tuple[list[Journal], list[str]]:
-    """Return the journals of a run with the shifts of their clocks, and notes on the clocks."""
+    """Return the journals of a run, each with the shift of its clock, and notes on clocks that are not corrected."""
     files = journals(run)
     hosts = {file.host for file in files}
     if len(hosts) < 2:
         return files, []
     try:
-        measured = clocks.read_offsets(run)
+        measured_clocks = clocks.read_offsets(run)
     except (TraceError, OSError) as error:
         return files, [f"clocks of {len(hosts)} hosts are not corrected; their own settings are used: {error}"]
-    # The best measurement of each host is precise enough for a report, which shows seconds.
-    best = {host: min(offsets, key=lambda offset: offset.error_ns) for host, offsets in measured.offsets.items()}
-    with_shifts = [
-        msgspec.structs.replace(file, shift_ns=-best[file.host].offset_ns) if file.host in best else file
+    # One offset per host, from the best measurement, is precise enough: a report shows seconds.
+    best_offsets = {
+        host: min(offsets, key=lambda offset: offset.error_ns) for host, offsets in measured_clocks.offsets.items()
+    }
+    shifted_files = [
+        msgspec.structs.replace(file, shift_ns=-best_offsets[file.host].offset_ns)
+        if file.host in best_offsets
+        else file
         for file in files
     ]
-    unknown = sorted(hosts - best.keys() - {measured.driver})
-    if len(unknown) > 1:
-        return with_shifts, [f"clocks of {listed(unknown)} were not measured; their own settings are used"]
-    return with_shifts, [f"the clock of {host} was not measured; its own setting is used" for host in unknown]
+    unmeasured_hosts = sorted(hosts - best_offsets.keys() - {measured_clocks.driver})
+    if len(unmeasured_hosts) > 1:
+        return shifted_files, [f"clocks of {listed(unmeasured_hosts)} were not measured; their own settings are used"]
+    return shifted_files, [
+        f"the clock of {host} was not measured; its own setting is used" for host in unmeasured_hosts
+    ]
 
 
+# Name, start in ns, end in ns, and the number of the journal.
 Timer = tuple[str, int, int, int]
 
 
 class Distinct:
-    """The first distinct names, roles and steps, at most `MAX_DISTINCT` of each.
+    """Limit for the distinct names, roles and steps: the first `MAX_DISTINCT` values of each are accepted.
 
     Attributes:
-        beyond: The number of spans with another name, role or step.
+        beyond: The number of spans with a name, role or step that was not accepted, by `name`, `role` or `step`.
     """
 
     def __init__(self) -> None:
@@ -82,33 +90,51 @@ class Distinct:
         self.beyond: Counter[str] = Counter()
 
     def has(self, what: str, value: str | int) -> bool:
-        """Return True if a value is among the first ones. Count it otherwise."""
-        first = self._first[what]
-        if value not in first:
-            if len(first) >= MAX_DISTINCT[what]:
+        """Return True if a value is accepted. If it is not accepted, count it in `beyond` and return False.
+
+        Args:
+            what: `name`, `role` or `step`.
+            value: The value.
+        """
+        accepted_values = self._first[what]
+        if value not in accepted_values:
+            if len(accepted_values) >= MAX_DISTINCT[what]:
                 self.beyond[what] += 1
                 return False
-            first.add(value)
+            accepted_values.add(value)
         return True
 
     def span(self, span: Line, shift_ns: int) -> Line | None:
-        """Return a span on the clock of the driver's host, or None if its time or its step is left out."""
+        """Return a span with accepted names and with times on the clock of the driver's host.
+
+        A name or role that is not accepted is replaced by `OTHER_NAMES`. Return None if the time of the span is not
+        valid, or if the step is not accepted.
+        """
         if not 0 < span.start_ns <= span.end_ns or (span.step is not None and not self.has("step", span.step)):
             return None
-        beyond = [what for what in ("name", "role") if not self.has(what, getattr(span, what))]
-        changes: dict[str, str | int] = dict.fromkeys(beyond, OTHER_NAMES)
+        replaced_fields = [what for what in ("name", "role") if not self.has(what, getattr(span, what))]
+        changes: dict[str, str | int] = dict.fromkeys(replaced_fields, OTHER_NAMES)
         if shift_ns:
             changes |= {"start_ns": span.start_ns + shift_ns, "end_ns": span.end_ns + shift_ns}
         return msgspec.structs.replace(span, **changes) if changes else span
 
 
 class StepSpan(Struct, frozen=True, gc=False):
-    """A step, as its driver recorded it. `better_than` chooses between several drivers of the same step.
+    """The span of a step, as the driver of the step recorded it.
+
+    If several processes recorded the same step, `better_than` chooses between them.
 
     Attributes:
+        number: The number of the step.
         file: The number of the driver's journal.
-        since_ns: The start of the attempt that the step belongs to. Earlier lines with its number are not its own.
-        until_ns: The end of that attempt.
+        start_ns: The start of the step, on the clock of the driver's host.
+        end_ns: The end of the step, on the clock of the driver's host.
+        role: The role of the driver.
+        rank: The rank of the driver.
+        error: The type of the exception that ended the step.
+        since_ns: The start of the step's last execution, or an earlier time. Journal lines with the step's number that
+            end before belong to an earlier execution.
+        until_ns: The end of the attempt that executed the step.
     """
 
     number: int
@@ -123,7 +149,10 @@ class StepSpan(Struct, frozen=True, gc=False):
     until_ns: int = EVER
 
     def better_than(self, other: StepSpan) -> bool:
-        """Return True if this driver is the better one: a trainer, then rank 0, then the later run of the step."""
+        """Return True if this span is to be used instead of the span `other` of the same step.
+
+        The span of a trainer is better than others. Then the span of rank 0 is better, then the span that began later.
+        """
         return (self.role == "trainer", not self.rank, self.start_ns) > (
             other.role == "trainer",
             not other.rank,
@@ -135,14 +164,15 @@ class StepSums(Struct):
     """Sums of one step.
 
     Attributes:
-        timers: Name, start, end and number of the journal of each timer.
-        stages: The time of each stage, in any process.
-        profiling: Autoprof's own time that delays the run.
-        exports: The time of exports, in which stages continue.
-        tokens: Prompt and response tokens, by kind of span. Requests count only if there are no turns.
+        timers: The timers of all processes.
+        stages: Dict from the name of each stage to the times in which any process ran the stage.
+        profiling: The times in which autoprof delayed the run.
+        exports: The times in which autoprof exported traces. Stages continue in these times.
+        tokens: Dict from the kind of span (`turn` or `request`) to (prompt tokens, response tokens). Tokens of requests
+            are used only if there are no turns.
         samples: The number of samples.
-        first_ns: The start of the first span with the step's number, other than the step itself.
-        last_ns: The end of the last such span.
+        first_ns: The start of the first span with the step's number. The span of the step itself does not count.
+        last_ns: The last end of a span with the step's number. The span of the step itself does not count.
     """
 
     timers: list[Timer] = []
@@ -155,14 +185,14 @@ class StepSums(Struct):
     last_ns: int = 0
 
     def add_tokens(self, span: Line) -> None:
-        """Add the tokens of a turn or request."""
+        """Add the tokens of a turn or of a request to an engine."""
         prompt, response = self.tokens.get(span.kind, (0, 0))
-        more = span.counts.get("prompt_tokens") or 0, span.counts.get("response_tokens") or 0
-        self.tokens[span.kind] = prompt + more[0], response + more[1]
+        added_tokens = span.counts.get("prompt_tokens") or 0, span.counts.get("response_tokens") or 0
+        self.tokens[span.kind] = prompt + added_tokens[0], response + added_tokens[1]
 
 
 class _Index(JournalIndex):
-    """Part of the cache: the attributes of a `RunTimeline`."""
+    """The cached attributes of a `RunTimeline`."""
 
     spans: list[StepSpan]
     steps: dict[int, StepSums]
@@ -175,19 +205,20 @@ class _Index(JournalIndex):
 
 
 class RunTimeline:
-    """Sums of the steps of a run.
+    """Sums of all steps of a run.
 
     Each journal is read once. Steps that ran again after the run was resumed are read a second time.
 
     Attributes:
-        journals: The journals.
-        spans: The steps that have ended, by number.
-        steps: The sums of all steps, by number.
-        between: The times between which lines with a step's number belong to its last run, by number.
+        journals: The journals of the run. The number of a journal is its index in this list.
+        spans: The spans of the steps that have ended, by the number of the step.
+        steps: The sums of all steps, by the number of the step.
+        between: Dict from the number of each step to (start, end) in ns. Journal lines with the step's number in this
+            time belong to the last execution of the step.
         attempts: The attempts of the run.
-        zones: The zones of each journal.
-        kinds: The kinds of stages that their names don't show, by name.
-        reader: The reader, which has counted the lines that are left out.
+        zones: The zones of each journal, in the order of `journals`.
+        kinds: The kinds of stages, by the name of the stage, if the name does not show the kind.
+        reader: The reader of the journals. It has counted the journal lines that were left out.
     """
 
     def __init__(self, journals: Sequence[Journal], run: Path | None = None) -> None:
@@ -200,7 +231,7 @@ class RunTimeline:
         self.reader = SpanReader()
         self._distinct = Distinct()
         self._unnumbered: list[Timer] = []
-        # Ends of earlier runs of a step that the same trainer ran again.
+        # Dict from the number of a step that the trainer executed several times to the ends of its earlier executions.
         self._before: dict[int, list[int]] = defaultdict(list)
         stamps = journal_stamps(journals)
         cached = run is not None and cache.is_worth(stamps)
@@ -219,13 +250,13 @@ class RunTimeline:
         }
 
     def _read(self, file: int) -> list[Zone]:
-        """Add the spans of a journal. Return its zones."""
+        """Add the spans of the journal with the number `file` to the sums. Return the zones of the journal."""
         journal = self.journals[file]
         shift, zones = journal.shift_ns, []
         for batch in self.reader.batches(journal):
             zone = Zone(batch.begin)
             zones.append(zone)
-            sums, current = None, None
+            sums, current_step = None, None
             for span in batch.spans:
                 start, end, number = span.start_ns + shift, span.end_ns + shift, span.step
                 if not 0 < span.start_ns <= span.end_ns:
@@ -241,16 +272,24 @@ class RunTimeline:
                     if span.kind == "timer":
                         self._unnumbered.append((self._name(span), start, end, file))
                     continue
-                if number != current or sums is None:
+                if number != current_step or sums is None:
                     if number not in self.steps and not self._distinct.has("step", number):
                         continue
-                    current, sums = number, self.steps[number]
+                    current_step, sums = number, self.steps[number]
                     zone.first_step, zone.last_step = min(zone.first_step, number), max(zone.last_step, number)
                 self._add(file, span, sums, start, end)
         return zones
 
     def _add(self, file: int, span: Line, sums: StepSums, start: int, end: int) -> None:
-        """Add a span with a step's number to the sums of the step."""
+        """Add a span that has a step's number to the sums of this step.
+
+        Args:
+            file: The number of the journal.
+            span: The span.
+            sums: The sums of the step.
+            start: The start of the span, on the clock of the driver's host.
+            end: The end of the span, on the clock of the driver's host.
+        """
         kind, name = span.kind, span.name
         if kind == "step":
             self._take(StepSpan(span.step or 0, file, start, end, span.role, span.rank, span.error))
@@ -277,7 +316,7 @@ class RunTimeline:
             sums.add_tokens(span)
 
     def _name(self, span: Line) -> str:
-        """Return the name of a stage or timer. Keep its kind if the name does not show it."""
+        """Return the name of a stage or timer, or `OTHER_NAMES`. If the name does not show the kind, store the kind."""
         if not self._distinct.has("name", span.name):
             return OTHER_NAMES
         if span.stage_kind and kinds.of(span.name) != span.stage_kind:
@@ -285,40 +324,43 @@ class RunTimeline:
         return span.name
 
     def _take(self, span: StepSpan) -> None:
-        other = self.spans.get(span.number)
-        if other is None:
+        other_span = self.spans.get(span.number)
+        if other_span is None:
             self.spans[span.number] = span
             return
-        best, worse = (span, other) if span.better_than(other) else (other, span)
-        self.spans[span.number] = best
-        if best.role == worse.role == "trainer" and not best.rank and not worse.rank:
-            self._before[span.number].append(worse.end_ns)
+        best_span, worse_span = (span, other_span) if span.better_than(other_span) else (other_span, span)
+        self.spans[span.number] = best_span
+        if best_span.role == worse_span.role == "trainer" and not best_span.rank and not worse_span.rank:
+            self._before[span.number].append(worse_span.end_ns)
 
     def _between(self, number: int) -> tuple[int, int]:
         span = self.spans.get(number)
         if span is None:
-            # Use the attempt of the step's last line.
+            # The step has not ended. Use the attempt to which the step's last line belongs.
             return self.attempts.around(self.steps[number].last_ns - 1)
         since, until = self.attempts.around(span.start_ns)
         return max([since, *(end for end in self._before[number] if end <= span.start_ns)]), until
 
     def _leave_out_earlier_runs(self) -> None:
-        """Sum the steps that ran more than once again, without the lines of their earlier runs."""
-        again = {
+        """Correct the sums of the steps that were executed several times, so that they contain the last execution only.
+
+        The lines of these steps are read again.
+        """
+        repeated_steps = {
             number
             for number, sums in self.steps.items()
             if sums.first_ns < self.between[number][0] or sums.last_ns > self.between[number][1]
         }
-        if not again:
+        if not repeated_steps:
             return
-        for number in again:
+        for number in repeated_steps:
             self.steps[number] = StepSums()
-        reader, steps = SpanReader(), [(number, 0, 0) for number in again]
+        reader, steps = SpanReader(), [(number, 0, 0) for number in repeated_steps]
         for file, journal in enumerate(self.journals):
             shift = journal.shift_ns
             for batch in reader.batches(journal, ranges(self.zones[file], steps)):
                 for span in batch.spans:
-                    if span.step is None or span.step not in again or span.kind == "step":
+                    if span.step is None or span.step not in repeated_steps or span.kind == "step":
                         continue
                     start, end = span.start_ns + shift, span.end_ns + shift
                     since, until = self.between[span.step]
@@ -326,18 +368,18 @@ class RunTimeline:
                         self._add(file, span, self.steps[span.step], start, end)
 
     def _number_timers(self) -> None:
-        """Add timers without a step number to the step that contains their middle."""
+        """Add each timer without a step number to the step in which the middle of the timer lies."""
         order = sorted(self.spans.values(), key=lambda span: span.start_ns)
         starts = [span.start_ns for span in order]
         for timer in self._unnumbered:
             middle = (timer[1] + timer[2]) // 2
-            place = bisect_right(starts, middle) - 1
-            if place >= 0 and middle < order[place].end_ns:
-                self.steps[order[place].number].timers.append(timer)
+            index = bisect_right(starts, middle) - 1
+            if index >= 0 and middle < order[index].end_ns:
+                self.steps[order[index].number].timers.append(timer)
         self._unnumbered.clear()
 
     def _read_index(self, run: Path, stamps: dict[str, Stamp]) -> bool:
-        """Take over the cached sums. Return False if they do not match the present state of the journals."""
+        """Take over the cached sums. Return False if they don't match the present state of the journals, else True."""
         index = cache.get(run, INDEX, _Index, lambda _, pieces: Union(pieces))
         shifts = [journal.shift_ns for journal in self.journals]
         if index is None or index.stamps != stamps or index.shifts_ns != shifts or len(index.zones) != len(shifts):
@@ -370,7 +412,10 @@ class RunTimeline:
         cache.put(run, INDEX, index, Union.pieces)
 
     def notes(self) -> list[str]:
-        """Return a note for each journal and reason with left-out lines; if there are many, for the first ones."""
+        """Return notes on journals that can't be read, on journal lines that were left out, and on merged names.
+
+        At most `_MAX_NOTES` notes are returned, and a last note with the number of the omitted notes.
+        """
         notes = [f"{file}: it can't be read: {reason}" for file, reason in sorted(self.reader.failed.items())] + [
             f"{file}: {several(count, 'line')} left out: {reason}"
             for (file, reason), count in sorted(self.reader.left_out.items())
@@ -379,5 +424,7 @@ class RunTimeline:
             if count := self._distinct.beyond[what]:
                 spans = several(count, "span")
                 notes.insert(0, f"{spans} {effect}: only the first {MAX_DISTINCT[what]} {what}s are distinguished")
-        more = notes[_MAX_NOTES:]
-        return notes[:_MAX_NOTES] + ([f"and {several(len(more), 'more such note')} of other files"] if more else [])
+        omitted_notes = notes[_MAX_NOTES:]
+        return notes[:_MAX_NOTES] + (
+            [f"and {several(len(omitted_notes), 'more such note')} of other files"] if omitted_notes else []
+        )
