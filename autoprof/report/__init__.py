@@ -1,1 +1,1 @@
-"""Figures of a run, findings in words, and pages that show them."""
+"""Reports: the data of a run, the findings as sentences, and the pages that show both."""

@@ -1,4 +1,4 @@
-"""The figures as Markdown, for a pull request or a chat."""
+"""The report as Markdown, for a pull request or a chat."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from autoprof.report.figures.words import NOTHING_COMMON, several
 from autoprof.report.hangs.read import open_for
 from autoprof.report.model import CaptureFigures, Comparison, Finding, RunFigures, StepFigures
 
-# Few rows and captures a step, because GitHub limits a pull request to 65,536 characters.
+# Maximum numbers of slow steps, of rows in a table, and of captures of a step. They are small, because GitHub limits a
+# pull request to 65,536 characters.
 _MAX_STEPS = 15
 _MAX_ROWS = 15
 _MAX_CAPTURES = 8
-# Markup in GitHub's Markdown. An underscore between letters is not markup.
+# Characters that are markup in GitHub's Markdown. An underscore between letters is not markup.
 _SPECIAL = re.compile(r"([\\`*\[\]|~$]|(?<![^\W_])_|_(?![^\W_]))")
 
 
@@ -48,11 +49,11 @@ def _lines(run: RunFigures) -> Iterable[str]:
             for each in run.stages
         ]
         yield from _table(["stage", "kind", "seconds", "share", "median"], rows)
-    slow = sorted((row for row in run.steps if row.slow), key=lambda row: row.usual_s - row.seconds)[:_MAX_STEPS]
-    if slow:
+    slow_rows = sorted((row for row in run.steps if row.slow), key=lambda row: row.usual_s - row.seconds)[:_MAX_STEPS]
+    if slow_rows:
         yield "## Slow steps"
         yield ""
-        table = [[str(row.number), seconds(row.seconds), seconds(row.usual_s)] for row in slow]
+        table = [[str(row.number), seconds(row.seconds), seconds(row.usual_s)] for row in slow_rows]
         yield from _table(["step", "took", "usually"], table)
     if run.open:
         yield from _open(run)
@@ -79,8 +80,8 @@ def _open(run: RunFigures) -> Iterable[str]:
         for each in run.open[:_MAX_ROWS]
     ]
     yield from _table(["span", "step", "of", "process", "open for"], rows)
-    if more := len(run.open) - len(rows) + run.open_left_out:
-        yield f"{several(more, 'other span')} {'is' if more == 1 else 'are'} open."
+    if others := len(run.open) - len(rows) + run.open_left_out:
+        yield f"{several(others, 'other span')} {'is' if others == 1 else 'are'} open."
         yield ""
 
 
@@ -91,8 +92,8 @@ def _step(step: StepFigures) -> Iterable[str]:
         yield f"Captured for: {_safe(reason)}"
         yield ""
     if step.stages:
-        took = [[_safe(name), seconds(value)] for name, value in step.stages.items()]
-        yield from _table(["stage", "seconds"], took)
+        stage_rows = [[_safe(name), seconds(value)] for name, value in step.stages.items()]
+        yield from _table(["stage", "seconds"], stage_rows)
     if step.samples is not None:
         samples, quantiles = step.samples, step.samples.quantiles_s
         yield (
@@ -104,30 +105,34 @@ def _step(step: StepFigures) -> Iterable[str]:
             [_safe(row.label), seconds(row.seconds), _safe(row.held_by), _safe(row.lane)] for row in samples.longest[:5]
         ]
         yield from _table(["longest samples", "took", "held by", "in"], rows)
-    late = [skew for skew in step.skews if skew.waited_s >= 0.01 * step.seconds][:5]
-    if late:
-        rows = [[_safe(s.stage), _safe(s.slowest), seconds(s.slowest_s), seconds(s.median_s)] for s in late]
+    late_skews = [skew for skew in step.skews if skew.waited_s >= 0.01 * step.seconds][:5]
+    if late_skews:
+        rows = [[_safe(s.stage), _safe(s.slowest), seconds(s.slowest_s), seconds(s.median_s)] for s in late_skews]
         yield from _table(["stage", "slowest", "took", "median"], rows)
-    shown = _first_of_each(step.captures)
-    for capture in shown:
+    shown_captures = _first_of_each(step.captures)
+    for capture in shown_captures:
         yield from _capture(capture)
-    if more := len(step.captures) - len(shown):
-        yield f"{several(more, 'other capture')} of this step {'is' if more == 1 else 'are'} in the page and the JSON."
+    if others := len(step.captures) - len(shown_captures):
+        verb = "is" if others == 1 else "are"
+        yield f"{several(others, 'other capture')} of this step {verb} in the page and the JSON."
         yield ""
-    if unread := step.captures_left_out:
-        yield f"{several(unread, 'capture')} of further ranks {'was' if unread == 1 else 'were'} not read."
+    if unread_count := step.captures_left_out:
+        yield f"{several(unread_count, 'capture')} of further ranks {'was' if unread_count == 1 else 'were'} not read."
         yield ""
 
 
 def _first_of_each(captures: Sequence[CaptureFigures]) -> list[CaptureFigures]:
-    """Choose the captures to list: the first ones of each stage, in their order."""
+    """Return the captures to list, at most `_MAX_CAPTURES`, in the order of `captures`.
+
+    The first capture of each stage is preferred, then the second capture of each stage, and so on.
+    """
     counts: Counter[tuple[str, str]] = Counter()
-    ranked = []
-    for place, capture in enumerate(captures):
+    ranked_captures = []
+    for index, capture in enumerate(captures):
         stage = capture.role, capture.stage
-        ranked.append((counts[stage], place, capture))
+        ranked_captures.append((counts[stage], index, capture))
         counts[stage] += 1
-    return [capture for _, _, capture in sorted(sorted(ranked)[:_MAX_CAPTURES], key=lambda each: each[1])]
+    return [capture for _, _, capture in sorted(sorted(ranked_captures)[:_MAX_CAPTURES], key=lambda each: each[1])]
 
 
 def _capture(capture: CaptureFigures) -> Iterable[str]:
@@ -142,18 +147,18 @@ def _capture(capture: CaptureFigures) -> Iterable[str]:
         for each in capture.devices
     ]
     if capture.engine is not None:
-        of = capture.engine
-        kinds = {"prefill": of.prefill, "decode": of.decode, "mixed": of.mixed, "other": of.other}
+        engine = capture.engine
+        kinds = {"prefill": engine.prefill, "decode": engine.decode, "mixed": engine.mixed, "other": engine.other}
         facts += [
             f"{name}: {each.passes} passes, {seconds(each.seconds)}" for name, each in kinds.items() if each.passes
         ]
     yield f"{_code(capture.file)}: {'; '.join(filter(None, facts))}"
     yield ""
-    most = sorted((*capture.operators, *capture.kernels), key=lambda each: -each.self_us)[:8]
-    if most:
+    top_operators = sorted((*capture.operators, *capture.kernels), key=lambda each: -each.self_us)[:8]
+    if top_operators:
         rows = [
             [_code(each.name[:80]), _safe(each.category), number(each.calls), seconds(each.self_us / 1e6)]
-            for each in most
+            for each in top_operators
         ]
         yield from _table(["operator", "kind", "calls", "own time"], rows)
 
@@ -169,9 +174,9 @@ def _comparison(comparison: Comparison) -> Iterable[str]:
     )
     rows = []
     for row in comparison.rows[:_MAX_ROWS]:
-        show = number if row.unit == "1/s" else seconds
-        moved = f"{row.change:+,.0f}" if row.unit == "1/s" else change(row.change)
-        rows.append([row.kind, _safe(row.name), _safe(row.where), show(row.a), show(row.b), moved])
+        show_value = number if row.unit == "1/s" else seconds
+        change_text = f"{row.change:+,.0f}" if row.unit == "1/s" else change(row.change)
+        rows.append([row.kind, _safe(row.name), _safe(row.where), show_value(row.a), show_value(row.b), change_text])
     yield from _table(["", "name", "where", comparison.a, comparison.b, "change"], rows)
 
 
@@ -198,12 +203,12 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterable[str
 
 
 def _safe(raw: str) -> str:
-    """Escape a text, so that it is neither Markdown nor HTML."""
-    shown = _SPECIAL.sub(r"\\\1", plain(raw))
-    return shown.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("@", "@\u200b")
+    """Return an escaped text, which viewers show as it is, without markup of Markdown or HTML."""
+    escaped = _SPECIAL.sub(r"\\\1", plain(raw))
+    return escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("@", "@\u200b")
 
 
 def _code(raw: str) -> str:
-    """Return a text as code, safe within a table."""
-    shown = plain(raw).replace("`", "'").replace("|", "¦")
-    return f"`{shown}`"
+    """Return a text as inline code. The code can be part of a table."""
+    code = plain(raw).replace("`", "'").replace("|", "¦")
+    return f"`{code}`"

@@ -1,1 +1,1 @@
-"""Figures of a run, from its timeline and captures."""
+"""Data of a report, computed from the timeline and the captures of a run."""

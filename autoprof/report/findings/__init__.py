@@ -1,1 +1,1 @@
-"""Rules that look for findings in the figures."""
+"""Rules that look for findings in the data of a report."""

@@ -1,4 +1,4 @@
-"""Findings of all rules, in order, with processes that died and samples that failed."""
+"""Findings of all rules in order, including findings about processes that died and samples that failed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KINDS.append(_KIND)
 
 
 def deaths_of_run(run: Run) -> list[Finding]:
-    """Return the finding about processes that died; none if no process did."""
+    """Return a list with the finding about processes that died. If no process died, return an empty list."""
     dead = deaths.of_run(run)
     if not dead:
         return []
@@ -35,29 +35,30 @@ def deaths_of_run(run: Run) -> list[Finding]:
     return [Finding(kind=_KIND, text=text, evidence=evidence, seconds=0.0, file=dead[0].file or None)]
 
 
-# The kind of `step_rules.failed_samples`, which counts the failures of a step in detail.
+# Kind of the findings about failed samples. The rule `step_rules.failed_samples`, which counts the failed samples of a
+# step in detail, has the same kind.
 KIND = "failed_samples"
-# Findings of this kind, and frames of each.
+# Maximum number of findings that `failures_of_run` returns, and of stack frames in the evidence of each finding.
 _MAX_FAILURES = 8
 
 
 def failures_of_run(opened: OpenSpans) -> list[Finding]:
-    """Return a finding for each exception that ended a sample. Equal ones give one finding, for the first."""
+    """Return findings about exceptions that ended samples. Equal exceptions give one finding, for the first."""
     first_seen: dict[str, tuple[RaisedLine, str]] = {}
     for state in opened.states:
         for line in state.lost:
-            what = f"{line.span} {line.name} ended with {deaths.exception_words(line.exception)}"
-            if what not in first_seen or line.unix_ns < first_seen[what][0].unix_ns:
-                first_seen[what] = line, f"journal/{state.file.name}"
-    earliest = sorted(first_seen.items(), key=lambda each: each[1][0].unix_ns)[:_MAX_FAILURES]
-    return [_finding(what, line, file) for what, (line, file) in earliest]
+            text = f"{line.span} {line.name} ended with {deaths.exception_words(line.exception)}"
+            if text not in first_seen or line.unix_ns < first_seen[text][0].unix_ns:
+                first_seen[text] = line, f"journal/{state.file.name}"
+    earliest_failures = sorted(first_seen.items(), key=lambda each: each[1][0].unix_ns)[:_MAX_FAILURES]
+    return [_finding(text, line, file) for text, (line, file) in earliest_failures]
 
 
-def _finding(what: str, line: RaisedLine, file: str) -> Finding:
+def _finding(failure_text: str, line: RaisedLine, file: str) -> Finding:
     step = f"step {line.step}: " if line.step is not None else ""
     return Finding(
         kind=KIND,
-        text=writable(f"{step}{what}"),
+        text=writable(f"{step}{failure_text}"),
         evidence=[
             writable(f"at {deaths.frame_words(each)}") for each in reversed(line.exception.frames[-_MAX_FAILURES:])
         ],
@@ -68,24 +69,31 @@ def _finding(what: str, line: RaisedLine, file: str) -> Finding:
 
 
 def with_places(findings: Iterable[Finding], lost: Sequence[Finding]) -> Iterator[Finding]:
-    """Yield all findings. If one counts a step's failed samples, the places of the failures become its evidence."""
-    counted = set()
+    """Yield all findings, and merge the findings about failed samples of the same step.
+
+    If a finding counts the failed samples of a step, the exceptions of this step become part of its text and evidence.
+
+    Args:
+        findings: The findings of the rules.
+        lost: The findings of `failures_of_run`.
+    """
+    counted_steps = set()
     for finding in findings:
         if finding.kind == KIND:
-            counted.add(finding.step)
-            places = [each.text.partition(": ")[2] for each in lost if each.step == finding.step]
-            text = ": ".join([finding.text, *places[:1]])
-            yield msgspec.structs.replace(finding, text=text, evidence=[*places[1:], *finding.evidence])
+            counted_steps.add(finding.step)
+            failures = [each.text.partition(": ")[2] for each in lost if each.step == finding.step]
+            text = ": ".join([finding.text, *failures[:1]])
+            yield msgspec.structs.replace(finding, text=text, evidence=[*failures[1:], *finding.evidence])
         else:
             yield finding
-    yield from (each for each in lost if each.step not in counted)
+    yield from (each for each in lost if each.step not in counted_steps)
 
 
 __all__ = ["KINDS", "abridged", "in_order", "of_run", "of_step", "overall", "unexplained", "verdict"]
 
-# Findings of one kind that are listed, the costliest; the others are counted in the evidence.
+# Maximum number of findings of one kind that are listed. The costliest are listed; their evidence counts the others.
 _MAX_OF_KIND = 3
-# Share of the step time from which weight sync is a finding.
+# Smallest share of the step time at which weight sync is a finding.
 SYNC_SHARE = 0.15
 _SHARE = "weight_sync_share"
 KINDS.append(_SHARE)
@@ -94,7 +102,7 @@ _RULES = (rules, step_rules, rules)
 
 
 def of_step(step: StepFigures) -> list[Finding]:
-    """Return the findings of one step and its captures, the costliest first."""
+    """Return the findings about one step in detail and its captures, the costliest first."""
     findings = [finding for rule in STEP_RULES for finding in rule(step)]
     by_kind: dict[str, list[Finding]] = defaultdict(list)
     for capture in step.captures:
@@ -109,17 +117,19 @@ def of_step(step: StepFigures) -> list[Finding]:
 
 
 def of_run(rows: Sequence[StepRow], files: Mapping[int, str]) -> list[Finding]:
-    """Return the findings of steps that are compared with each other.
+    """Return the findings about steps, each of which is compared with the steps around it. The costliest comes first.
 
     Args:
-        rows: The steps.
-        files: The driver's journal of each step.
+        rows: The rows of all steps.
+        files: Dict from the number of each step to the name of the driver's journal.
     """
     findings = []
-    for place, row in enumerate(rows):
-        around = Around(row=row, usual=usual_stages(rows, place), where_done=usual_stages(rows, place, where_done=True))
+    for index, row in enumerate(rows):
+        step_and_usual = Around(
+            row=row, usual=usual_stages(rows, index), where_done=usual_stages(rows, index, where_done=True)
+        )
         for rule in ROW_RULES:
-            findings += [msgspec.structs.replace(each, file=files.get(row.number)) for each in rule(around)]
+            findings += [msgspec.structs.replace(each, file=files.get(row.number)) for each in rule(step_and_usual)]
     return in_order(findings)
 
 
@@ -127,26 +137,26 @@ def overall(rows: Sequence[StepRow], stages: Sequence[StageShare]) -> list[Findi
     """Return the findings about all steps together.
 
     Args:
-        rows: The steps from which the shares were computed.
-        stages: The shares of the stages.
+        rows: The rows of the steps from which `stages` was computed.
+        stages: The time of each stage and its share of the step time.
     """
-    shares = [stage for stage in stages if words.meaning(stage.name, stage_kind=stage.kind) == words.SYNC]
-    share = sum(stage.share or 0.0 for stage in shares)
-    if not rows or share < SYNC_SHARE:
+    sync_stages = [stage for stage in stages if words.meaning(stage.name, stage_kind=stage.kind) == words.SYNC]
+    sync_share = sum(stage.share or 0.0 for stage in sync_stages)
+    if not rows or sync_share < SYNC_SHARE:
         return []
-    each = sum(stage.seconds for stage in shares) / len(rows)
+    s_per_step = sum(stage.seconds for stage in sync_stages) / len(rows)
     return [
         Finding(
             kind=_SHARE,
-            text=f"weight sync takes {units.share(share)} of the step time, {units.seconds(each)} a step",
-            evidence=[f"{stage.name}: {units.seconds(stage.median_s)} in the median" for stage in shares],
-            seconds=each,
+            text=f"weight sync takes {units.share(sync_share)} of the step time, {units.seconds(s_per_step)} a step",
+            evidence=[f"{stage.name}: {units.seconds(stage.median_s)} in the median" for stage in sync_stages],
+            seconds=s_per_step,
         )
     ]
 
 
-# Kinds of findings that are omitted if another finding of the step costs at least half as much, with the kinds that the
-# other may have (empty for any).
+# Kinds of findings that are omitted if another finding of the same step explains them. The other finding must cost at
+# least half as much, and have a kind in the tuple. If the tuple is empty, the other finding may have any kind.
 _EXPLAINED: dict[str, tuple[str, ...]] = {
     "slow_step": (),
     "sample_tail": ("slow_replica",),
@@ -159,68 +169,71 @@ _ALWAYS_LISTED = (sentences.HANG,)
 
 
 def unexplained(findings: Iterable[Finding]) -> list[Finding]:
-    """Return the findings in order, without the ones that another finding of the same step explains."""
-    # By step, because a long run has thousands of findings.
+    """Return the findings in order, without findings that another finding of the same step explains."""
+    # Compare only findings of the same step: a long run has thousands of findings.
     of_step: dict[int | None, list[Finding]] = defaultdict(list)
     for finding in findings:
         of_step[finding.step].append(finding)
 
     def explained(finding: Finding) -> bool:
-        by = _EXPLAINED.get(finding.kind)
-        # Time without a stage is alike in most steps, so it does not explain why one is slow.
-        own = finding.kind, "no_stage"
-        return by is not None and any(
-            other.seconds >= finding.seconds / 2 and (other.kind in by if by else other.kind not in own)
+        explaining_kinds = _EXPLAINED.get(finding.kind)
+        # The time without a stage is similar in most steps. So it does not explain why one of the steps is slow.
+        excluded_kinds = finding.kind, "no_stage"
+        return explaining_kinds is not None and any(
+            other.seconds >= finding.seconds / 2
+            and (other.kind in explaining_kinds if explaining_kinds else other.kind not in excluded_kinds)
             for other in of_step[finding.step]
         )
 
-    return in_order(finding for same in of_step.values() for finding in same if not explained(finding))
+    return in_order(
+        finding for step_findings in of_step.values() for finding in step_findings if not explained(finding)
+    )
 
 
 def abridged(findings: Iterable[Finding]) -> list[Finding]:
-    """Return the findings in order. If many steps have one of the same kind, keep only the costliest steps.
+    """Return the findings in order. If many steps have findings of the same kind, keep only the costliest steps.
 
-    Stuck steps are all kept: each has its own cause, and they are few.
+    Findings about stuck steps are all kept: each stuck step has its own cause, and a run has few of them.
     """
     by_kind: dict[str, dict[int | None, list[Finding]]] = defaultdict(lambda: defaultdict(list))
-    kept = []
+    kept_findings = []
     for finding in in_order(findings):
         if finding.kind in _ALWAYS_LISTED:
-            kept.append(finding)
+            kept_findings.append(finding)
         else:
             by_kind[finding.kind][finding.step].append(finding)
     for steps in by_kind.values():
-        omitted = sorted(step for step in list(steps)[_MAX_OF_KIND:] if step is not None)
-        listed = [each for step, of_step in steps.items() if step not in omitted for each in of_step]
-        kept += [_with_others(each, "step", [str(step) for step in omitted]) for each in listed]
-    return in_order(kept)
+        omitted_steps = sorted(step for step in list(steps)[_MAX_OF_KIND:] if step is not None)
+        listed_findings = [each for step, of_step in steps.items() if step not in omitted_steps for each in of_step]
+        kept_findings += [_with_others(each, "step", [str(step) for step in omitted_steps]) for each in listed_findings]
+    return in_order(kept_findings)
 
 
 def verdict(rows: Sequence[StepRow], unread: bool) -> str:
-    """Return the sentences for a run without findings. They name the parts that could not be judged.
+    """Return the text for a run without findings. It names the parts of the run that could not be judged.
 
     Args:
-        rows: Its steps.
-        unread: True if a part of the run could not be read.
+        rows: The rows of all steps.
+        unread: True if some data of the run could not be read.
     """
     if not rows:
         return "No step has ended, so there is nothing to judge."
-    raised = [f"step {row.number} ended with {row.error}" for row in rows if row.error]
-    text = f"S{words.listed(raised, 3)[1:]}. No other findings" if raised else "No findings"
+    failed_steps = [f"step {row.number} ended with {row.error}" for row in rows if row.error]
+    text = f"S{words.listed(failed_steps, 3)[1:]}. No other findings" if failed_steps else "No findings"
     text += ", but some data could not be read; see the notes." if unread else "."
     if len(typical_steps(rows)) <= MIN_STEPS:
-        regular = sum(row.kind == REGULAR for row in rows)
-        text += f" Slow-step detection needs {MIN_STEPS + 1} regular steps; this run has {regular}."
+        regular_count = sum(row.kind == REGULAR for row in rows)
+        text += f" Slow-step detection needs {MIN_STEPS + 1} regular steps; this run has {regular_count}."
     return text
 
 
 def in_order(findings: Iterable[Finding]) -> list[Finding]:
-    """Sort findings, the costliest first."""
+    """Return the findings ordered by their cost, the costliest first."""
     return sorted(findings, key=lambda finding: -finding.seconds)
 
 
 def _with_others(finding: Finding, thing: str, names: list[str]) -> Finding:
     if not names:
         return finding
-    also = f"also in {words.several(len(names), f'other {thing}')}: {words.listed(names, 10)}"
-    return msgspec.structs.replace(finding, evidence=[*finding.evidence, also])
+    others_text = f"also in {words.several(len(names), f'other {thing}')}: {words.listed(names, 10)}"
+    return msgspec.structs.replace(finding, evidence=[*finding.evidence, others_text])

@@ -1,6 +1,7 @@
-"""Registry of rules, and the rules for captures and for skews between ranks. docs/findings.md describes each rule.
+"""Registry of rules, rules for captures, and rules for ranks that are slower than others.
 
-Rules for captures find idle devices, communication, full memory and incomplete files.
+docs/findings.md describes each rule. Rules for captures find idle devices, communication, full memory and incomplete
+files.
 """
 
 from __future__ import annotations
@@ -19,16 +20,20 @@ from autoprof.report.figures.captures import place_of
 from autoprof.report.figures.words import several
 from autoprof.report.model import CaptureFigures, Finding, SkewRow, StepFigures, StepRow
 
-# Smallest cost of a finding: in seconds, and as a share of the step.
+# Smallest cost of a finding: LEAST_S is in seconds, LEAST_SHARE is a share of the step. The larger of both applies.
 LEAST_S, LEAST_SHARE = 1.0, 0.03
 
 
 class Around(msgspec.Struct, frozen=True, kw_only=True):
-    """A step's row, and the usual seconds of its stages by name. The latter are empty if too few steps are around it.
+    """A step, and the usual seconds of each stage in the steps around it.
+
+    If too few steps are around the step, `usual` and `where_done` are empty.
 
     Attributes:
-        usual: The median of the steps around it, in seconds. A step without the stage counts as 0.
-        where_done: The median of the steps around it that have the stage, in seconds.
+        row: The row of the step.
+        usual: Dict from the name of each stage to its median seconds in the steps around the step. A step without the
+            stage counts as 0.
+        where_done: The same, but the median is computed only from steps that have the stage.
     """
 
     row: StepRow
@@ -46,22 +51,22 @@ ROW_RULES: list[RowRule] = []
 STEP_RULES: list[StepRule] = []
 # Rules for the captures of the steps in detail.
 CAPTURE_RULES: list[CaptureRule] = []
-# All kinds of findings.
+# All kinds of findings that rules return.
 KINDS: list[str] = []
 
 
 def row_rule(*kinds: str) -> Callable[[RowRule], RowRule]:
-    """Register a rule that looks at a step in the run's overview, and the kinds of its findings."""
+    """Return a decorator that registers a rule for the row of a step in the overview, and the kinds of its findings."""
     return lambda rule: _register(ROW_RULES, rule, kinds)
 
 
 def step_rule(*kinds: str) -> Callable[[StepRule], StepRule]:
-    """Register a rule that looks at a step in detail, and the kinds of its findings."""
+    """Return a decorator that registers a rule for a step in detail, and the kinds of its findings."""
     return lambda rule: _register(STEP_RULES, rule, kinds)
 
 
 def capture_rule(*kinds: str) -> Callable[[CaptureRule], CaptureRule]:
-    """Register a rule that looks at a capture, and the kinds of its findings."""
+    """Return a decorator that registers a rule for a capture, and the kinds of its findings."""
     return lambda rule: _register(CAPTURE_RULES, rule, kinds)
 
 
@@ -74,15 +79,15 @@ def _register(
 
 
 def matters(seconds: float, of: float) -> bool:
-    """Return True if these seconds, of a step with `of` seconds, are enough for a finding."""
+    """Return True if a loss of `seconds` is enough for a finding about a step that takes `of` seconds."""
     return seconds >= max(LEAST_S, LEAST_SHARE * of)
 
 
-# Share of a capture from which an idle device is a finding.
+# Smallest share of a capture in which an idle device is a finding.
 IDLE_SHARE = 0.4
-# Share of a capture from which communication without compute beside it is a finding.
+# Smallest share of a capture in which communication without compute at the same time is a finding.
 BARE_SHARE = 0.15
-# Share of the device's memory from which it is nearly full.
+# Share of the device's memory from which the memory is nearly full.
 FULL_SHARE = 0.92
 
 
@@ -90,21 +95,21 @@ FULL_SHARE = 0.92
 def idle(capture: CaptureFigures) -> Iterator[Finding]:
     """Find a device that does nothing for two fifths of a capture."""
     for device in capture.devices:
-        lost = device.idle * device.seconds
-        if device.idle < IDLE_SHARE or lost < LEAST_S:
+        lost_s = device.idle * device.seconds
+        if device.idle < IDLE_SHARE or lost_s < LEAST_S:
             continue
-        bound = capture.bound == "cpu"
+        is_cpu_bound = capture.bound == "cpu"
         yield Finding(
-            kind="cpu_bound" if bound else "device_idle",
+            kind="cpu_bound" if is_cpu_bound else "device_idle",
             text=f"step {capture.step}: {device.device} did nothing for {percent(device.idle)} of {place_of(capture)}"
-            + (", it waited for the CPU" if bound else ""),
+            + (", it waited for the CPU" if is_cpu_bound else ""),
             evidence=[
                 f"compute {percent(device.compute)} of {seconds(device.seconds)}",
                 f"communication {percent(device.communication)}, copies {percent(device.copy)}",
                 *([capture.reason] if capture.reason else []),
                 *(f"{each.name}: {seconds(each.self_us / 1e6)} by itself" for each in capture.operators[:3]),
             ],
-            seconds=lost,
+            seconds=lost_s,
             step=capture.step,
             file=capture.file,
         )
@@ -112,15 +117,15 @@ def idle(capture: CaptureFigures) -> Iterator[Finding]:
 
 @capture_rule("communication")
 def communication(capture: CaptureFigures) -> Iterator[Finding]:
-    """Find communication without compute beside it that takes 15 % of a capture."""
+    """Find devices that communicate for 15 % of a capture without computing at the same time."""
     for device in capture.devices:
-        bare = device.communication * (1 - (device.overlap or 0.0))
-        if bare < BARE_SHARE or bare * device.seconds < LEAST_S:
+        bare_share = device.communication * (1 - (device.overlap or 0.0))
+        if bare_share < BARE_SHARE or bare_share * device.seconds < LEAST_S:
             continue
         yield Finding(
             kind="communication",
-            text=f"step {capture.step}: {place_of(capture)} communicated for {seconds(bare * device.seconds)} in which "
-            f"{device.device} computed nothing",
+            text=f"step {capture.step}: {place_of(capture)} communicated for {seconds(bare_share * device.seconds)} in "
+            f"which {device.device} computed nothing",
             evidence=[
                 f"communication {percent(device.communication)} of {seconds(device.seconds)}",
                 f"{percent(device.overlap or 0.0)} of it overlapped with compute",
@@ -130,7 +135,7 @@ def communication(capture: CaptureFigures) -> Iterator[Finding]:
                     if any(word in each.name.lower() for word in ("nccl", "hccl", "rccl", "allreduce", "hcom"))
                 ),
             ][:4],
-            seconds=bare * device.seconds,
+            seconds=bare_share * device.seconds,
             step=capture.step,
             file=capture.file,
         )
@@ -153,7 +158,7 @@ def memory(capture: CaptureFigures) -> Iterator[Finding]:
 
 @capture_rule("bad_capture")
 def bad_capture(capture: CaptureFigures) -> Iterator[Finding]:
-    """Find a capture that was cut off, failed or can't be read."""
+    """Find a capture that is truncated, failed or unfinished, or can't be read."""
     if capture.state != "complete":
         yield Finding(
             kind="bad_capture",
@@ -165,18 +170,22 @@ def bad_capture(capture: CaptureFigures) -> Iterator[Finding]:
         )
 
 
-# Ratio to the median of the others from which a rank, or a replica, is slow.
+# Smallest ratio to the median of the other ranks, or of the other replicas, at which a rank or replica is slow.
 RANK_RATIO, REPLICA_RATIO = 1.2, 1.3
 
 
 @step_rule("slow_rank", "slow_replica")
 def skewed(step: StepFigures) -> Iterator[Finding]:
-    """Find a rank that takes 1.2 times as long as the others for a stage, or a replica 1.3 times for its requests."""
+    """Find slow ranks and replicas.
+
+    A rank is slow if it takes 1.2 times as long as the other ranks for a stage. A replica is slow if it takes 1.3 times
+    as long as the other replicas for the same work.
+    """
     reported = set()
     for skew in step.skews:
         ratio = REPLICA_RATIO if skew.of == "replica" else RANK_RATIO
         slow = skew.slowest_s >= ratio * skew.median_s and matters(skew.waited_s, step.seconds)
-        # A slow stage makes the stages around it slow too, so a rank is reported once.
+        # A slow stage makes the stages around it slow too. So each rank is reported only once.
         if not slow or skew.slowest in reported:
             continue
         reported.add(skew.slowest)
@@ -200,9 +209,10 @@ def _row(row: SkewRow) -> str:
 
 
 def _waited_for(step: StepFigures, reported: set[str]) -> Iterator[Finding]:
-    """Find a rank that takes 1.2 times as long as the others outside of collectives.
+    """Find a rank that takes 1.2 times as long as the other ranks outside of collectives.
 
-    The others wait for it in collectives, so all stages end at the same time. Only traces of several ranks show it.
+    The other ranks wait for the slow rank in collectives, so the stage ends at the same time in all ranks. So only the
+    traces of several ranks show the slow rank.
     """
     stages: dict[tuple[str, str], dict[int, CaptureFigures]] = defaultdict(dict)
     for capture in step.captures:
@@ -212,22 +222,22 @@ def _waited_for(step: StepFigures, reported: set[str]) -> Iterator[Finding]:
         if len(captures) < 2:
             continue
         slow, *others = sorted(captures.values(), key=lambda capture: -_own_s(capture))
-        label, usual = f"{role} rank {slow.rank}", median(_own_s(other) for other in others)
-        waited = median(other.collectives_s or 0.0 for other in others) - (slow.collectives_s or 0.0)
-        if label in reported or _own_s(slow) < RANK_RATIO * usual or not matters(waited, step.seconds):
+        label, usual_s = f"{role} rank {slow.rank}", median(_own_s(other) for other in others)
+        waited_s = median(other.collectives_s or 0.0 for other in others) - (slow.collectives_s or 0.0)
+        if label in reported or _own_s(slow) < RANK_RATIO * usual_s or not matters(waited_s, step.seconds):
             continue
         reported.add(label)
         yield Finding(
             kind="slow_rank",
             text=f"step {step.number}: {label} was slow in {stage}: {seconds(_own_s(slow))} outside of "
-            f"collectives, the others {seconds(usual)} in the median; they waited for it",
+            f"collectives, the others {seconds(usual_s)} in the median; they waited for it",
             evidence=[
                 f"{role} rank {each.rank}: {seconds(each.collectives_s or 0.0)} of {seconds(each.seconds or 0.0)} in "
                 f"collectives"
                 for each in (slow, *others[:3])
             ]
             + ([f"{step.captures_left_out} captures of further ranks were not read"] if step.captures_left_out else []),
-            seconds=waited,
+            seconds=waited_s,
             step=step.number,
             file=slow.file,
         )

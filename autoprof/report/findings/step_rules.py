@@ -12,75 +12,79 @@ from autoprof.report.figures.words import OTHER, OWN, listed, several
 from autoprof.report.findings.rules import LEAST_S, Around, matters, row_rule, step_rule
 from autoprof.report.model import Finding, SampleRow, StageGap, StepFigures, StepRow, ToolRow
 
-# Ratio to its usual time from which weight sync is long.
+# Weight sync is long if it takes at least this number of times its usual time.
 SYNC_RATIO = 2.0
-# Share of the step from which rewards in the driver are slow.
+# Smallest share of the step at which rewards in the driver are slow.
 REWARD_SHARE = 0.1
-# Share of the samples' time from which rewards in the samples are slow.
+# Smallest share of the samples' time at which rewards in the samples are slow.
 SAMPLE_REWARD_SHARE = 0.25
-# Seconds without a stage from which a regular step has a finding. They are few, because most other steps have them too.
+# Smallest number of seconds without a stage at which a regular step has a finding. The number is small, because most
+# other steps lose this time too.
 NO_STAGE_S = 0.1
-# Share of the time without a stage from which its longest part is reported as all of it.
+# If the longest part of the time without a stage is at least this share of the time, it is reported as the whole time.
 NEARLY_ALL = 0.95
-# Share of the samples' time from which tools are a finding.
+# Smallest share of the samples' time at which tools are a finding.
 TOOL_SHARE = 0.3
 
 
 @row_rule("weight_sync")
 def weight_sync(around: Around) -> Iterator[Finding]:
-    """Find weight sync that takes twice as long as usual in steps that have one."""
+    """Find weight sync that takes twice as long as in other steps with a weight sync."""
     row = around.row
-    took = words.seconds_of(own_stages(row), words.SYNC, row.kinds)
-    usual = words.seconds_of({name: around.where_done.get(name, 0.0) for name in row.stages}, words.SYNC, row.kinds)
-    if usual and took >= SYNC_RATIO * usual and matters(took - usual, row.usual_s):
+    took_s = words.seconds_of(own_stages(row), words.SYNC, row.kinds)
+    usual_s = words.seconds_of({name: around.where_done.get(name, 0.0) for name in row.stages}, words.SYNC, row.kinds)
+    if usual_s and took_s >= SYNC_RATIO * usual_s and matters(took_s - usual_s, row.usual_s):
         yield Finding(
             kind="weight_sync",
-            text=f"step {row.number}: weight sync took {seconds(took)}, usually {seconds(usual)}",
+            text=f"step {row.number}: weight sync took {seconds(took_s)}, usually {seconds(usual_s)}",
             evidence=[
                 f"{name}: {seconds(row.stages[name])}, usually {seconds(around.where_done.get(name, 0.0))}"
                 for name in row.stages
                 if words.meaning(name, stage_kind=row.kinds.get(name, "")) == words.SYNC
             ]
             + [_length(row)],
-            seconds=took - usual,
+            seconds=took_s - usual_s,
             step=row.number,
         )
 
 
 @row_rule("slow_step", "checkpoint", "validation")
 def slow_step(around: Around) -> Iterator[Finding]:
-    """Find a step that takes 1.2 times as long as those around it, and that no other finding explains."""
+    """Find a step that takes 1.2 times as long as the steps around it, and that no other finding explains."""
     row = around.row
     if not row.slow:
         return
-    took = own_seconds(row)
-    own = own_stages(row)
-    more = {name: value - around.usual.get(name, 0.0) for name, value in own.items()}
-    grown = sorted(more, key=lambda name: -more[name])
-    first = grown[0]
-    if first == OTHER and _costly_gap(row) is not None:
+    took_s = own_seconds(row)
+    own_stage_s = own_stages(row)
+    excess_s = {name: value - around.usual.get(name, 0.0) for name, value in own_stage_s.items()}
+    by_excess = sorted(excess_s, key=lambda name: -excess_s[name])
+    stage = by_excess[0]
+    if stage == OTHER and _costly_gap(row) is not None:
         return
-    meaning = words.meaning(first, stage_kind=row.kinds.get(first, ""))
+    meaning = words.meaning(stage, stage_kind=row.kinds.get(stage, ""))
     kind = {words.CHECKPOINT: "checkpoint", words.VALIDATION: "validation"}.get(meaning, "slow_step")
     yield Finding(
         kind=kind,
-        text=f"step {row.number} took {seconds(took)}, usually {seconds(row.usual_s)}: "
-        f"{seconds(more[first])} more {'outside of all stages' if first == OTHER else f'in {first}'}",
+        text=f"step {row.number} took {seconds(took_s)}, usually {seconds(row.usual_s)}: "
+        f"{seconds(excess_s[stage])} more {'outside of all stages' if stage == OTHER else f'in {stage}'}",
         evidence=[
-            f"{name}: {seconds(own[name])}, usually {seconds(around.usual.get(name, 0.0))}"
-            for name in grown[:3]
-            if more[name] > 0
+            f"{name}: {seconds(own_stage_s[name])}, usually {seconds(around.usual.get(name, 0.0))}"
+            for name in by_excess[:3]
+            if excess_s[name] > 0
         ]
         + ([f"{OWN}: {seconds(row.stages[OWN])} more"] if row.stages.get(OWN) else [])
         + ([f"recorded work took {seconds(slower)} longer than usual"] if (slower := sum(row.slowed.values())) else []),
-        seconds=took - row.usual_s,
+        seconds=took_s - row.usual_s,
         step=row.number,
     )
 
 
 @row_rule("no_stage")
 def no_stage(around: Around) -> Iterator[Finding]:
-    """Find a step in which no stage runs for over a fifth of its time. A note names steps without stages."""
+    """Find a step in which no stage runs for over a fifth of the step.
+
+    A step without any stage has no such finding: a note of the report names it.
+    """
     row, gap = around.row, _costly_gap(around.row)
     if gap is None:
         return
@@ -112,19 +116,20 @@ def _place(gap: StageGap) -> str:
 
 @step_rule("slow_tool", "slow_reward", "sample_tail")
 def tail(step: StepFigures) -> Iterator[Finding]:
-    """Find generation that waits for the last few samples: at most one in twenty."""
+    """Find a step whose generation waits for the last few samples, at most one in twenty of the samples."""
     samples = step.samples
     if samples is None or samples.tail is None:
         return
-    last = samples.tail
-    waited = _waited(step, samples.end_s - last.waited_s, samples.end_s)
-    if not matters(waited, step.seconds) or (last.held_by in ("", "turn") and waited <= step.apart_s):
+    last_samples = samples.tail
+    waited_s = _waited(step, samples.end_s - last_samples.waited_s, samples.end_s)
+    if not matters(waited_s, step.seconds) or (last_samples.held_by in ("", "turn") and waited_s <= step.apart_s):
         return
-    rows = [row for label in last.samples for row in samples.longest if row.label == label]
-    rows.sort(key=lambda row: row.held_by != last.held_by)
-    text = f"step {step.number}: generation waited {seconds(waited)} for {last.count} of {last.of} samples"
-    part, _, name = last.held_by.partition(" ")
-    kind, cause = "sample_tail", listed(last.samples, 3)
+    rows = [row for label in last_samples.samples for row in samples.longest if row.label == label]
+    rows.sort(key=lambda row: row.held_by != last_samples.held_by)
+    text = f"step {step.number}: generation waited {seconds(waited_s)} for "
+    text += f"{last_samples.count} of {last_samples.of} samples"
+    part, _, name = last_samples.held_by.partition(" ")
+    kind, cause = "sample_tail", listed(last_samples.samples, 3)
     if part == "tool":
         kind = "slow_tool"
         cause = f"tool {name} took {seconds(_seconds(rows[0], part, name))} in {cause}"
@@ -143,7 +148,7 @@ def tail(step: StepFigures) -> Iterator[Finding]:
         kind=kind,
         text=f"{text}: {cause}",
         evidence=evidence,
-        seconds=waited,
+        seconds=waited_s,
         step=step.number,
         file=rows[0].file if rows else None,
     )
@@ -151,24 +156,28 @@ def tail(step: StepFigures) -> Iterator[Finding]:
 
 @step_rule("idle_gap")
 def idle_gap(step: StepFigures) -> Iterator[Finding]:
-    """Find a time between two stages in which no worker does anything. Rewards in the driver have their own rule."""
+    """Find a time between two stages in which no worker does anything.
+
+    Times in which the driver computes rewards are left out, because `reward` is a separate rule for them.
+    """
     for gap in step.gaps:
-        took = gap.end_s - gap.start_s
+        gap_s = gap.end_s - gap.start_s
         if gap.within == OTHER and _costly_gap(step) is not None:
             continue
-        if not matters(took, step.seconds) or _meaning(step, gap.within) == words.REWARD:
+        if not matters(gap_s, step.seconds) or _meaning(step, gap.within) == words.REWARD:
             continue
-        place = "between generation and training " if gap.between != "stages" else ""
+        between_text = "between generation and training " if gap.between != "stages" else ""
         meanwhile = "in no stage" if gap.within == OTHER else f"in {gap.within}"
         yield Finding(
             kind="idle_gap",
-            text=f"step {step.number}: {place}no worker did anything for {seconds(took)}; the driver was {meanwhile}",
+            text=f"step {step.number}: {between_text}no worker did anything for {seconds(gap_s)}; "
+            f"the driver was {meanwhile}",
             evidence=[
                 f"from {seconds(gap.start_s)} to {seconds(gap.end_s)} after the step's start",
                 f"after {gap.after}",
                 f"before {gap.before}",
             ],
-            seconds=took,
+            seconds=gap_s,
             step=step.number,
             file=_driver(step),
         )
@@ -176,19 +185,19 @@ def idle_gap(step: StepFigures) -> Iterator[Finding]:
 
 @step_rule("slow_reward")
 def reward(step: StepFigures) -> Iterator[Finding]:
-    """Find rewards that the driver awaits for a tenth of the step, or that take a quarter of the samples' time."""
-    took = words.seconds_of(step.stages, words.REWARD, step.kinds)
-    if took >= REWARD_SHARE * step.seconds and matters(took, step.seconds):
+    """Find rewards for which the driver waits for a tenth of the step, or that take a quarter of the samples' time."""
+    took_s = words.seconds_of(step.stages, words.REWARD, step.kinds)
+    if took_s >= REWARD_SHARE * step.seconds and matters(took_s, step.seconds):
         yield Finding(
             kind="slow_reward",
-            text=f"step {step.number}: the driver waited {seconds(took)} for rewards, "
-            f"{percent(took / step.seconds)} of the step",
+            text=f"step {step.number}: the driver waited {seconds(took_s)} for rewards, "
+            f"{percent(took_s / step.seconds)} of the step",
             evidence=[
                 f"{name}: {seconds(value)}"
                 for name, value in step.stages.items()
                 if _meaning(step, name) == words.REWARD
             ],
-            seconds=took,
+            seconds=took_s,
             step=step.number,
             file=_driver(step),
         )
@@ -205,14 +214,14 @@ def tool_time(step: StepFigures) -> Iterator[Finding]:
 def failed_samples(step: StepFigures) -> Iterator[Finding]:
     """Find samples that ended with an exception."""
     if step.samples is not None and step.samples.failed:
-        failed = [row for row in step.samples.longest if row.error]
+        failed_rows = [row for row in step.samples.longest if row.error]
         yield Finding(
             kind="failed_samples",
             text=f"step {step.number}: {step.samples.failed} of {step.samples.count} samples ended with an exception",
-            evidence=[f"{row.label}: {row.error} after {seconds(row.seconds)}" for row in failed[:5]],
+            evidence=[f"{row.label}: {row.error} after {seconds(row.seconds)}" for row in failed_rows[:5]],
             seconds=0.0,
             step=step.number,
-            file=failed[0].file if failed else None,
+            file=failed_rows[0].file if failed_rows else None,
         )
 
 
@@ -220,26 +229,26 @@ def _part_of_samples(step: StepFigures, kind: str, share: float, finding: str, t
     samples = step.samples
     if samples is None:
         return
-    whole = samples.mean_s * samples.count
-    took = sum(part.seconds for part in samples.parts if part.kind == kind)
-    each = took / samples.count
-    if took < share * whole or not matters(each, step.seconds):
+    samples_s = samples.mean_s * samples.count
+    part_s = sum(part.seconds for part in samples.parts if part.kind == kind)
+    s_per_sample = part_s / samples.count
+    if part_s < share * samples_s or not matters(s_per_sample, step.seconds):
         return
     yield Finding(
         kind=finding,
-        text=f"step {step.number}: samples spent {percent(took / whole)} of their time on {thing}, "
-        f"{seconds(each)} each on average",
+        text=f"step {step.number}: samples spent {percent(part_s / samples_s)} of their time on {thing}, "
+        f"{seconds(s_per_sample)} each on average",
         evidence=[f"{part.kind} {part.name}".strip() + f": {seconds(part.seconds)}" for part in samples.parts]
         + [_tool(tool) for tool in samples.tools[:5] if kind == "tool"],
-        seconds=each,
+        seconds=s_per_sample,
         step=step.number,
     )
 
 
 def _waited(step: StepFigures, start_s: float, end_s: float) -> float:
-    """Return the seconds between two moments in which the driver waited for generation.
+    """Return the seconds from `start_s` to `end_s` in which the driver waited for generation.
 
-    Without timers of the driver, all of that time counts.
+    If the stages of the driver are unknown, all seconds from `start_s` to `end_s` count.
     """
     if not step.path:
         return end_s - start_s

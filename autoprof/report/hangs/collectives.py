@@ -1,7 +1,7 @@
-"""Stuck collectives, from torch's flight records: ranks that did not join, or that called another collective.
+"""Stuck collectives, found in torch's flight records: ranks that did not join, or that called another collective.
 
-A flight record is a pickle, and a pickle can run any code. Only lists, dicts, texts and numbers are loaded. The
-sequence numbers of the ranks are then compared.
+A flight record is a pickle, and a pickle can run any code. So only lists, dicts, texts and numbers are loaded. Then the
+sequence numbers of the collectives are compared between the ranks.
 """
 
 from __future__ import annotations
@@ -33,19 +33,20 @@ _SAME_SIZES = (
     "_reduce_scatter_base",
     "reduce",
 )
-# Ended and unfinished collectives that are kept of each process, the last and the first ones.
+# Maximum number of ended and of unfinished collectives that are kept of each process. The last ended and the first
+# unfinished collectives are kept.
 _MAX_ENDED, _MAX_OPEN = 64, 256
 _MAX_FRAMES = 30
 _MAX_TEXT_CHARS = 1000
-# Tensors of a collective, and dimensions of a tensor.
+# Maximum number of tensors of a collective, and of dimensions of a tensor.
 _MAX_SIZES = 64
 _MAX_GROUPS = 256
-# Text with the ranks of a group: some 10,000 ranks.
+# Maximum length of the text that lists the ranks of a group. It is enough for some 10,000 ranks.
 _MAX_RANKS_CHARS = 1 << 16
 
 
 class Record(msgspec.Struct, frozen=True):
-    """A flight record: its file, the rank that wrote it, and the name of that rank's world."""
+    """A flight record: the path of the file, the rank that wrote it, and the rank's world (see `Process.world`)."""
 
     path: str
     rank: int
@@ -53,19 +54,19 @@ class Record(msgspec.Struct, frozen=True):
 
 
 class Stuck(msgspec.Struct, frozen=True, kw_only=True):
-    """A collective that some ranks are in and others are not.
+    """A collective in which some ranks wait for other ranks of the process group.
 
     Attributes:
-        world: The world of ranks.
-        name: The collective, such as `all_reduce`, without its backend.
-        number: Its sequence number in its process group.
-        group: The process group's description, or its name.
-        since_ns: The time of the first rank's call.
-        waiting: The ranks that are in it.
-        late: The ranks that did not join.
-        unknown: The ranks without a record.
-        other: The calls of ranks that called something else, by rank.
-        called: The call of most ranks, if others called something else.
+        world: The world of the ranks (see `Process.world`).
+        name: The name of the collective without the backend, such as `all_reduce`.
+        number: The sequence number of the collective in the process group.
+        group: The description of the process group. Without a description, the name of the process group.
+        since_ns: The time of the first call by a waiting rank.
+        waiting: The ranks that wait in the collective.
+        late: The ranks that did not call the collective.
+        unknown: The ranks without a flight record.
+        other: Dict from each rank that called another collective to a text about the call.
+        called: A text about the call of most ranks, if `other` is not empty. Else empty.
         frames: The stack of one call, innermost function last.
     """
 
@@ -96,11 +97,11 @@ class _Entry(msgspec.Struct, frozen=True):
 
     @property
     def title(self) -> str:
-        """Return its name without the backend."""
+        """Return the name of the collective without the backend."""
         return self.name.rpartition(":")[2]
 
     def call(self, with_sizes: bool) -> str:
-        """Return the words for the call, with its sizes and types if asked."""
+        """Return a text about the call. If `with_sizes` is True, it contains the sizes and types of the tensors."""
         sizes = ", ".join(map(str, self.input_sizes[:4]))
         return f"{self.title} of {sizes} {'/'.join(self.input_dtypes)}".strip() if with_sizes else self.title
 
@@ -113,7 +114,8 @@ class _Process(msgspec.Struct, frozen=True):
     entries: list[_Entry]
 
 
-# Errors of a damaged record: of its file, of the opcodes of pickle, and of values that are not a flight record's.
+# Exceptions that a damaged flight record can cause: when the file is read, when pickle's opcodes are executed, and when
+# unexpected values are used.
 _DAMAGED = (
     *(OSError, EOFError, pickle.PickleError, struct.error, msgspec.MsgspecError),
     *(ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError),
@@ -121,9 +123,9 @@ _DAMAGED = (
 
 
 def stuck(records: Sequence[Record]) -> tuple[list[Stuck], list[str]]:
-    """Return the stuck collectives, and notes on unreadable records. Never raises.
+    """Return the stuck collectives, and notes on flight records that can't be read. Never raise.
 
-    A collective comes last if one of its late ranks waits in another stuck collective.
+    A collective comes last if one of the late ranks waits in another stuck collective, which is the earlier cause.
     """
     processes, notes = [], []
     for record in records:
@@ -144,11 +146,12 @@ def _load_short_tuple(unpickler: Any, length: int) -> None:
 
 
 class _Unpickler(pickle._Unpickler):
-    """An unpickler that loads only lists, dicts, texts and numbers, in memory proportional to the file.
+    """An unpickler that loads only lists, dicts, texts and numbers. The needed memory is proportional to the file.
 
-    It executes the opcodes of such values, and refuses all others: they create objects, call functions, or reserve as
-    much memory as they announce. The unpickler in C can't refuse opcodes, and for one number it reserves up to 32 GiB.
-    Tuples become lists. As the key of a dict, a nested tuple could take exponential time, or crash the process.
+    The unpickler executes only the opcodes of such values. All other opcodes are refused: they create objects, call
+    functions, or reserve as much memory as the file demands. The unpickler in C can't refuse opcodes, and reserves up
+    to 32 GiB for one number. Tuples become lists: as the key of a dict, a nested tuple could take exponential time, or
+    crash the process.
     """
 
     dispatch = dict.fromkeys(pickle._Unpickler.dispatch, _refuse)
@@ -183,35 +186,40 @@ def _read(record: Record) -> _Process:
         for entry in _list(content.get("entries"))
         if isinstance(entry, dict) and len(_list(entry.get("process_group"))) == 2
     ]
-    last: dict[str, int] = {}
+    last_numbers: dict[str, int] = {}
     for entry in entries:
         if not entry.get("is_p2p"):
             group = _text(entry["process_group"][0])
-            last[group] = max(last.get(group, -1), _number(entry.get("collective_seq_id")))
-    # An entry may occur thousands of times in a hostile file, so only the ones that are kept are converted.
+            last_numbers[group] = max(last_numbers.get(group, -1), _number(entry.get("collective_seq_id")))
+    # A hostile file may contain an entry thousands of times. So only the entries that are kept are converted.
     unfinished = [entry for entry in entries if not _is_retired(entry)][:_MAX_OPEN]
     ended = [entry for entry in entries if _is_retired(entry)][-_MAX_ENDED:]
-    kept = sorted([*ended, *unfinished], key=lambda entry: _number(entry.get("record_id")))
+    kept_entries = sorted([*ended, *unfinished], key=lambda entry: _number(entry.get("record_id")))
     names = {_text(entry["process_group"][0]) for entry in entries}
-    return _Process(record.rank, record.world, _groups(content, names), last, [*map(_entry, kept)])
+    return _Process(record.rank, record.world, _groups(content, names), last_numbers, [*map(_entry, kept_entries)])
 
 
 def _is_retired(entry: dict[str, Any]) -> bool:
-    # Older records lack `retired`; use `state`.
+    # Older flight records lack `retired`. For them, use `state`.
     return entry["retired"] is True if "retired" in entry else entry.get("state") == "completed"
 
 
 def _groups(content: dict[str, Any], names: set[str]) -> dict[str, list[int]]:
-    """Return the ranks of the named groups, if the record describes them."""
-    known = {}
+    """Return a dict from the name of each process group to its ranks. Omit groups that the record does not describe.
+
+    Args:
+        content: The content of the flight record.
+        names: The names of the process groups.
+    """
+    ranks_of = {}
     configured = content.get("pg_config")
     for name, group in [*configured.items()][:_MAX_GROUPS] if isinstance(configured, dict) else ():
         ranks = group.get("ranks") if isinstance(group, dict) else None
-        known[_text(name)] = [int(word) for word in re.findall(r"\d{1,7}", _text(ranks, _MAX_RANKS_CHARS))]
-    # gloo's groups have empty names there (torch 2.13), so only one of several is recorded.
-    if "" in known and len(names - known.keys()) == 1:
-        known[(names - known.keys()).pop()] = known[""]
-    return {name: known[name] for name in names if name in known}
+        ranks_of[_text(name)] = [int(word) for word in re.findall(r"\d{1,7}", _text(ranks, _MAX_RANKS_CHARS))]
+    # In `pg_config`, gloo's groups have empty names (torch 2.13), so it contains only one of several groups of gloo.
+    if "" in ranks_of and len(names - ranks_of.keys()) == 1:
+        ranks_of[(names - ranks_of.keys()).pop()] = ranks_of[""]
+    return {name: ranks_of[name] for name in names if name in ranks_of}
 
 
 def _entry(entry: dict[str, Any]) -> _Entry:
@@ -250,7 +258,10 @@ def _number(value: Any) -> int:
 
 
 def _completed(processes: Sequence[_Process]) -> list[_Process]:
-    """Complete the groups of each process. If no record of its world describes a group, its ranks are its callers."""
+    """Add missing process groups to each process, from the flight records of the other processes of the world.
+
+    If no record of the world describes a group, all ranks that called a collective of the group become its ranks.
+    """
     worlds: dict[str, dict[str, list[int]]] = {}
     callers: dict[tuple[str, str], set[int]] = {}
     for process in processes:
@@ -258,9 +269,10 @@ def _completed(processes: Sequence[_Process]) -> list[_Process]:
             worlds.setdefault(process.world, {}).setdefault(name, ranks)
         for entry in process.entries:
             callers.setdefault((process.world, entry.group), set()).add(process.rank)
-    for (world, group), called in callers.items():
-        worlds.setdefault(world, {}).setdefault(group, sorted(called))
-    # Data-parallel groups share a name, so the same name may mean other ranks in another process.
+    for (world, group), calling_ranks in callers.items():
+        worlds.setdefault(world, {}).setdefault(group, sorted(calling_ranks))
+    # Data-parallel groups share a name. So the same name may mean other ranks in another process, and the groups of the
+    # process itself have priority.
     return [
         msgspec.structs.replace(
             process,
@@ -272,34 +284,34 @@ def _completed(processes: Sequence[_Process]) -> list[_Process]:
 
 
 def _compared(processes: Sequence[_Process]) -> list[Stuck]:
-    """Compare the calls of the ranks of each group, and return the first stuck collective of each."""
-    known: dict[tuple[str, str, tuple[int, ...]], dict[int, _Process]] = {}
+    """Compare the calls of the ranks of each process group. Return the first stuck collective of each group."""
+    members_by_group: dict[tuple[str, str, tuple[int, ...]], dict[int, _Process]] = {}
     for process in processes:
         for group, ranks in process.groups.items():
-            known.setdefault((process.world, group, tuple(ranks)), {})[process.rank] = process
-    found = []
-    for (world, group, of_group), members in known.items():
+            members_by_group.setdefault((process.world, group, tuple(ranks)), {})[process.rank] = process
+    stuck_collectives = []
+    for (world, group, group_ranks), members in members_by_group.items():
         calls: dict[int, dict[int, _Entry]] = {}
         for rank, process in members.items():
             for entry in process.entries:
                 if entry.group == group and not entry.is_p2p:
                     calls.setdefault(entry.collective_seq_id, {})[rank] = entry
-        # gloo marks a collective as ended late, so one that all ranks have joined does not count.
+        # gloo marks a collective as ended late. So a collective that all ranks have joined does not count as stuck.
         for number in sorted(calls):
             if any(not entry.retired for entry in calls[number].values()):
-                one = _one(world, of_group, group, members, number, calls[number])
-                if one.late or one.other:
-                    found.append(one)
+                candidate = _stuck_call(world, group_ranks, group, members, number, calls[number])
+                if candidate.late or candidate.other:
+                    stuck_collectives.append(candidate)
                     break
-    waiting = {(each.world, rank) for each in found for rank in each.waiting}
-    # A rank may be late because it waits in another group. That group's collective comes first.
+    waiting_ranks = {(each.world, rank) for each in stuck_collectives for rank in each.waiting}
+    # A rank may be late because it waits in another group's collective. That collective comes first.
     return sorted(
-        found,
-        key=lambda each: (any((each.world, rank) in waiting for rank in each.late), each.since_ns),
+        stuck_collectives,
+        key=lambda each: (any((each.world, rank) in waiting_ranks for rank in each.late), each.since_ns),
     )
 
 
-def _one(
+def _stuck_call(
     world: str,
     ranks: tuple[int, ...],
     group: str,
@@ -314,26 +326,31 @@ def _one(
     names = Counter(entry.title for entry in calls.values())
     name = names.most_common(1)[0][0]
     with_sizes = len(names) == 1 and name in _SAME_SIZES
-    words = {rank: entry.call(with_sizes) for rank, entry in calls.items()}
-    usual, count = Counter(words.values()).most_common(1)[0]
-    first = calls[waiting[0]]
+    call_texts = {rank: entry.call(with_sizes) for rank, entry in calls.items()}
+    most_common_call, count = Counter(call_texts.values()).most_common(1)[0]
+    first_waiting = calls[waiting[0]]
     return Stuck(
         world=world,
         name=name,
         number=number,
-        group=first.description or group,
+        group=first_waiting.description or group,
         since_ns=min(calls[rank].time_created_ns for rank in waiting),
         waiting=sorted(waiting),
         late=sorted(late),
         unknown=sorted(set(ranks) - members.keys()),
-        other={rank: call for rank, call in sorted(words.items()) if call != usual} if count < len(words) else {},
-        called=usual if count < len(words) else "",
-        frames=first.frames[::-1],
+        other={rank: call for rank, call in sorted(call_texts.items()) if call != most_common_call}
+        if count < len(call_texts)
+        else {},
+        called=most_common_call if count < len(call_texts) else "",
+        frames=first_waiting.frames[::-1],
     )
 
 
 def flight_records(processes: Sequence[Process]) -> list[Record]:
-    """Return the flight records. Processes with the same title and rank are omitted: they can't be distinguished."""
+    """Return the flight records of the processes.
+
+    If several processes of a world have the same rank, they can't be distinguished. Their records are left out.
+    """
     ranks = Counter((process.world, process.joined_as) for process in processes if process.flight_record)
     return [
         Record(process.flight_record, process.joined_as, process.world)
@@ -343,13 +360,13 @@ def flight_records(processes: Sequence[Process]) -> list[Record]:
 
 
 def collective(stuck: Stuck, processes: Sequence[Process]) -> Sentence:
-    """Report the ranks that did not join a collective, or called another one."""
-    of = {process.joined_as: process for process in processes if process.world == stuck.world}
-    role = roles(processes).get(next(iter(of.values())).label, "") if of else ""
+    """Return a sentence about the ranks that did not join a collective, or that called another collective."""
+    process_of = {process.joined_as: process for process in processes if process.world == stuck.world}
+    role = roles(processes).get(next(iter(process_of.values())).label, "") if process_of else ""
     stages = Counter(
         process.stage.name
         for rank in stuck.waiting
-        if (process := of.get(rank)) is not None and process.stage is not None
+        if (process := process_of.get(rank)) is not None and process.stage is not None
     )
     stage = f" in {stages.most_common(1)[0][0]}" if stages else ""
     call = f"{stuck.name} #{stuck.number}"
@@ -360,19 +377,19 @@ def collective(stuck: Stuck, processes: Sequence[Process]) -> Sentence:
     if stuck.unknown:
         evidence.append(f"{name_ranks(stuck.unknown, role)} left no flight record")
     if stuck.late:
-        late = [process for rank in stuck.late if (process := of.get(rank)) is not None]
-        at = list(dict.fromkeys(process.place for process in late if process.place))
-        here = f"; {plural(stuck.late, 'it is', 'they are')} in {at[0]}" if len(at) == 1 else ""
+        late_processes = [process for rank in stuck.late if (process := process_of.get(rank)) is not None]
+        late_places = list(dict.fromkeys(process.place for process in late_processes if process.place))
+        here = f"; {plural(stuck.late, 'it is', 'they are')} in {late_places[0]}" if len(late_places) == 1 else ""
         text = f"{name_ranks(stuck.late, role)} {plural(stuck.late, 'has', 'have')} not joined {call}{stage}{here}"
-        evidence += [line for process in late[:1] for line in process.stack_lines()]
-        return Sentence(text, evidence, late[0].file if late else "")
+        evidence += [line for process in late_processes[:1] for line in process.stack_lines()]
+        return Sentence(text, evidence, late_processes[0].file if late_processes else "")
     other_calls = list(stuck.other.items())
     rank, first_call = other_calls[0]
     ranks = [each for each, other in other_calls if other == first_call]
     text = f"{name_ranks(ranks, role)} called {first_call} as #{stuck.number}{stage}"
     text += f", {_other_ranks(stuck, ranks)} {stuck.called}"
-    more = [f"rank {each} called {other}" for each, other in other_calls if other != first_call]
-    return Sentence(text, [*more[:5], *evidence], of[rank].file if rank in of else "")
+    other_texts = [f"rank {each} called {other}" for each, other in other_calls if other != first_call]
+    return Sentence(text, [*other_texts[:5], *evidence], process_of[rank].file if rank in process_of else "")
 
 
 def _other_ranks(stuck: Stuck, ranks: Sequence[int]) -> str:

@@ -1,7 +1,7 @@
-"""Places in stacks: the function that a process is in, the reason why it waits, and deadlocks of two locks.
+"""Analysis of stacks: the function in which a process is, the reason why it waits, and deadlocks of two locks.
 
-Locks are identified by name. A name counts only if it always means the same lock: a module's global, or an attribute of
-`self`. Deadlocks on attributes of `self` are reported as "likely", because each object has its own lock.
+Locks are identified by name. A name is used only if it always means the same lock: a global variable of a module, or an
+attribute of `self`. Deadlocks on attributes of `self` are reported as "likely", because each object has its own lock.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeAlias
 from autoprof.base import files, seam
 from autoprof.rundir.records import Frame, Thread
 
-# Packages that only run or wait for the work of others.
+# Packages whose functions only run the work of other packages, or wait for this work.
 _PLUMBING = {
     *("torch", "torch_npu", "ray", "asyncio", "uvloop", "requests", "urllib3", "httpx", "httpcore", "aiohttp", "anyio"),
     *("grpc", "zmq", "tensordict", "hydra", "numpy", "autoprof", "wrapt", "psutil", "pandas", "pyarrow", "datasets"),
@@ -32,7 +32,7 @@ _MAX_SOURCE_BYTES = 4 << 20
 
 
 def package(frame: Frame) -> str:
-    """Return the package of a function: empty for the user's code, `python` for the standard library."""
+    """Return the package of a function. It is empty for the user's code, and `python` for the standard library."""
     return _package(frame.file)
 
 
@@ -44,41 +44,56 @@ def _package(file: str) -> str:
 
 
 def best_frame(frames: Sequence[Frame]) -> Frame | None:
-    """Return the function that best describes where a stack is: the innermost of the user's, else of a trainer's."""
+    """Return the function of a stack that best describes the work of the thread.
+
+    It is the innermost function of the user. If the stack has none, it is the innermost function of a trainer.
+    """
     if (profiling := _profiling(frames)) is not None:
         return profiling
-    own = [frame for frame in frames if not package(frame)]
-    if inner := [frame for frame in own if name(frame) not in _OUTER]:
-        return inner[-1]
-    others = [frame for frame in frames if package(frame) not in ("", "python") and package(frame) not in _PLUMBING]
-    return next(iter([*others[-1:], *own[-1:], *frames[-1:]]), None)
+    user_frames = [frame for frame in frames if not package(frame)]
+    if inner_frames := [frame for frame in user_frames if name(frame) not in _OUTER]:
+        return inner_frames[-1]
+    trainer_frames = [
+        frame for frame in frames if package(frame) not in ("", "python") and package(frame) not in _PLUMBING
+    ]
+    return next(iter([*trainer_frames[-1:], *user_frames[-1:], *frames[-1:]]), None)
 
 
 def working_frame(frames: Sequence[Frame]) -> Frame | None:
-    """Return the innermost function outside of the standard library and of `_PLUMBING`."""
+    """Return the innermost function that is not part of the standard library or of a package in `_PLUMBING`.
+
+    If autoprof starts or ends a profiler in this stack, return the function of autoprof. Return None if no function is
+    found.
+    """
     return _profiling(frames) or next(
         (frame for frame in reversed(frames) if package(frame) != "python" and package(frame) not in _PLUMBING), None
     )
 
 
 def _profiling(frames: Sequence[Frame]) -> Frame | None:
-    """Return autoprof's function that starts or ends a profiler, if any. The functions inside of it are torch's."""
+    """Return the function of autoprof that starts or ends a profiler. Return None if the stack has no such function.
+
+    The functions that it calls belong to torch.
+    """
     return next((frame for frame in reversed(frames) if _OWN.search(frame.file)), None)
 
 
 def name(frame: Frame) -> str:
-    """Return a function's name without its class and enclosing functions."""
+    """Return the name of a function without the names of its class and of the functions around it."""
     return frame.function.rpartition(".")[2]
 
 
 def text(frame: Frame) -> str:
-    """Return the words for a place: `reward.py:44 fetch_score`."""
+    """Return a text that names the file, the line and the function, such as `reward.py:44 fetch_score`."""
     place = f"{PurePath(frame.file).name or '?'}:{frame.line} {name(frame)}".strip()
     return f"autoprof, which starts or ends a profiler, {place}" if _OWN.search(frame.file) else place
 
 
 def waits(frames: Sequence[Frame]) -> str:
-    """Return the reason why a stack waits, from its innermost functions: COLLECTIVE, RAY, IDLE or empty."""
+    """Return the reason why a thread waits, found from the innermost functions of its stack.
+
+    The reason is COLLECTIVE, RAY or IDLE. It is empty if the thread does not wait.
+    """
     inner = frames[-8:]
     if any("torch/distributed/" in frame.file and package(frame) == "torch" for frame in inner):
         return COLLECTIVE
@@ -106,7 +121,7 @@ def waits(frames: Sequence[Frame]) -> str:
 
 
 def _source(file: str, sources: dict[str, list[str]]) -> list[str]:
-    """Return the lines of a program's source file; none if this machine lacks the file."""
+    """Return the lines of a program's source file. Return an empty list if this machine lacks the file."""
     if file not in sources:
         try:
             content = files.read(file, _MAX_SOURCE_BYTES) if file.endswith(".py") else b""
@@ -118,32 +133,35 @@ def _source(file: str, sources: dict[str, list[str]]) -> list[str]:
 
 
 def waits_for_itself(thread: Thread) -> Frame | None:
-    """Return the function in which a Ray actor waits for a call to itself, judged by the source around that line."""
+    """Return the function in which a Ray actor waits for a call to itself. Return None if there is no such function.
+
+    The call is recognized by the source code before the line in which the actor waits.
+    """
     frames = thread.frames
-    # The thread of an actor's methods, or of an asynchronous actor's event loop (Ray 2.60, `_raylet.pyx`).
-    of_actor = any("ray/_private/workers" in frame.file for frame in frames[:3])
-    if waits(frames) != RAY or not (of_actor or thread.name.startswith("AsyncIO Thread: ")):
+    # True for the thread that runs an actor's methods or an asynchronous actor's event loop (Ray 2.60, `_raylet.pyx`).
+    is_actor_thread = any("ray/_private/workers" in frame.file for frame in frames[:3])
+    if waits(frames) != RAY or not (is_actor_thread or thread.name.startswith("AsyncIO Thread: ")):
         return None
-    place = next((frame for frame in reversed(frames) if not package(frame)), None)
-    if place is None:
+    waiting_frame = next((frame for frame in reversed(frames) if not package(frame)), None)
+    if waiting_frame is None:
         return None
-    lines = _source(place.file, {})
-    near = "\n".join(lines[max(0, place.line - 6) : place.line])
-    return place if re.search(r"current_actor|self_handle|get_actor\(", near) else None
+    lines = _source(waiting_frame.file, {})
+    nearby_source = "\n".join(lines[max(0, waiting_frame.line - 6) : waiting_frame.line])
+    return waiting_frame if re.search(r"current_actor|self_handle|get_actor\(", nearby_source) else None
 
 
 _KINDS = ("Lock", "RLock")
-# Innermost functions of a stack that are searched for locks.
+# Maximum number of the innermost functions of a stack that are searched for locks.
 _MAX_LOCK_FRAMES = 8
-# Bytes of a source file that are parsed.
+# Maximum size of a source file that is parsed, in bytes.
 _MAX_LOCK_SOURCE = 1 << 20
-# File, class (empty for a global) and name.
+# The file, the class (empty for a global variable) and the name of a lock.
 _Lock: TypeAlias = "tuple[str, str, str]"
 _Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class _Wait(NamedTuple):
-    """A thread that waits for a lock, with the locks that it holds."""
+    """A thread that waits for the lock `wanted`, the function in which it waits, and the locks that it holds."""
 
     thread: Thread
     frame: Frame
@@ -152,17 +170,19 @@ class _Wait(NamedTuple):
 
 
 def deadlock(threads: Sequence[Thread]) -> str:
-    """Return a sentence about two threads that wait for each other's locks, according to the source; else nothing.
+    """Return a sentence about two threads that wait for each other's locks. Return an empty text if there are none.
 
-    `{process}` in the sentence stands for the process's name.
+    The locks are found in the source code. The caller replaces `{process}` in the sentence by the name of the process.
     """
     sources: dict[str, _Source] = {}
     waits = [wait for thread in threads if (wait := _wait(thread, sources)) is not None]
-    for place, one in enumerate(waits):
-        for other in waits[place + 1 :]:
-            if one.wanted in other.held and other.wanted in one.held and one.wanted != other.wanted:
-                likely = "likely " if one.wanted[1] or other.wanted[1] else ""
-                return f"{likely}deadlock of two locks in {{process}}: {_wait_words(one)}, and {_wait_words(other)}"
+    for index, one in enumerate(waits):
+        for other_wait in waits[index + 1 :]:
+            if one.wanted in other_wait.held and other_wait.wanted in one.held and one.wanted != other_wait.wanted:
+                likely = "likely " if one.wanted[1] or other_wait.wanted[1] else ""
+                return (
+                    f"{likely}deadlock of two locks in {{process}}: {_wait_words(one)}, and {_wait_words(other_wait)}"
+                )
     return ""
 
 
@@ -178,16 +198,16 @@ def _wait(thread: Thread, sources: dict[str, _Source]) -> _Wait | None:
         frames = frames[:-1]
     if not frames or package(frames[-1]):
         return None
-    wanted = _lock_source(frames[-1], sources).wanted(frames[-1].line)
-    if wanted is None:
+    wanted_lock = _lock_source(frames[-1], sources).wanted(frames[-1].line)
+    if wanted_lock is None:
         return None
-    held = {
+    held_locks = {
         lock
         for frame in frames[-_MAX_LOCK_FRAMES:]
         if not package(frame)
         for lock in _lock_source(frame, sources).held(frame.line)
     }
-    return _Wait(thread, frames[-1], wanted, held - {wanted})
+    return _Wait(thread, frames[-1], wanted_lock, held_locks - {wanted_lock})
 
 
 def _lock_source(frame: Frame, sources: dict[str, _Source]) -> _Source:
@@ -197,7 +217,7 @@ def _lock_source(frame: Frame, sources: dict[str, _Source]) -> _Source:
 
 
 class _Source:
-    """Syntax tree of a program's source file; empty if this machine lacks the file."""
+    """Syntax tree of a program's source file. The tree is empty if this machine lacks the file."""
 
     def __init__(self, file: str) -> None:
         self._file = file
@@ -211,51 +231,58 @@ class _Source:
         self._of_module, self._of_self = self._locks()
 
     def wanted(self, line: int) -> _Lock | None:
-        """Return the lock that a line takes; None if it takes no lock, several, or one without a unique name."""
-        found = []
+        """Return the lock that a source line takes.
+
+        Return None if the line takes no lock or several locks, or if the name of the lock may mean several locks.
+        """
+        lock_expressions = []
         for node in self._nodes:
             if isinstance(node, (ast.With, ast.AsyncWith)) and node.body[0].lineno > line:
-                found += [item.context_expr for item in node.items if item.context_expr.lineno == line]
+                lock_expressions += [item.context_expr for item in node.items if item.context_expr.lineno == line]
             elif isinstance(node, ast.Call) and node.lineno == line and isinstance(node.func, ast.Attribute):
-                found += [node.func.value] if node.func.attr == "acquire" else []
-        return self._named(found[0], line) if len(found) == 1 else None
+                lock_expressions += [node.func.value] if node.func.attr == "acquire" else []
+        return self._named(lock_expressions[0], line) if len(lock_expressions) == 1 else None
 
     def held(self, line: int) -> Iterator[_Lock]:
-        """Yield the locks of the `with` blocks around a line, within its function."""
+        """Yield the locks of the `with` blocks that contain a source line and belong to the same function."""
         function = self._around(line)
         for node in ast.walk(function) if function is not None else ():
             if isinstance(node, (ast.With, ast.AsyncWith)) and node.body[0].lineno <= line <= (node.end_lineno or 0):
-                inner = self._around(node.lineno)
-                for item in node.items if inner is function else ():
+                inner_function = self._around(node.lineno)
+                for item in node.items if inner_function is function else ():
                     if (lock := self._named(item.context_expr, line)) is not None:
                         yield lock
 
     def _locks(self) -> tuple[set[str], set[tuple[str, str]]]:
-        """Return the names of the module's locks, and class and name of the locks of `self`, that are assigned once."""
-        rebound = {name for node in self._nodes if isinstance(node, ast.Global) for name in node.names}
-        module: dict[str, list[bool]] = {}
+        """Return the locks of the file that are assigned only once.
+
+        Returns:
+            The names of the module's global locks, and (class, name) of each lock that is an attribute of `self`.
+        """
+        rebound_names = {name for node in self._nodes if isinstance(node, ast.Global) for name in node.names}
+        module_locks: dict[str, list[bool]] = {}
         for target, value in _assigned(_outside(self._tree)):
             if isinstance(target, ast.Name):
-                module.setdefault(target.id, []).append(_makes(value))
-        own: dict[tuple[str, str], list[bool]] = {}
+                module_locks.setdefault(target.id, []).append(_makes(value))
+        self_locks: dict[tuple[str, str], list[bool]] = {}
         for each in self._nodes:
             if isinstance(each, ast.ClassDef):
                 for target, value in _assigned(ast.walk(each)):
                     if isinstance(target, ast.Attribute) and _is_self(target.value):
-                        own.setdefault((each.name, target.attr), []).append(_makes(value))
+                        self_locks.setdefault((each.name, target.attr), []).append(_makes(value))
         return (
-            {name for name, made in module.items() if made == [True] and name not in rebound},
-            {name for name, made in own.items() if made == [True]},
+            {name for name, are_locks in module_locks.items() if are_locks == [True] and name not in rebound_names},
+            {name for name, are_locks in self_locks.items() if are_locks == [True]},
         )
 
     def _around(self, line: int) -> _Function | None:
-        inside = [each for each in self._functions if each.lineno <= line <= (each.end_lineno or 0)]
-        return max(inside, key=lambda each: each.lineno, default=None)
+        functions = [each for each in self._functions if each.lineno <= line <= (each.end_lineno or 0)]
+        return max(functions, key=lambda each: each.lineno, default=None)
 
     def _named(self, node: ast.expr, line: int) -> _Lock | None:
         if isinstance(node, ast.Name) and node.id in self._of_module:
-            outer = [each for each in self._functions if each.lineno <= line <= (each.end_lineno or 0)]
-            return (self._file, "", node.id) if not any(_binds(each, node.id) for each in outer) else None
+            outer_functions = [each for each in self._functions if each.lineno <= line <= (each.end_lineno or 0)]
+            return (self._file, "", node.id) if not any(_binds(each, node.id) for each in outer_functions) else None
         if isinstance(node, ast.Attribute) and _is_self(node.value):
             classes = [class_name for class_name, name in self._of_self if name == node.attr]
             return (self._file, classes[0], node.attr) if len(classes) == 1 else None
@@ -263,17 +290,20 @@ class _Source:
 
 
 def _outside(tree: ast.Module) -> Iterator[ast.AST]:
-    """Yield the nodes of a module outside of its functions and classes."""
-    left: list[ast.AST] = [tree]
-    while left:
-        for node in ast.iter_child_nodes(left.pop()):
+    """Yield the nodes of a module that are not part of a function or a class."""
+    open_nodes: list[ast.AST] = [tree]
+    while open_nodes:
+        for node in ast.iter_child_nodes(open_nodes.pop()):
             if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
-                left.append(node)
+                open_nodes.append(node)
                 yield node
 
 
 def _assigned(nodes: Iterable[ast.AST]) -> Iterator[tuple[ast.expr, ast.expr | None]]:
-    """Yield each target of an assignment with its value, or with None if the value is not a single expression."""
+    """Yield each target of an assignment and the expression of its value.
+
+    The expression is None if the target gets a part of a value, as in `a, b = function()`.
+    """
     for node in nodes:
         targets: list[ast.expr] = getattr(node, "targets", []) if isinstance(node, ast.Assign) else []
         value = getattr(node, "value", None)
@@ -281,9 +311,9 @@ def _assigned(nodes: Iterable[ast.AST]) -> Iterator[tuple[ast.expr, ast.expr | N
             targets = [node.target]
         for target in targets:
             if isinstance(target, ast.Tuple):
-                alike = isinstance(value, ast.Tuple) and len(value.elts) == len(target.elts)
-                for place, each in enumerate(target.elts):
-                    yield each, value.elts[place] if alike and isinstance(value, ast.Tuple) else None
+                has_same_length = isinstance(value, ast.Tuple) and len(value.elts) == len(target.elts)
+                for index, each in enumerate(target.elts):
+                    yield each, value.elts[index] if has_same_length and isinstance(value, ast.Tuple) else None
             else:
                 yield target, value
 
@@ -303,5 +333,7 @@ def _binds(function: _Function, name: str) -> bool:
     """Return True if a name is a parameter or a local variable of a function."""
     arguments = function.args
     parameters = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
-    stored = (node.id for node in ast.walk(function) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
-    return name in {each.arg for each in parameters if each is not None} or name in set(stored)
+    stored_names = (
+        node.id for node in ast.walk(function) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    )
+    return name in {each.arg for each in parameters if each is not None} or name in set(stored_names)

@@ -1,4 +1,4 @@
-"""Readers of a stuck run: the stacks in `hangs/`, and the open spans."""
+"""Readers of the data of a stuck run: the stacks in `hangs/`, and the open spans."""
 
 from __future__ import annotations
 
@@ -29,23 +29,24 @@ from autoprof.rundir.records import (
 )
 from autoprof.rundir.runs import Run
 
-# Open spans in a report.
+# Maximum number of open spans in a report.
 MAX_ROWS = 200
-# Open samples, turns, tools, rewards and requests among them.
+# Maximum number of samples, turns, tools, rewards and requests among these spans.
 _MAX_SAMPLE_ROWS = 50
-_FIRST = {"step": 0, "stage": 1, "timer": 1, "window": 1}
+_KIND_ORDER = {"step": 0, "stage": 1, "timer": 1, "window": 1}
 
 
 class OpenSpans(msgspec.Struct, frozen=True, kw_only=True):
     """Open spans of a run.
 
     Attributes:
-        states: Its processes that have a journal.
-        ends_ns: The moment up to which the spans of each are known to be open, by the clock of its host.
-        shifts_ns: Nanoseconds that bring the times of each host onto one clock.
+        states: The states of the run's processes that have a journal.
+        ends_ns: For each process in `states`, the time until which its spans are known to be open, on the clock of its
+            host.
+        shifts_ns: Dict from each host to the nanoseconds to add to its times, so that all times are on one clock.
         going_on: True if the run is running.
-        now_ns: The time of reading, by the clock of this host.
-        started_ns: The start of the run, or of its last attempt if it was resumed.
+        now_ns: The time at which the spans were read, on the clock of this host.
+        started_ns: The start of the run. If the run was resumed, the start of its last attempt.
     """
 
     states: Sequence[ProcessState]
@@ -56,39 +57,46 @@ class OpenSpans(msgspec.Struct, frozen=True, kw_only=True):
     started_ns: int = 0
 
     def age_s(self, place: int, span: OpenSpan) -> float:
-        """Return the age, in seconds, of a span of the process `states[place]`."""
-        # Negative if a clock was set back.
+        """Return for how many seconds a span of the process `states[place]` has been open."""
+        # The difference is negative if a clock was set back.
         return max(0.0, (self.ends_ns[place] - span.start_ns) / 1e9)
 
     def shifted(self, state: ProcessState, moment_ns: int) -> int:
-        """Return a moment of a process's host on the clock that all hosts share."""
+        """Return a time of a process's host on the clock that all hosts share."""
         return moment_ns + self.shifts_ns.get(state.host, 0)
 
     def still_s(self) -> float:
-        """Return the seconds since a span last began or ended in any process, or since the run was resumed.
+        """Return the seconds since a span last began or ended in any process.
 
-        Memory measurements don't count as activity; for `last_ns` they do.
+        If the run was resumed later, return the seconds since it was resumed. Memory measurements don't count here,
+        although they count for `last_ns`.
         """
-        moved = max((self.shifted(state, state.moved_ns) for state in self.states), default=self.now_ns)
-        moved = max(moved, self.started_ns)
-        return max(0.0, (self.now_ns - moved) / 1e9)
+        last_change_ns = max((self.shifted(state, state.moved_ns) for state in self.states), default=self.now_ns)
+        last_change_ns = max(last_change_ns, self.started_ns)
+        return max(0.0, (self.now_ns - last_change_ns) / 1e9)
 
     def rows(self) -> tuple[list[OpenSpanRow], int]:
-        """Return the rows of the report, and the number of spans that are left out."""
+        """Return the rows of open spans in the report, and the number of open spans without a row."""
         spans = [
-            (_FIRST.get(span.kind, 2), self.age_s(place, span), state, span)
+            (_KIND_ORDER.get(span.kind, 2), self.age_s(place, span), state, span)
             for place, state in enumerate(self.states)
             for span in state.spans
         ]
         spans.sort(key=lambda each: (each[0], -each[1]))
-        kept = [each for each in spans if each[0] < 2]
-        kept += [each for each in spans if each[0] == 2][:_MAX_SAMPLE_ROWS]
-        rows = [_row(age, state, span) for _, age, state, span in kept[:MAX_ROWS]]
+        kept_spans = [each for each in spans if each[0] < 2]
+        kept_spans += [each for each in spans if each[0] == 2][:_MAX_SAMPLE_ROWS]
+        rows = [_row(age, state, span) for _, age, state, span in kept_spans[:MAX_ROWS]]
         return rows, len(spans) - len(rows)
 
 
 def read_open_spans(run: Run, now_ns: int, shifts_ns: Mapping[str, int]) -> OpenSpans:
-    """Read the open spans of a run."""
+    """Return the open spans of a run.
+
+    Args:
+        run: The run.
+        now_ns: The present time, on the clock of this host.
+        shifts_ns: Dict from each host to the nanoseconds to add to its times.
+    """
     going_on, started_ns = run.state.startswith("running"), round(run.info.started * 1e9)
     states = processes.without_past(run.processes, started_ns, shifts_ns)
     ends = processes.ends(states, going_on, now_ns, shifts_ns)
@@ -98,21 +106,25 @@ def read_open_spans(run: Run, now_ns: int, shifts_ns: Mapping[str, int]) -> Open
 
 
 def open_for(row: OpenSpanRow, going_on: bool) -> str:
-    """Return the words for the time that a span is or was open. A dead process was last seen at its last line."""
+    """Return a text with the time for which a span has been or was open.
+
+    If the process is dead, the time counts until the last line of its journal. Then the text begins with `at least`, or
+    it is `an unknown time`.
+    """
     if processes.open_until_now(row.state, going_on):
         return units.seconds(row.age_s)
     return f"at least {units.seconds(row.age_s)}" if row.age_s else "an unknown time"
 
 
 def where(span: OpenSpan) -> str:
-    """Return the words for the owner of a span: `actor rank 3`, `agent_loop sample 63, rollout 2`."""
+    """Return a text that names the owner of a span, such as `actor rank 3` or `agent_loop sample 63, rollout 2`."""
     replica = span.ids.get("replica")
     number = f"rank {span.rank}" if span.rank is not None else f"replica {replica}" if replica is not None else ""
-    ids = [f"{name} {value}" for name, value in span.ids.items() if name in _NAMED and value not in (None, "")]
+    ids = [f"{name} {value}" for name, value in span.ids.items() if name in _IDS_IN_TEXTS and value not in (None, "")]
     return writable(" ".join(filter(None, [span.role, number, ", ".join(ids)])))
 
 
-_NAMED = ("sample", "rollout", "request", "validate")
+_IDS_IN_TEXTS = ("sample", "rollout", "request", "validate")
 
 
 def _row(age: float, state: ProcessState, span: OpenSpan) -> OpenSpanRow:
@@ -128,29 +140,29 @@ def _row(age: float, state: ProcessState, span: OpenSpan) -> OpenSpanRow:
     )
 
 
-# Folders that are read, the latest ones.
+# Maximum number of folders in `hangs/` that are read. The latest folders are read.
 MAX_HANGS = 16
-# Processes that are read in a folder.
+# Maximum number of processes that are read in a folder.
 MAX_PROCESSES = 4096
-# Spans, frames and working threads that are kept of a process.
+# Maximum number of spans, of frames, and of working threads and tasks that are kept of a process.
 _MAX_SPANS, _MAX_FRAMES, _MAX_THREADS = 64, 12, 16
 _STEP = re.compile(r"step_(\d{1,12})$")
-_JOINED = re.compile(r"rank_(\d{1,7})$")
+_FLIGHT_RECORD_RANK = re.compile(r"rank_(\d{1,7})$")
 _NUMBER = re.compile(r"\d+")
-# Functions that run an event loop.
+# Names of functions that run an event loop.
 _LOOPS = ("run_until_complete", "run_forever")
 
 
 class Working(msgspec.Struct, frozen=True):
-    """A thread or a task that is in a function of the user or of a trainer.
+    """A thread or a task that runs a function of the user or of a trainer.
 
     Attributes:
         who: The name of the thread or task.
-        place: The function that it is in.
-        spans: The open spans that it works on.
+        place: A text that names the function.
+        spans: The open spans that the thread or task works on.
         main: True for the thread that works on the open step or stage.
-        own: True if the function is the user's own, not a trainer's.
-        awaited: True for tasks that the thread of an event loop waits for.
+        own: True if the function belongs to the user, False if it belongs to a trainer.
+        awaited: True for a task for which the thread of an event loop waits.
     """
 
     who: str
@@ -162,7 +174,7 @@ class Working(msgspec.Struct, frozen=True):
 
 
 class Sentence(msgspec.Struct, frozen=True):
-    """A sentence, its evidence, and the file to look at."""
+    """A sentence about a stuck run, the texts that prove it, and the file to look at."""
 
     text: str
     evidence: list[str] = []
@@ -172,23 +184,30 @@ class Sentence(msgspec.Struct, frozen=True):
 class Process(msgspec.Struct, frozen=True, kw_only=True):
     """State of one process in a step that takes too long.
 
+    The attributes `stack`, `thread`, `waits` and `place` describe the thread that works on the open step or stage (see
+    `_worker`), or else the main thread.
+
     Attributes:
-        label: Its title without numbers. Processes with the same label do the same work.
-        unix_ns: The time at which it wrote its stacks.
-        spans: Its open spans, oldest first.
-        stack: The innermost functions, innermost last, of the thread that works on the open spans; else of the main
-            thread.
-        thread: The name of that thread.
-        waits: The reason why that thread waits, a constant of `places`; empty if it does not.
-        place: The function that that thread is in; empty if unknown.
-        working: Its threads and tasks that are in functions of the user or of a trainer.
-        deadlock: A sentence about threads that wait for each other's locks; empty if none was found.
-        itself: The function in which it waits for its own result; empty if it does not.
-        held_up: The thread that blocks an event loop, and the number of waiting tasks; None if no loop is blocked.
-        engine: The figures of its engine: requests that run and wait, free blocks.
-        flight_record: The path of its flight record; empty without one.
-        joined_as: Its rank in torch.distributed, from the name of the flight record, else its own rank.
-        file: The file of its stacks, relative to the run.
+        host: The host of the process.
+        pid: The pid of the process.
+        label: The title of the process without numbers. Processes with the same label do the same work.
+        rank: The rank of the process. None if it is unknown, or if several processes of the role have this rank.
+        unix_ns: The time at which the process wrote its stacks.
+        spans: The open spans of the process, oldest first.
+        stack: The innermost functions of the thread, innermost last.
+        thread: The name of the thread.
+        waits: The reason why the thread waits: a constant of `places`. Empty if the thread does not wait.
+        place: A text that names the function that the thread runs. Empty if unknown.
+        working: The threads and tasks of the process that run functions of the user or of a trainer.
+        deadlock: A sentence about threads that wait for each other's locks. Empty if no such threads were found.
+        itself: The function in which the process waits for its own result. Empty if it does not.
+        held_up: The thread or task that blocks an event loop, and the number of tasks that wait. None if no loop is
+            blocked.
+        engine: The numbers of the engine in this process: running requests, waiting requests, free blocks.
+        flight_record: The path of the process's flight record. Empty if there is no flight record.
+        joined_as: The rank of the process in torch.distributed, from the name of the flight record. Without a flight
+            record, `rank`.
+        file: The path of the file with the stacks, relative to the directory of the run.
     """
 
     host: str
@@ -211,36 +230,39 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     file: str
 
     def stack_lines(self) -> list[str]:
-        """Return a line with the innermost functions of its stack, if it has one."""
+        """Return a list with one text that names the innermost functions of the stack. Without a stack, it is empty."""
         inner = [places.text(frame) for frame in self.stack[-4:]]
         return [f"{self.name}, {self.thread}: {' > '.join(inner)}"] if inner else []
 
     @property
     def role(self) -> str:
-        """Return the role of the last open span with a rank, else of any open span."""
+        """Return the role of the last open span that has a rank. If no open span has one, return the role of any."""
         return next((span.role for span in reversed(self.spans) if span.role and span.rank is not None), "") or next(
             (span.role for span in self.spans if span.role), ""
         )
 
     @property
     def stage(self) -> OpenSpan | None:
-        """Return the open stage that began last, or None."""
+        """Return the open stage that began last. Return None if no stage is open."""
         return next((span for span in reversed(self.spans) if span.kind == "stage"), None)
 
     @property
     def replica(self) -> str | None:
-        """Return the number of its replica from its spans, or None."""
+        """Return the number of the replica from the open spans. Return None if no span has such a number."""
         replicas = (span.ids.get("replica") for span in self.spans)
         return next((str(each) for each in replicas if each is not None), None)
 
     @property
     def world(self) -> str:
-        """Return a name for the processes that call collectives together: the same title, and the same replica."""
+        """Return a name for the group of processes that call collectives together.
+
+        The processes of such a group have the same label and the same replica.
+        """
         return self.label if self.replica is None else f"{self.label} of replica {self.replica}"
 
     @property
     def name(self) -> str:
-        """Return its name in sentences: `rank 3 of actor`, else its title, pid and host."""
+        """Return the name of the process in sentences: `rank 3 of actor`, or else the label, the pid and the host."""
         if self.rank is not None and self.role and any(span.rank == self.rank for span in self.spans):
             return f"rank {self.rank} of {self.role}"
         return f"{self.label or 'process'} (pid {self.pid} on {self.host})"
@@ -250,11 +272,11 @@ class Hang(msgspec.Struct, frozen=True, kw_only=True):
     """A step that took too long.
 
     Attributes:
-        folder: The folder of its stacks, relative to the run.
-        step: The step, or None if unknown.
-        why: The condition that wrote the stacks.
-        processes: Its processes.
-        left_out: Notes on unreadable files.
+        folder: The path of the folder with the stacks, relative to the directory of the run.
+        step: The number of the step. None if unknown.
+        why: The reason why the processes wrote their stacks.
+        processes: The states of the processes that wrote their stacks.
+        left_out: Notes on files that can't be read.
     """
 
     folder: str
@@ -265,7 +287,7 @@ class Hang(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_hangs(run: str | Path) -> Iterator[Hang]:
-    """Yield the last steps of a run that took too long. Never raises."""
+    """Yield the last steps of a run that took too long. Never raise."""
     parent = Path(run, HANGS)
     try:
         names = sorted(path.name for path in parent.iterdir() if path.is_dir() and not path.name.startswith("."))
@@ -289,13 +311,13 @@ def _hang(folder: Path) -> Hang:
     if len(paths) > MAX_PROCESSES:
         left_out.append(f"{len(paths) - MAX_PROCESSES} of {len(paths)} processes are not read")
     processes = [found for path in paths[:MAX_PROCESSES] if (found := _process(path, left_out)) is not None]
-    # Ray actors without a launcher all have rank 0.
+    # Remove ranks that several processes of a role have: without a launcher, all Ray actors have rank 0.
     ranks = Counter((process.role, process.rank) for process in processes if process.spans)
     processes = [
         msgspec.structs.replace(each, rank=None) if ranks[each.role, each.rank] > 1 else each for each in processes
     ]
-    place = writable(f"{HANGS}/{folder.name}")
-    return Hang(folder=place, step=step, why=why, processes=processes, left_out=left_out)
+    folder_text = writable(f"{HANGS}/{folder.name}")
+    return Hang(folder=folder_text, step=step, why=why, processes=processes, left_out=left_out)
 
 
 def _process(path: Path, left_out: list[str]) -> Process | None:
@@ -308,8 +330,8 @@ def _process(path: Path, left_out: list[str]) -> Process | None:
         return None
     worker = _worker(stacks)
     frames = worker.frames if worker is not None else []
-    best = places.best_frame(frames)
-    itself = next((place for thread in stacks.threads if (place := places.waits_for_itself(thread))), None)
+    best_frame = places.best_frame(frames)
+    own_wait_frame = next((place for thread in stacks.threads if (place := places.waits_for_itself(thread))), None)
     record = Path(stacks.flight_record).name if stacks.flight_record else ""
     return Process(
         host=writable(stacks.host),
@@ -321,21 +343,21 @@ def _process(path: Path, left_out: list[str]) -> Process | None:
         stack=[_writable(frame) for frame in frames[-_MAX_FRAMES:]],
         thread="main thread" if worker is None or worker.main else writable(f"thread {worker.name}"),
         waits=places.waits(frames) if frames else places.IDLE,
-        place=writable(places.text(best)) if best is not None else "",
+        place=writable(places.text(best_frame)) if best_frame is not None else "",
         working=_working(stacks, worker),
         deadlock=writable(places.deadlock(stacks.threads)),
-        itself=writable(places.text(itself)) if itself is not None else "",
+        itself=writable(places.text(own_wait_frame)) if own_wait_frame is not None else "",
         held_up=_held_up(stacks),
         engine=stacks.engine,
         flight_record=str(path.parent / record) if record else "",
-        joined_as=int(number[1]) if (number := _JOINED.search(record)) is not None else stacks.rank,
+        joined_as=int(number[1]) if (number := _FLIGHT_RECORD_RANK.search(record)) is not None else stacks.rank,
         file=writable(f"{HANGS}/{path.parent.name}/{path.name}"),
     )
 
 
 def _kept(spans: Sequence[OpenSpan]) -> list[OpenSpan]:
-    first = sorted(spans, key=lambda span: (span.kind not in ("step", "stage", "window"), span.start_ns))
-    return sorted(first[:_MAX_SPANS], key=lambda span: span.start_ns)
+    ordered_spans = sorted(spans, key=lambda span: (span.kind not in ("step", "stage", "window"), span.start_ns))
+    return sorted(ordered_spans[:_MAX_SPANS], key=lambda span: span.start_ns)
 
 
 def _writable(frame: Frame) -> Frame:
@@ -343,7 +365,7 @@ def _writable(frame: Frame) -> Frame:
 
 
 def _label(process: str) -> str:
-    """Return a process's title without numbers. For a Ray actor, omit the current method too."""
+    """Return the title of a process without numbers. For a Ray actor, omit the name of the current method too."""
     title = writable(process.strip())
     actor = re.search(r"ray::(\w+)", title)
     if actor is not None:
@@ -352,32 +374,37 @@ def _label(process: str) -> str:
 
 
 def _worker(stacks: ProcessStacks) -> Thread | None:
-    """Return the thread that works on the open step or stage, else the main thread.
+    """Return the thread that works on the open step or stage.
 
-    If the main thread is idle, a thread with any open span comes first: Ray's asynchronous actors work in one.
+    If no thread works on a step or stage, return the main thread. But if the main thread is idle, prefer a thread that
+    works on any open span: Ray's asynchronous actors work in such a thread.
     """
-    works = {number for number, span in enumerate(stacks.spans) if span.kind in ("step", "stage")}
-    candidates = [thread for thread in stacks.threads if works.intersection(thread.spans)]
-    main = next((thread for thread in stacks.threads if thread.main), None)
-    if main is not None and not candidates and places.waits(main.frames) == places.IDLE:
+    work_spans = {number for number, span in enumerate(stacks.spans) if span.kind in ("step", "stage")}
+    candidates = [thread for thread in stacks.threads if work_spans.intersection(thread.spans)]
+    main_thread = next((thread for thread in stacks.threads if thread.main), None)
+    if main_thread is not None and not candidates and places.waits(main_thread.frames) == places.IDLE:
         candidates = [thread for thread in stacks.threads if thread.spans]
-    return main if not candidates or main in candidates else candidates[-1]
+    return main_thread if not candidates or main_thread in candidates else candidates[-1]
 
 
 def _working(stacks: ProcessStacks, worker: Thread | None) -> list[Working]:
-    found = [work for thread in stacks.threads if (work := _at_work(stacks, thread, thread is worker)) is not None]
+    work_items = [work for thread in stacks.threads if (work := _at_work(stacks, thread, thread is worker)) is not None]
     for task in stacks.tasks:
         place = places.best_frame(task.frames)
-        on = [stacks.spans[number] for number in task.spans if 0 <= number < len(stacks.spans)]
-        if place is not None and (on or not places.package(place)):
-            own = not places.package(place)
-            found.append(Working(writable(task.name), writable(places.text(place)), on, False, own))
-    found.sort(key=lambda each: (not each.spans, not each.own, not each.main))
-    return [*_awaited(stacks, worker), *found][:_MAX_THREADS]
+        task_spans = [stacks.spans[number] for number in task.spans if 0 <= number < len(stacks.spans)]
+        if place is not None and (task_spans or not places.package(place)):
+            is_own = not places.package(place)
+            work_items.append(Working(writable(task.name), writable(places.text(place)), task_spans, False, is_own))
+    work_items.sort(key=lambda each: (not each.spans, not each.own, not each.main))
+    return [*_awaited(stacks, worker), *work_items][:_MAX_THREADS]
 
 
 def _awaited(stacks: ProcessStacks, worker: Thread | None) -> list[Working]:
-    """Return the tasks that an event loop's thread waits for, if the thread has open spans and no task has."""
+    """Return the tasks for which the thread `worker` waits in an event loop.
+
+    This is for a thread that works on open spans while no task works on open spans. In other cases, return an empty
+    list. The returned list has one element, for the function in which most of the tasks are.
+    """
     frames = worker.frames if worker is not None else []
     if worker is None or not worker.spans or not any(places.name(frame) in _LOOPS for frame in frames):
         return []
@@ -401,32 +428,35 @@ def _at_work(stacks: ProcessStacks, thread: Thread, main: bool) -> Working | Non
     # A thread that works on a span is not idle, even if it waits for a queue.
     if place is None or (places.waits(thread.frames) == places.IDLE and not thread.spans):
         return None
-    on = [stacks.spans[number] for number in thread.spans if 0 <= number < len(stacks.spans)]
-    return Working(writable(thread.name), writable(places.text(place)), on, main, not places.package(place))
+    thread_spans = [stacks.spans[number] for number in thread.spans if 0 <= number < len(stacks.spans)]
+    return Working(writable(thread.name), writable(places.text(place)), thread_spans, main, not places.package(place))
 
 
 def _held_up(stacks: ProcessStacks) -> tuple[Working, int] | None:
-    """Return the event loop's thread that runs a task now, and the number of the process's waiting tasks."""
-    waiting = sum(bool(task.waits_on) for task in stacks.tasks)
-    running = {task.thread for task in stacks.tasks if task.thread}
-    found = [
+    """Return a thread that runs a task of an event loop now, and the number of tasks that wait in the process.
+
+    Return None if no thread runs a task, or if no task waits.
+    """
+    waiting_count = sum(bool(task.waits_on) for task in stacks.tasks)
+    running_threads = {task.thread for task in stacks.tasks if task.thread}
+    work_items = [
         work
         for thread in stacks.threads
-        if waiting and thread.ident in running and (work := _at_work(stacks, thread, False)) is not None
+        if waiting_count and thread.ident in running_threads and (work := _at_work(stacks, thread, False)) is not None
     ]
-    return (found[0], waiting) if found else None
+    return (work_items[0], waiting_count) if work_items else None
 
 
 def _waits_for_tasks(task: Task) -> bool:
-    inner = task.frames[-1]
-    together = inner.file.endswith(("asyncio/taskgroups.py", "asyncio/tasks.py"))
-    return "gathered" in task.waits_on or (together and places.name(inner) not in ("sleep", "wait_for"))
+    innermost = task.frames[-1]
+    waits_for_several = innermost.file.endswith(("asyncio/taskgroups.py", "asyncio/tasks.py"))
+    return "gathered" in task.waits_on or (waits_for_several and places.name(innermost) not in ("sleep", "wait_for"))
 
 
 def roles(processes: Sequence[Process]) -> dict[str, str]:
-    """Return the role that most processes with the same label have, by label."""
+    """Return a dict from each label to the role that most processes with this label have."""
     by_label: dict[str, Counter[str]] = {}
     for process in processes:
         if process.role:
             by_label.setdefault(process.label, Counter())[process.role] += 1
-    return {label: found.most_common(1)[0][0] for label, found in by_label.items()}
+    return {label: role_counts.most_common(1)[0][0] for label, role_counts in by_label.items()}

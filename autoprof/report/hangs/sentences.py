@@ -1,6 +1,7 @@
-"""Sentences about steps that are stuck: one function per kind of evidence, the most certain first.
+"""Sentences about stuck steps. Each kind of evidence has a function; the report shows the most certain kind first.
 
-They also report runs that begin no further step, samples that wait longer than others, and ranks in an earlier stage.
+The sentences also report runs that begin no new step, samples that wait longer than other samples, and ranks that are
+in an earlier stage than other ranks.
 """
 
 from __future__ import annotations
@@ -26,11 +27,12 @@ from autoprof.rundir.layout import RunDir
 from autoprof.rundir.processes import ProcessState
 from autoprof.rundir.records import OpenSpan
 
-# A sample is reported as waiting if it is older than `OLD_S` and than this many medians of the same kind of span.
+# A sample is reported as waiting if it is older than `OLD_S`, and older than WAITING_RATIO times the median duration of
+# spans of the same kind.
 WAITING_RATIO = 5
-# Ended spans that the median needs.
+# Minimum number of ended spans from which this median is computed.
 MIN_ENDED_SPANS = 3
-# Journals that are searched for ended spans.
+# Maximum number of journals that are searched for ended spans.
 _MAX_FILES = 8
 
 
@@ -38,7 +40,11 @@ class Spans(msgspec.Struct, frozen=True):
     """Open spans of one process.
 
     Attributes:
-        end_ns: The moment up to which they are known to be open.
+        host: The host of the process.
+        pid: The pid of the process.
+        spans: The open spans.
+        end_ns: The time until which the spans are known to be open.
+        process: The state of the process when it wrote its stacks. None if it wrote no stacks.
     """
 
     host: str
@@ -49,60 +55,71 @@ class Spans(msgspec.Struct, frozen=True):
 
 
 def waiting_samples(run_path: str, processes: Sequence[Spans], stuck_s: float | None) -> Iterator[Sentence]:
-    """Report samples, turns, tools and rewards that wait far longer than usual, the oldest first.
+    """Report samples, turns, tools, rewards and requests that wait far longer than usual, the oldest first.
 
     Args:
-        run_path: The run's directory.
-        processes: The open spans of its processes.
-        stuck_s: The age of the step if it is known to be stuck. Spans without a usual duration are then reported too.
+        run_path: The directory of the run.
+        processes: The open spans of each process of the run.
+        stuck_s: If the step is known to be stuck, the seconds since it began. Then spans are also reported if too few
+            similar spans have ended, so that the usual duration is unknown. If the step may not be stuck, None.
     """
-    least = OLD_S if stuck_s is None else min(OLD_S, stuck_s / 2)
-    inner: dict[tuple[str, int, str], tuple[OpenSpan, Spans]] = {}
-    for of in processes:
-        for place, span in enumerate(of.spans):
+    min_age_s = OLD_S if stuck_s is None else min(OLD_S, stuck_s / 2)
+    innermost: dict[tuple[str, int, str], tuple[OpenSpan, Spans]] = {}
+    for process_spans in processes:
+        for index, span in enumerate(process_spans.spans):
             if span.kind in OF_SAMPLES:
                 ids = {name: span.ids.get(name) for name in ("sample", "rollout", "validate")}
-                key = of.host, of.pid, str(ids if ids["sample"] is not None else place)
-                if key not in inner or inner[key][0].start_ns <= span.start_ns:
-                    inner[key] = span, of
+                key = process_spans.host, process_spans.pid, str(ids if ids["sample"] is not None else index)
+                if key not in innermost or innermost[key][0].start_ns <= span.start_ns:
+                    innermost[key] = span, process_spans
     groups: dict[tuple[str, str], list[tuple[float, OpenSpan, Spans]]] = defaultdict(list)
-    for span, of in inner.values():
-        if (age := (of.end_ns - span.start_ns) / 1e9) >= least:
-            groups[span.kind, span.name].append((age, span, of))
-    for (kind, name), old in sorted(groups.items(), key=lambda each: -max(age for age, _, _ in each[1])):
-        old.sort(key=lambda each: -each[0])
-        took = _ended_s(run_path, [of for _, _, of in old], kind, name)
-        usual = median(took) if len(took) >= MIN_ENDED_SPANS else None
-        late = [each for each in old if usual is None or each[0] >= WAITING_RATIO * usual]
-        if late and (usual is not None or stuck_s is not None):
-            yield _sample(kind, name, late, usual, [of.process for of in processes if of.process is not None])
+    for span, process_spans in innermost.values():
+        if (age := (process_spans.end_ns - span.start_ns) / 1e9) >= min_age_s:
+            groups[span.kind, span.name].append((age, span, process_spans))
+    for (kind, name), old_spans in sorted(groups.items(), key=lambda each: -max(age for age, _, _ in each[1])):
+        old_spans.sort(key=lambda each: -each[0])
+        ended_s = _ended_s(run_path, [process_spans for _, _, process_spans in old_spans], kind, name)
+        usual_s = median(ended_s) if len(ended_s) >= MIN_ENDED_SPANS else None
+        late_spans = [each for each in old_spans if usual_s is None or each[0] >= WAITING_RATIO * usual_s]
+        if late_spans and (usual_s is not None or stuck_s is not None):
+            yield _sample(
+                kind,
+                name,
+                late_spans,
+                usual_s,
+                [process_spans.process for process_spans in processes if process_spans.process is not None],
+            )
 
 
 def _sample(
     kind: str,
     name: str,
-    late: Sequence[tuple[float, OpenSpan, Spans]],
-    usual: float | None,
+    late_spans: Sequence[tuple[float, OpenSpan, Spans]],
+    usual_s: float | None,
     processes: Sequence[Process],
 ) -> Sentence:
-    age, span, of = late[0]
-    inside = f"in {kind} {name}" if kind != "sample" else "with no turn or tool open"
-    work = next((each for each in of.process.working if span in each.spans), None) if of.process is not None else None
+    age, span, process_spans = late_spans[0]
+    activity = f"in {kind} {name}" if kind != "sample" else "with no turn or tool open"
+    work = (
+        next((each for each in process_spans.process.working if span in each.spans), None)
+        if process_spans.process is not None
+        else None
+    )
     here = f"; it is in {work.place}" if work is not None else ""
     if (work is None or not work.own) and (only_process := elsewhere(processes)):
         here = f"; {only_process}"
     owner = where(msgspec.structs.replace(span, role="")) or name
-    text = f"{owner} has waited {seconds(age)} {inside}{here}"
-    if len(late) > 1:
+    text = f"{owner} has waited {seconds(age)} {activity}{here}"
+    if len(late_spans) > 1:
         thing = "request" if kind == "request" else "sample"
-        text = f"{several(len(late), thing)} have waited up to {seconds(age)} {inside}{here}"
-    evidence = [f"{where(each)}: {seconds(age_s)}, {spans.host} {spans.pid}" for age_s, each, spans in late[:4]]
-    evidence += [f"usually {seconds(usual)}"] if usual is not None else []
-    return Sentence(text, evidence, f"journal/{of.host}-{of.pid}.jsonl")
+        text = f"{several(len(late_spans), thing)} have waited up to {seconds(age)} {activity}{here}"
+    evidence = [f"{where(each)}: {seconds(age_s)}, {spans.host} {spans.pid}" for age_s, each, spans in late_spans[:4]]
+    evidence += [f"usually {seconds(usual_s)}"] if usual_s is not None else []
+    return Sentence(text, evidence, f"journal/{process_spans.host}-{process_spans.pid}.jsonl")
 
 
 def _ended_s(run_path: str, processes: Sequence[Spans], kind: str, name: str) -> list[float]:
-    """Return the seconds of recently ended spans with this kind and name, from the timelines of these processes."""
+    """Return the seconds of recently ended spans with a kind and a name, from the journals of the processes."""
     of_processes = dict.fromkeys((of.host, of.pid) for of in processes)
     files = [file for file in journal.journals(run_path) if (file.host, file.pid) in of_processes][:_MAX_FILES]
     return [
@@ -118,49 +135,60 @@ def late_stages(processes: Sequence[Spans], labels: Mapping[tuple[str, int], str
 
     Args:
         processes: The open spans of each process.
-        labels: Labels of processes, by host and pid. Without a label, the role groups the processes.
+        labels: Dict from (host, pid) to the label of the process. Ranks with the same label are compared. If a process
+            has no label here, its role is used as the label.
     """
     groups: dict[str, list[tuple[Spans, OpenSpan]]] = defaultdict(list)
-    for of in processes:
-        own = [span for span in of.spans if span.kind == "stage" and span.rank is not None]
-        if own:
-            groups[labels.get((of.host, of.pid)) or own[-1].role].append((of, own[-1]))
+    for process_spans in processes:
+        stages = [span for span in process_spans.spans if span.kind == "stage" and span.rank is not None]
+        if stages:
+            groups[labels.get((process_spans.host, process_spans.pid)) or stages[-1].role].append(
+                (process_spans, stages[-1])
+            )
     for members in groups.values():
-        first: dict[tuple[int | None, str], int] = {}
+        first_start_ns: dict[tuple[int | None, str], int] = {}
         for _, span in members:
             key = span.step, span.name
-            first[key] = min(first.get(key, span.start_ns), span.start_ns)
-        if len(first) < 2:
+            first_start_ns[key] = min(first_start_ns.get(key, span.start_ns), span.start_ns)
+        if len(first_start_ns) < 2:
             continue
-        behind = min(first, key=lambda key: (key[0] if key[0] is not None else 0, first[key]))
-        late = [(of, span) for of, span in members if (span.step, span.name) == behind]
-        others = [span for _, span in members if (span.step, span.name) != behind]
-        if len(late) > len(others):
+        earliest_stage = min(first_start_ns, key=lambda key: (key[0] if key[0] is not None else 0, first_start_ns[key]))
+        late_members = [
+            (process_spans, span) for process_spans, span in members if (span.step, span.name) == earliest_stage
+        ]
+        other_spans = [span for _, span in members if (span.step, span.name) != earliest_stage]
+        if len(late_members) > len(other_spans):
             continue
-        of, span = late[0]
-        age = max((each.end_ns - other.start_ns) / 1e9 for each, other in late)
-        ranks = [other.rank for _, other in late if other.rank is not None]
-        at = {each.process.place for each, _ in late if each.process is not None and each.process.place}
-        here = f"; {plural(ranks, 'it is', 'they are')} in {at.pop()}" if len(at) == 1 else ""
-        most = Counter(other.name for other in others).most_common(1)[0][0]
+        process_spans, span = late_members[0]
+        age = max((each.end_ns - other.start_ns) / 1e9 for each, other in late_members)
+        ranks = [other.rank for _, other in late_members if other.rank is not None]
+        late_places = {
+            each.process.place for each, _ in late_members if each.process is not None and each.process.place
+        }
+        here = f"; {plural(ranks, 'it is', 'they are')} in {late_places.pop()}" if len(late_places) == 1 else ""
+        common_stage = Counter(other.name for other in other_spans).most_common(1)[0][0]
         text = f"{name_ranks(ranks, span.role)} {plural(ranks, 'has', 'have')} been in {span.name} for {seconds(age)}"
         yield Sentence(
-            f"{text}, {several(len(others), 'other')} in {most}{here}", [], f"journal/{of.host}-{of.pid}.jsonl"
+            f"{text}, {several(len(other_spans), 'other')} in {common_stage}{here}",
+            [],
+            f"journal/{process_spans.host}-{process_spans.pid}.jsonl",
         )
 
 
-# Age in seconds from which a sample or a request is old. Half the age of a stuck step applies if that is less.
+# A sample or a request is old from this number of seconds. In a stuck step, it is also old from half the age of the
+# step.
 OLD_S = 60.0
-# Kinds of spans that a step may have by the thousand.
+# Kinds of spans of which a step may have thousands.
 OF_SAMPLES = ("sample", "turn", "tool", "reward", "request")
 
 
 def deadlocks(processes: Sequence[Process], over: bool) -> Iterator[Sentence]:
-    """Report deadlocks within a process: two locks, or a Ray actor that waits for its own result.
+    """Report processes that wait for themselves: deadlocks of two locks, and Ray actors that wait for their own result.
 
     Args:
         processes: The processes.
-        over: True if the step has ended. A deadlock never ends, so none is reported then.
+        over: True if the step has ended. Then no deadlock of locks is reported: a deadlock never ends, so it can't be
+            the cause.
     """
     for process in processes:
         if process.deadlock and not over:
@@ -171,14 +199,14 @@ def deadlocks(processes: Sequence[Process], over: bool) -> Iterator[Sentence]:
 
 
 def held_up(processes: Sequence[Process], age_s: float) -> Iterator[Sentence]:
-    """Report tasks that block their event loop, so that its other tasks can't run."""
+    """Report tasks that block an event loop, so that the other tasks of the loop can't run."""
     for process in processes:
         if process.held_up is None:
             continue
         work, waiting = process.held_up
         span = next((span for span in reversed(work.spans) if span.kind in OF_SAMPLES), None)
-        long = span is not None and (process.unix_ns - span.start_ns) / 1e9 >= min(OLD_S, age_s / 2)
-        if span is None or not long:
+        is_long = span is not None and (process.unix_ns - span.start_ns) / 1e9 >= min(OLD_S, age_s / 2)
+        if span is None or not is_long:
             continue
         owner = where(msgspec.structs.replace(span, role=""))
         blocker = f"{span.kind} {span.name} of {owner}" if owner else f"{span.kind} {span.name}"
@@ -188,7 +216,12 @@ def held_up(processes: Sequence[Process], age_s: float) -> Iterator[Sentence]:
 
 
 def busy_engines(processes: Sequence[Process], age_s: float) -> Iterator[Sentence]:
-    """Report engines with waiting requests and none running or no free block, and engines with a very old request."""
+    """Report engines whose requests wait although no request runs or because no block is free, or are very old.
+
+    Args:
+        processes: The processes.
+        age_s: The seconds since the step began.
+    """
     for process in processes:
         running, waiting, free, longest = (
             value if isinstance(value := process.engine.get(key), (int, float)) else None
@@ -208,31 +241,44 @@ def busy_engines(processes: Sequence[Process], age_s: float) -> Iterator[Sentenc
 
 
 def stack_sentences(processes: Sequence[Process]) -> Iterator[Sentence]:
-    """Report processes that are not where most processes with the same title are: in a collective, or in a function."""
+    """Report processes that are elsewhere than most processes with the same label.
+
+    Most of these processes are in a collective, or in the same function.
+    """
     by_label: dict[str, list[Process]] = defaultdict(list)
     for process in processes:
         if process.stack:
             by_label[process.label].append(process)
-    for alike in by_label.values():
-        waiting = [process for process in alike if process.waits == places.COLLECTIVE]
-        others = [process for process in alike if process.waits not in (places.COLLECTIVE, places.IDLE)]
+    for same_label in by_label.values():
+        waiting = [process for process in same_label if process.waits == places.COLLECTIVE]
+        other_processes = [process for process in same_label if process.waits not in (places.COLLECTIVE, places.IDLE)]
         most_are = places.COLLECTIVE
         if not waiting:
-            place, count = Counter(process.place for process in others).most_common(1)[0] if others else ("", 0)
+            place, count = (
+                Counter(process.place for process in other_processes).most_common(1)[0] if other_processes else ("", 0)
+            )
             if count < 2:
                 continue
-            waiting, most_are = [each for each in others if each.place == place], f"in {place}"
-            others = [process for process in others if process.place != place]
-        if not others or len(others) > len(waiting):
+            waiting, most_are = [each for each in other_processes if each.place == place], f"in {place}"
+            other_processes = [process for process in other_processes if process.place != place]
+        if not other_processes or len(other_processes) > len(waiting):
             continue
-        late = others[0]
-        names = late.name if len(others) == 1 else f"{late.name} and {several(len(others) - 1, 'other')}"
-        text = f"{names} {plural(others, 'is', 'are')} in {late.place}, {several(len(waiting), 'other')} {most_are}"
-        yield Sentence(text, late.stack_lines(), late.file)
+        first_other = other_processes[0]
+        names = (
+            first_other.name
+            if len(other_processes) == 1
+            else f"{first_other.name} and {several(len(other_processes) - 1, 'other')}"
+        )
+        text = f"{names} {plural(other_processes, 'is', 'are')} in {first_other.place}"
+        text += f", {several(len(waiting), 'other')} {most_are}"
+        yield Sentence(text, first_other.stack_lines(), first_other.file)
 
 
 def busy(processes: Sequence[Process]) -> Iterator[Sentence]:
-    """Report where processes are that have open spans or run user code, and that wait for no other process."""
+    """Report the functions of processes that do not wait for other processes.
+
+    Only processes that have open spans or run code of the user are reported.
+    """
     workers = [
         (process, work)
         for process in processes
@@ -249,9 +295,9 @@ def busy(processes: Sequence[Process]) -> Iterator[Sentence]:
 
 
 def waiting(processes: Sequence[Process]) -> Iterator[Sentence]:
-    """Report where processes wait. This is for steps in which every process waits."""
+    """Report the functions in which processes wait. Use this function for steps in which every process waits."""
     placed = [process for process in processes if process.spans and process.place]
-    # A process in ray.get waits for one of the others, so it comes last.
+    # A process in ray.get waits for one of the other processes, so it is no cause and comes last.
     for process in sorted(placed, key=lambda each: (each.waits == places.RAY, each.stage is None))[:3]:
         call = f" ({process.waits})" if process.waits in (places.COLLECTIVE, places.RAY) else ""
         stage = f" of {process.stage.name}" if process.stage is not None else ""
@@ -259,9 +305,9 @@ def waiting(processes: Sequence[Process]) -> Iterator[Sentence]:
 
 
 def elsewhere(processes: Sequence[Process]) -> str:
-    """Return where the only process without open spans that runs user code is. Others may wait for it.
+    """Return a text about a process without open spans that runs code of the user. Other processes may wait for it.
 
-    Empty if no place, or more than one, is found.
+    Return an empty text if such processes are in no function or in several functions.
     """
     by_place = {
         work.place: process
@@ -276,25 +322,25 @@ def elsewhere(processes: Sequence[Process]) -> str:
 
 HANG = "hang"
 KINDS.append(HANG)
-# Limits for steps without stacks in `hangs/`. A step is stuck from this many median steps on ...
+# Limits for steps without stacks in `hangs/`. A step is stuck if it takes at least TIMES times the median step ...
 TIMES = 5
-# ... if this many steps have ended ...
+# ... and at least MIN_ENDED_STEPS steps have ended ...
 MIN_ENDED_STEPS = 3
-# ... and it is at least this old.
+# ... and it takes at least LEAST_S seconds.
 LEAST_S = 60.0
-# Seconds without a new or ended span after which the open step, or a run between two steps, is stuck.
+# If no span begins or ends for this number of seconds, the open step is stuck, or the run is stuck between two steps.
 STILL_S = 600.0
 _MAYBE_RUNNING = (processes.RUNNING, processes.ELSEWHERE)
 _MAX_NOTES = 5
 
 
 def hangs_of_run(run_path: str, opened: OpenSpans, ended_s: Mapping[int, float]) -> tuple[list[Finding], list[str]]:
-    """Return the findings about steps that are or were stuck, and notes on unreadable files. Never raises.
+    """Return the findings about steps that are or were stuck, and notes on files that can't be read. Never raise.
 
     Args:
-        run_path: The run's directory.
-        opened: Its open spans.
-        ended_s: The seconds of the steps that have ended, by number.
+        run_path: The directory of the run.
+        opened: The open spans of the run.
+        ended_s: Dict from the number of each step that has ended to its seconds.
     """
     findings, notes = [], []
     for hang in read.read_hangs(run_path):
@@ -315,38 +361,38 @@ def _of_hang(
     processes = hang.processes
     if not processes and not hang.why.since_ns:
         return None, hang.left_out
-    at = hang.why.unix_ns or max((process.unix_ns for process in processes), default=0)
-    begun = [(span.kind != "step", span.start_ns) for process in processes for span in process.spans]
-    since = hang.why.since_ns or min(begun, default=(True, at))[1]
-    took = ended_s.get(hang.step) if hang.step is not None else None
+    written_ns = hang.why.unix_ns or max((process.unix_ns for process in processes), default=0)
+    starts = [(span.kind != "step", span.start_ns) for process in processes for span in process.spans]
+    since_ns = hang.why.since_ns or min(starts, default=(True, written_ns))[1]
+    took_s = ended_s.get(hang.step) if hang.step is not None else None
     open_s = _open_for(opened, hang.step)
-    if open_s is None and took is not None:
-        # A process that wrote its stacks after the step's end shows the next step.
-        processes = [process for process in processes if process.unix_ns <= since + took * 1e9]
+    if open_s is None and took_s is not None:
+        # The step has ended. If a process wrote its stacks after the end, the stacks show the next step.
+        processes = [process for process in processes if process.unix_ns <= since_ns + took_s * 1e9]
         if hang.processes and not processes:
             return None, hang.left_out
-    going_on = opened.going_on and hang.step is not None and (open_s is not None or took is None)
-    if open_s is None and took is not None:
-        age = took
+    going_on = opened.going_on and hang.step is not None and (open_s is not None or took_s is None)
+    if open_s is None and took_s is not None:
+        age = took_s
     else:
-        # The last timeline line of a killed process may be older than its stacks.
-        until = max(opened.ends_ns, default=at) if going_on else at
-        age = max(open_s or 0.0, (until - since) / 1e9)
+        # If a process was killed, the last line of its journal may be older than its stacks.
+        until_ns = max(opened.ends_ns, default=written_ns) if going_on else written_ns
+        age = max(open_s or 0.0, (until_ns - since_ns) / 1e9)
     stuck, left_out = collectives.stuck(flight_records(processes))
     spans = [_open_still(each, opened) if going_on else _spans_then(each) for each in processes]
     labels = {(process.host, process.pid): process.label for process in processes}
     in_collectives = [collective(each, processes) for each in stuck]
-    reported = {each.world for each in stuck}
+    reported_worlds = {each.world for each in stuck}
     engines = list(busy_engines(processes, age))
     sentences = list(
         chain(
-            deadlocks(processes, over=not going_on and open_s is None and took is not None),
-            held_up(processes, (at - since) / 1e9),
+            deadlocks(processes, over=not going_on and open_s is None and took_s is not None),
+            held_up(processes, (written_ns - since_ns) / 1e9),
             in_collectives,
             engines,
-            waiting_samples(run_path, spans, min(age, (at - since) / 1e9)),
+            waiting_samples(run_path, spans, min(age, (written_ns - since_ns) / 1e9)),
             late_stages(spans, labels) if not stuck else (),
-            stack_sentences([each for each in processes if each.world not in reported]),
+            stack_sentences([each for each in processes if each.world not in reported_worlds]),
         )
     )
     sentences = sentences or list(busy(processes)) or list(waiting(processes)) or list(_innermost(spans))
@@ -359,62 +405,68 @@ def _spans_then(process: Process) -> Spans:
 
 
 def _open_still(process: Process, opened: OpenSpans) -> Spans:
-    """Return the spans that were open when the process wrote its stacks and are open now, with their age of now."""
+    """Return the spans that were open when the process wrote its stacks and are still open, with their present age.
+
+    If no such span is still open, return the spans that were open when the process wrote its stacks.
+    """
     for state, end in zip(opened.states, opened.ends_ns, strict=True):
         if (state.host, state.pid) == (process.host, process.pid):
             open_now = {(span.kind, span.name, span.start_ns) for span in state.spans}
-            if still := [span for span in process.spans if (span.kind, span.name, span.start_ns) in open_now]:
-                return Spans(process.host, process.pid, still, end, process)
+            if still_open := [span for span in process.spans if (span.kind, span.name, span.start_ns) in open_now]:
+                return Spans(process.host, process.pid, still_open, end, process)
     return _spans_then(process)
 
 
 def _of_spans(
     run_path: str, opened: OpenSpans, ended_s: Mapping[int, float], age: float, step: OpenSpan
 ) -> Iterator[Finding]:
-    """Report the open step, from the timeline alone, if it takes far longer than others or nothing happens in it."""
+    """Report the open step if it takes far longer than other steps, or if nothing happens in it.
+
+    This is judged from the timeline alone, because the step has no stacks.
+    """
     if not opened.going_on:
         return
-    usual = median(ended_s.values()) if ended_s else 0.0
-    still = opened.still_s() >= max(STILL_S, TIMES * usual)
-    if not still and (len(ended_s) < MIN_ENDED_STEPS or age < max(LEAST_S, TIMES * usual)):
+    usual_s = median(ended_s.values()) if ended_s else 0.0
+    is_still = opened.still_s() >= max(STILL_S, TIMES * usual_s)
+    if not is_still and (len(ended_s) < MIN_ENDED_STEPS or age < max(LEAST_S, TIMES * usual_s)):
         return
     spans = [
         Spans(state.host, state.pid, state.spans, end)
         for state, end in zip(opened.states, opened.ends_ns, strict=True)
         if state.state in _MAYBE_RUNNING
     ]
-    sentences = [*waiting_samples(run_path, spans, age if still else None), *late_stages(spans, {})]
+    sentences = [*waiting_samples(run_path, spans, age if is_still else None), *late_stages(spans, {})]
     finding = _finding(step.step, age, True, sentences or list(_innermost(spans)), "")
-    evidence = [*finding.evidence, *_evidence(run_path, opened, usual)]
+    evidence = [*finding.evidence, *_evidence(run_path, opened, usual_s)]
     yield Finding(kind=HANG, text=finding.text, evidence=evidence, seconds=age, step=step.step, file=finding.file)
 
 
 def _between_steps(run_path: str, opened: OpenSpans, ended_s: Mapping[int, float]) -> Iterator[Finding]:
-    """Report a running run that has ended steps and begins no new one, unless its trainer has exited."""
+    """Report a running run in which steps have ended and no new step begins, unless the trainer has exited."""
     drivers = [(opened.shifted(state, state.stepped.end_ns), state) for state in opened.states if state.stepped]
     if not opened.going_on or not drivers or layout.switched_off(RunDir(Path(run_path))):
         return
     end_ns, driver = max(drivers, key=lambda each: each[0])
-    usual = median(ended_s.values()) if ended_s else 0.0
-    if driver.stepped is None or opened.still_s() < max(STILL_S, TIMES * usual):
+    usual_s = median(ended_s.values()) if ended_s else 0.0
+    if driver.stepped is None or opened.still_s() < max(STILL_S, TIMES * usual_s):
         return
     # The trainer process of a resumed run is unknown until its first step.
-    resumed = end_ns < opened.started_ns
-    if driver.state == processes.EXITED and not resumed:
+    is_resumed = end_ns < opened.started_ns
+    if driver.state == processes.EXITED and not is_resumed:
         return
     age = max(0.0, (opened.now_ns - max(end_ns, opened.started_ns)) / 1e9)
-    since = "the run was resumed" if resumed else f"step {driver.stepped.step} ended; {_driver(driver)}"
+    since_text = "the run was resumed" if is_resumed else f"step {driver.stepped.step} ended; {_driver(driver)}"
     yield Finding(
         kind=HANG,
-        text=writable(f"no step has begun for {seconds(age)} since {since}"),
-        evidence=_evidence(run_path, opened, usual),
+        text=writable(f"no step has begun for {seconds(age)} since {since_text}"),
+        evidence=_evidence(run_path, opened, usual_s),
         seconds=age,
-        file=None if resumed else f"journal/{driver.file.name}",
+        file=None if is_resumed else f"journal/{driver.file.name}",
     )
 
 
 def _driver(state: ProcessState) -> str:
-    """Return a sentence that says if the process that drives the steps is alive."""
+    """Return a text about the state of the process that drives the steps: alive, gone, or on another host."""
     name = " ".join(filter(None, ["process", state.stepped.role if state.stepped else "", f"(pid {state.pid})"]))
     return {
         processes.RUNNING: f"{name} is alive",
@@ -423,23 +475,25 @@ def _driver(state: ProcessState) -> str:
     }[state.state]
 
 
-def _evidence(run_path: str, opened: OpenSpans, usual: float) -> list[str]:
-    """Return lines with the median step, the time since the last span began or ended, and the command to run next."""
+def _evidence(run_path: str, opened: OpenSpans, usual_s: float) -> list[str]:
+    """Return texts with the median step, the time since a span last began or ended, and the command to run next."""
     return [
-        f"the median step took {seconds(usual)}" if usual else "no step has ended yet",
+        f"the median step took {seconds(usual_s)}" if usual_s else "no step has ended yet",
         f"no span has begun or ended for {seconds(opened.still_s())}",
         f"autoprof stacks {Path(run_path).name} shows where each process is",
     ]
 
 
 def _innermost(spans: Sequence[Spans]) -> Iterator[Sentence]:
-    """Report the last stage that began in the process of the step. This is for steps without other evidence."""
-    for of in spans:
-        if any(span.kind == "step" for span in of.spans):
-            inner = [span for span in of.spans if span.kind in ("stage", "timer")]
-            if inner:
-                age = max(0.0, (of.end_ns - inner[-1].start_ns) / 1e9)
-                yield Sentence(f"{inner[-1].role or 'the trainer'} has been in {inner[-1].name} for {seconds(age)}")
+    """Report the stage that began last in the step's process. Use this function for steps without other evidence."""
+    for process_spans in spans:
+        if any(span.kind == "step" for span in process_spans.spans):
+            inner_spans = [span for span in process_spans.spans if span.kind in ("stage", "timer")]
+            if inner_spans:
+                age = max(0.0, (process_spans.end_ns - inner_spans[-1].start_ns) / 1e9)
+                yield Sentence(
+                    f"{inner_spans[-1].role or 'the trainer'} has been in {inner_spans[-1].name} for {seconds(age)}"
+                )
             else:
                 yield Sentence("no stage is open in this step")
 
@@ -461,7 +515,12 @@ def _finding(step: int | None, age: float, going_on: bool, sentences: Iterable[S
 
 
 def _open_step(opened: OpenSpans, states: Container[str] | None = None) -> tuple[float, OpenSpan] | None:
-    """Return the age in seconds and the span of the open step that began last, in processes in these states."""
+    """Return the age in seconds and the span of the open step that began last. Return None if no step is open.
+
+    Args:
+        opened: The open spans.
+        states: The states of the processes to consider. If None, all processes are considered.
+    """
     steps = [
         (opened.age_s(place, span), span)
         for place, state in enumerate(opened.states)

@@ -1,8 +1,9 @@
-"""Plots of a report, as input for plotly: steps over time, the lanes of a step, its samples.
+"""Plots of a report, as input for plotly: the times of all steps, the lanes of a step, the samples of a step.
 
-Colours are tokens that the page replaces, for light and dark themes. Patterns distinguish stages of one kind, so that
-nothing depends on colour alone (Okabe and Ito 2008, Color Universal Design). Names are escaped, because plotly reads
-its texts as HTML. They never appear in hover templates, where plotly would expand `%{...}`.
+Colours are tokens. The page replaces a token by a colour of the light or dark theme. Stages of one kind have the same
+colour and different patterns, so that no information depends on colour alone (Okabe and Ito 2008, Color Universal
+Design). Names are escaped, because plotly interprets texts as HTML. Names are never part of a hover template, because
+plotly would expand `%{...}` in a template.
 """
 
 from __future__ import annotations
@@ -27,59 +28,64 @@ _FAMILIES = {
     words.CHECKPOINT: "keeping",
     words.REWARD: "reward",
 }
-# Style families of names that only this page uses.
+# Style families of names that are not stages, such as the parts of samples.
 _OWN = {OTHER: "idle", "waiting": "idle", "turn": "generation", "samples": "generation", "requests": "generation"}
-# Patterns for the names of one kind, in this order.
+# Patterns of names that have the same colour. The first name gets the first pattern.
 PATTERNS = ("", "/", ".", "x", "\\", "-", "|", "+")
 TOKEN = "@"
 
 
 class Look(msgspec.Struct, frozen=True):
-    """A colour as a token of the style sheet, and plotly's name of a pattern."""
+    """The look of a bar: the colour as a token of the style sheet, and the pattern by plotly's name."""
 
     colour: str
     pattern: str
 
 
 def family(name: str, stage_kind: str = "") -> str:
-    """Return the style sheet's name for a stage's kind of work, by its kind, or else by the stage's name."""
+    """Return the name of the colour that the style sheet has for a stage or another name.
+
+    Args:
+        name: The name of the stage.
+        stage_kind: The kind of the stage. If empty, the colour is chosen by the name.
+    """
     if name.startswith("tool "):
         return "tool"
     return _OWN.get(name) or _FAMILIES.get(words.meaning(name, stage_kind=stage_kind), "more")
 
 
 def choose_looks(names: Iterable[str], kinds: Mapping[str, str] | None = None) -> dict[str, Look]:
-    """Return a look for each name. Names of one kind share a colour and differ in their pattern.
+    """Return a dict from each name to its look. Names of one family have the same colour and different patterns.
 
     Args:
-        names: The names.
-        kinds: The kinds of stages that their names don't show, by name.
+        names: The names of stages and other bars.
+        kinds: Dict from the names of stages to their kinds, if the names don't show the kinds.
     """
-    known = kinds or {}
+    known_kinds = kinds or {}
     looks: dict[str, Look] = {}
     counts: dict[str, int] = {}
     for name in names:
         if name not in looks:
-            kind = family(name, known.get(name, ""))
-            count = counts[kind] = counts.get(kind, -1) + 1
-            looks[name] = Look(f"{TOKEN}{kind}", PATTERNS[count % len(PATTERNS)])
+            look_family = family(name, known_kinds.get(name, ""))
+            index = counts[look_family] = counts.get(look_family, -1) + 1
+            looks[name] = Look(f"{TOKEN}{look_family}", PATTERNS[index % len(PATTERNS)])
     return looks
 
 
 Plot = dict[str, Any]
-# More bars would slow the page and be thinner than a pixel.
+# Maximum number of bars in a plot. More bars would slow the page, and would be thinner than a pixel.
 MAX_BARS = 300
-# More marks would hide each other.
+# Maximum number of marks of one kind in a plot. More marks would hide each other.
 MAX_MARKS = 300
 
 
 def text(name: str) -> str:
-    """Return a name, escaped and shortened, for plotly."""
+    """Return a shortened and escaped name, which plotly shows as it is."""
     return html.escape(units.short(name), quote=False)
 
 
 def bar(name: str, look: Look, **more: Any) -> Plot:
-    """Return a trace of bars with the look of `name`."""
+    """Return plotly's data for a group of bars that have the same name and look. `more` are additional fields."""
     marker: Plot = {"color": look.colour, "line": {"width": 0.5, "color": "@page"}}
     if look.pattern:
         marker["pattern"] = {
@@ -93,7 +99,7 @@ def bar(name: str, look: Look, **more: Any) -> Plot:
 
 
 def layout(height: int, **more: Any) -> Plot:
-    """Return the layout that all plots share."""
+    """Return the layout that all plots have in common. `height` is in pixels; `more` are additional fields."""
     return {
         "height": height,
         "margin": {"l": 64, "r": 16, "t": 12, "b": 44},
@@ -107,7 +113,7 @@ def layout(height: int, **more: Any) -> Plot:
 
 
 def axis(title: str, **more: Any) -> Plot:
-    """Return an axis with its title, unit included."""
+    """Return an axis. `title` names the quantity and the unit; `more` are additional fields."""
     return {
         "title": {"text": title, "standoff": 8},
         "gridcolor": "@grid",
@@ -119,7 +125,13 @@ def axis(title: str, **more: Any) -> Plot:
 
 
 def rows_axis(at: Sequence[float], labels: Sequence[str], end: float) -> Plot:
-    """Return an axis of named rows, from the top down to `end`."""
+    """Return a vertical axis with a label for each row of a plot.
+
+    Args:
+        at: The vertical position of each row. Position 0 is near the top of the plot.
+        labels: The label of each row.
+        end: The position of the lower end of the axis.
+    """
     return {
         "tickvals": list(at),
         "ticktext": [text(label) for label in labels],
@@ -135,36 +147,40 @@ def rows_axis(at: Sequence[float], labels: Sequence[str], end: float) -> Plot:
 
 
 def run_plot(steps: Sequence[StepRow], looks: dict[str, Look]) -> Plot:
-    """Plot step time over steps, stacked by stage, with marks on slow and captured steps, and tokens a second below.
+    """Return a plot with a bar for each step, which is stacked from the times of the stages.
 
-    There must be at least one step. With more than `MAX_BARS` steps, a bar is the mean of several steps; slow steps
-    keep their own marks.
+    Slow and captured steps have marks. Below the bars, a second plot shows the generated tokens per second. If there
+    are more than `MAX_BARS` steps, a bar is the mean of several steps, but each slow step still has a mark.
+
+    Args:
+        steps: The steps. There must be at least one step.
+        looks: The look of each stage.
     """
     groups = _groups(steps)
     names = [name for name in looks if any(name in step.stages for step in steps)]
     x = [group[0].number if len(group) == 1 else (group[0].number + group[-1].number) / 2 for group in groups]
     titles = [_group_title(group) for group in groups]
-    wide = max(1, groups[0][-1].number - groups[0][0].number + 1)
+    step_range = max(1, groups[0][-1].number - groups[0][0].number + 1)
     data = []
     for name in names:
-        spent = [sum(step.stages.get(name, 0.0) for step in group) / len(group) for group in groups]
+        mean_s = [sum(step.stages.get(name, 0.0) for step in group) / len(group) for group in groups]
         data.append(
             bar(
                 name,
                 looks[name],
                 x=x,
-                y=[round(each, 4) for each in spent],
-                width=wide * 0.94,
-                customdata=[[title, units.seconds(took)] for title, took in zip(titles, spent, strict=True)],
+                y=[round(each, 4) for each in mean_s],
+                width=step_range * 0.94,
+                customdata=[[title, units.seconds(seconds)] for title, seconds in zip(titles, mean_s, strict=True)],
                 hovertemplate="%{customdata[0]}: %{customdata[1]}<extra>%{fullData.name}</extra>",
             )
         )
     data += _marks(steps)
     rates = [_mean([step.tokens_per_s for step in group]) for group in groups]
     plot = layout(420, barmode="stack", bargap=0, hovermode="closest", yaxis=axis("seconds a step", rangemode="tozero"))
-    ends = [steps[0].number - wide * 0.8, steps[-1].number + wide * 0.8]
+    x_range = [steps[0].number - step_range * 0.8, steps[-1].number + step_range * 0.8]
     plot["xaxis"] = axis(
-        "step", range=ends, zeroline=False, **({"dtick": 1, "tick0": 0} if len(x) <= 20 else {"tickformat": "d"})
+        "step", range=x_range, zeroline=False, **({"dtick": 1, "tick0": 0} if len(x) <= 20 else {"tickformat": "d"})
     )
     if any(rate is not None for rate in rates):
         plot |= {"height": 520, "xaxis": plot["xaxis"] | {"anchor": "y2"}}
@@ -186,17 +202,30 @@ def _group_title(group: Sequence[StepRow]) -> str:
 
 
 def _marks(steps: Sequence[StepRow]) -> list[Plot]:
-    slow = sorted((step for step in steps if step.slow), key=lambda step: step.usual_s - step.seconds)[:MAX_MARKS]
-    captured = [step for step in steps if step.captured]
-    top = max((step.seconds for step in steps), default=0.0)
+    slow_steps = sorted((step for step in steps if step.slow), key=lambda step: step.usual_s - step.seconds)[:MAX_MARKS]
+    captured_steps = [step for step in steps if step.captured]
+    max_s = max((step.seconds for step in steps), default=0.0)
     marks = []
-    if slow:
-        texts = [f"step {s.number}: {units.seconds(s.seconds)}, usual {units.seconds(s.usual_s)}" for s in slow]
-        marks.append(_mark("slow step", "triangle-down", "@warn", slow, [s.seconds + top * 0.03 for s in slow], texts))
-    if captured:
-        kept = captured[:: -(-len(captured) // MAX_MARKS)]
-        texts = [f"step {s.number}: captured, {units.seconds(s.seconds)}" for s in kept]
-        marks.append(_mark("captured step", "diamond", "@text", kept, [s.seconds + top * 0.08 for s in kept], texts))
+    if slow_steps:
+        texts = [f"step {s.number}: {units.seconds(s.seconds)}, usual {units.seconds(s.usual_s)}" for s in slow_steps]
+        marks.append(
+            _mark(
+                "slow step", "triangle-down", "@warn", slow_steps, [s.seconds + max_s * 0.03 for s in slow_steps], texts
+            )
+        )
+    if captured_steps:
+        marked_steps = captured_steps[:: -(-len(captured_steps) // MAX_MARKS)]
+        texts = [f"step {s.number}: captured, {units.seconds(s.seconds)}" for s in marked_steps]
+        marks.append(
+            _mark(
+                "captured step",
+                "diamond",
+                "@text",
+                marked_steps,
+                [s.seconds + max_s * 0.08 for s in marked_steps],
+                texts,
+            )
+        )
     return marks
 
 
@@ -229,24 +258,31 @@ def _rates(x: list[float], rates: list[float | None], titles: list[str]) -> Plot
 
 
 def _mean(values: list[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
+    known_values = [value for value in values if value is not None]
+    return sum(known_values) / len(known_values) if known_values else None
 
 
-# Kinds of spans that run in large numbers at the same time. The plot shows their number over time.
+# Crowds: kinds of spans of which many run at the same time, and the name of the bars for each kind. The plot does not
+# show the single spans, but the number of spans that run at each time.
 CROWDS = {"sample": "samples", "request": "requests"}
 _MAX_ROWS = 4
 _BINS = 160
-# Share of the step below which a span is merged with neighbours of the same name.
+# A span that is shorter than this share of the step is merged with neighbouring spans of the same name.
 _NARROW = 1 / 1200
 
 
 class Placed(msgspec.Struct, frozen=True):
-    """A bar of a lane: one span, or several narrow ones of the same name.
+    """A bar in a lane: one span, several narrow spans of the same name, or a part of a crowd (see `CROWDS`).
 
     Attributes:
-        count: The number of spans in the bar; for a crowd, the number of spans at a time.
-        or_more: True if some spans of a crowd are unknown.
+        name: The name of the bar.
+        kind: The kind of the spans.
+        start: The start of the bar, in seconds from the step's start.
+        end: The end of the bar, in seconds from the step's start.
+        row: The number of the row within the lane.
+        count: The number of spans in the bar. For a crowd, the number of spans that run at the same time.
+        or_more: True if the number of spans in a crowd may be larger, because some spans of the lane are unknown.
+        error: The exception that ended a span of the bar.
     """
 
     name: str
@@ -260,29 +296,29 @@ class Placed(msgspec.Struct, frozen=True):
 
 
 def lanes_plot(step: StepFigures, looks: dict[str, Look]) -> tuple[Plot, int]:
-    """Plot processes against time. Time in which no process works is shaded.
+    """Return a plot of the lanes of a step over time. Times in which no process works are shaded.
 
     Returns:
-        The plot, and the number of spans in its lanes that are not drawn.
+        The plot, and the number of spans of these lanes that the plot does not show.
     """
-    whole = max(step.seconds, 1e-9)
+    whole_s = max(step.seconds, 1e-9)
     bars: dict[str, list[tuple[Placed, float, float, str]]] = {}
     ticks: list[tuple[float, str]] = []
-    top = 0.0
+    next_y = 0.0
     left_out = 0
     for lane in step.lanes:
-        placed, too_deep = _place(lane, whole)
+        placed_bars, too_deep = _place(lane, whole_s)
         left_out += lane.left_out + too_deep
         crowds = sorted({span.kind for span in lane.spans if span.kind in CROWDS})
-        depth = max([each.row + 1 for each in placed] + [0]) + len(crowds) or 1
-        ticks.append((top + depth / 2, units.short(lane.label, 34)))
-        for each in placed:
-            bars.setdefault(each.name, []).append((each, top + each.row + 0.5, 1.0, lane.label))
-        for place, kind in enumerate(crowds):
-            row = top + depth - len(crowds) + place + 0.5
-            for each, strength in _crowd(lane, kind, whole):
+        depth = max([each.row + 1 for each in placed_bars] + [0]) + len(crowds) or 1
+        ticks.append((next_y + depth / 2, units.short(lane.label, 34)))
+        for each in placed_bars:
+            bars.setdefault(each.name, []).append((each, next_y + each.row + 0.5, 1.0, lane.label))
+        for index, kind in enumerate(crowds):
+            row = next_y + depth - len(crowds) + index + 0.5
+            for each, strength in _crowd(lane, kind, whole_s):
                 bars.setdefault(each.name, []).append((each, row, strength, lane.label))
-        top += depth + 0.35
+        next_y += depth + 0.35
     data = []
     for name in [*(name for name in looks if name in bars), *(name for name in bars if name not in looks)]:
         rows = bars[name]
@@ -301,12 +337,12 @@ def lanes_plot(step: StepFigures, looks: dict[str, Look]) -> tuple[Plot, int]:
             plot["marker"]["opacity"] = [round(strength, 2) for _, _, strength, _ in rows]
             plot["marker"]["line"] = {"width": 0}
         data.append(plot)
-    row_px = 20 if top <= 40 else 15
-    plot = layout(round(110 + top * row_px), barmode="overlay", hovermode="closest", shapes=[], annotations=[])
-    plot["xaxis"] = axis("seconds from the step's start", range=[0, whole * 1.005], zeroline=False)
-    plot["yaxis"] = rows_axis([at for at, _ in ticks], [label for _, label in ticks], top)
+    row_px = 20 if next_y <= 40 else 15
+    plot = layout(round(110 + next_y * row_px), barmode="overlay", hovermode="closest", shapes=[], annotations=[])
+    plot["xaxis"] = axis("seconds from the step's start", range=[0, whole_s * 1.005], zeroline=False)
+    plot["yaxis"] = rows_axis([y for y, _ in ticks], [label for _, label in ticks], next_y)
     for gap in step.gaps:
-        _shade(plot, gap.start_s, gap.end_s, whole)
+        _shade(plot, gap.start_s, gap.end_s, whole_s)
     return {"data": data, "layout": plot}, left_out
 
 
@@ -320,16 +356,20 @@ def _bar_text(bar_of: Placed) -> str:
     return f"{time}, ended by {text(bar_of.error)}" if bar_of.error else time
 
 
-def _shade(plot: Plot, start: float, end: float, whole: float) -> None:
+def _shade(plot: Plot, start: float, end: float, whole_s: float) -> None:
     area = {"type": "rect", "x0": start, "x1": end, "y0": 0, "y1": 1, "yref": "paper", "layer": "below"}
     plot["shapes"].append({**area, "fillcolor": "@gap", "line": {"width": 0}})
-    if end - start > whole * 0.06:
+    if end - start > whole_s * 0.06:
         label = {"x": (start + end) / 2, "y": 0, "yref": "paper", "yanchor": "bottom", "showarrow": False}
         plot["annotations"].append({**label, "text": f"idle<br>{units.seconds(end - start)}", "font": {"size": 11}})
 
 
-def _place(lane: Lane, whole: float) -> tuple[list[Placed], int]:
-    """Put spans into rows, inner spans below outer ones. Return the bars, and the number of spans that are too deep."""
+def _place(lane: Lane, whole_s: float) -> tuple[list[Placed], int]:
+    """Put the spans of a lane into rows. An inner span is placed below the span around it.
+
+    Returns:
+        The bars, and the number of spans that are not placed because `_MAX_ROWS` rows are not enough.
+    """
     spans = sorted(
         (span for span in lane.spans if span.kind not in CROWDS), key=lambda span: (span.start_s, -span.end_s)
     )
@@ -345,40 +385,43 @@ def _place(lane: Lane, whole: float) -> tuple[list[Placed], int]:
             ends.append(span.end_s)
             rows.append([])
         ends[row] = span.end_s
-        last = rows[row][-1] if rows[row] else None
-        new = Placed(span.name, span.kind, span.start_s, span.end_s, row, error=span.error)
-        if last and last.name == span.name and _narrow(last, new, whole):
-            both = {"end": new.end, "count": last.count + 1, "error": last.error or new.error}
-            rows[row][-1] = msgspec.structs.replace(last, **both)
+        last_bar = rows[row][-1] if rows[row] else None
+        new_bar = Placed(span.name, span.kind, span.start_s, span.end_s, row, error=span.error)
+        if last_bar and last_bar.name == span.name and _narrow(last_bar, new_bar, whole_s):
+            merged_fields = {"end": new_bar.end, "count": last_bar.count + 1, "error": last_bar.error or new_bar.error}
+            rows[row][-1] = msgspec.structs.replace(last_bar, **merged_fields)
         else:
-            rows[row].append(new)
+            rows[row].append(new_bar)
     return [each for row in rows for each in row], too_deep
 
 
-def _narrow(last: Placed, new: Placed, whole: float) -> bool:
-    narrow = whole * _NARROW
-    return new.start - last.end < narrow and min(last.end - last.start, new.end - new.start) < narrow
+def _narrow(last_bar: Placed, new_bar: Placed, whole_s: float) -> bool:
+    narrow_s = whole_s * _NARROW
+    return (
+        new_bar.start - last_bar.end < narrow_s
+        and min(last_bar.end - last_bar.start, new_bar.end - new_bar.start) < narrow_s
+    )
 
 
-def _crowd(lane: Lane, kind: str, whole: float) -> list[tuple[Placed, float]]:
-    """Return bars with the number of spans of a kind at a time, each with its opacity from 0 to 1."""
-    moments: dict[float, int] = {}
+def _crowd(lane: Lane, kind: str, whole_s: float) -> list[tuple[Placed, float]]:
+    """Return bars that show how many spans of a kind run at each time, each with its opacity from 0 to 1."""
+    changes: dict[float, int] = {}
     for span in lane.spans:
         if span.kind == kind:
-            start, end = (round(at / whole * _BINS) / _BINS * whole for at in (span.start_s, span.end_s))
-            end = max(end, start + whole / _BINS)
-            moments[start] = moments.get(start, 0) + 1
-            moments[end] = moments.get(end, 0) - 1
+            start, end = (round(at / whole_s * _BINS) / _BINS * whole_s for at in (span.start_s, span.end_s))
+            end = max(end, start + whole_s / _BINS)
+            changes[start] = changes.get(start, 0) + 1
+            changes[end] = changes.get(end, 0) - 1
     bars: list[Placed] = []
-    count, since = 0, 0.0
-    for moment in sorted(moments):
-        if count and moments[moment]:
-            bars.append(Placed(CROWDS[kind], kind, since, moment, 0, count, lane.left_out > 0))
-        if moments[moment]:
-            since = moment
-        count += moments[moment]
-    most = max((each.count for each in bars), default=1)
-    return [(each, 0.25 + 0.7 * each.count / most) for each in bars]
+    count, start_s = 0, 0.0
+    for time in sorted(changes):
+        if count and changes[time]:
+            bars.append(Placed(CROWDS[kind], kind, start_s, time, 0, count, lane.left_out > 0))
+        if changes[time]:
+            start_s = time
+        count += changes[time]
+    max_count = max((each.count for each in bars), default=1)
+    return [(each, 0.25 + 0.7 * each.count / max_count) for each in bars]
 
 
 _MAX_SAMPLES = 24
@@ -386,39 +429,39 @@ _PARTS = ("turn", "tool", "reward", "waiting")
 
 
 def longest_plot(figures: SampleFigures) -> Plot:
-    """Plot the longest samples by their parts."""
-    shown = figures.longest[:_MAX_SAMPLES]
-    ordered = sorted((part for sample in shown for part in sample.parts), key=_place_of)
+    """Return a plot with a bar for each of the longest samples, which is stacked from the parts of the sample."""
+    shown_samples = figures.longest[:_MAX_SAMPLES]
+    ordered = sorted((part for sample in shown_samples for part in sample.parts), key=_place_of)
     looks = choose_looks(map(_title, ordered))
-    y = [place + 0.5 for place in range(len(shown))]
+    y = [index + 0.5 for index in range(len(shown_samples))]
     data = []
     for title in looks:
-        spent = [[part for part in sample.parts if _title(part) == title] for sample in shown]
-        took = [sum(part.seconds for part in parts) for parts in spent]
-        counts = [sum(part.count for part in parts) for parts in spent]
+        parts_of_samples = [[part for part in sample.parts if _title(part) == title] for sample in shown_samples]
+        part_s = [sum(part.seconds for part in parts) for parts in parts_of_samples]
+        counts = [sum(part.count for part in parts) for parts in parts_of_samples]
         data.append(
             bar(
                 title,
                 looks[title],
                 orientation="h",
-                x=[round(each, 5) for each in took],
+                x=[round(each, 5) for each in part_s],
                 y=y,
                 customdata=[
                     [text(sample.label), units.seconds(each), count]
-                    for sample, each, count in zip(shown, took, counts, strict=True)
+                    for sample, each, count in zip(shown_samples, part_s, counts, strict=True)
                 ],
                 hovertemplate="<b>%{fullData.name}</b> %{customdata[1]}, %{customdata[2]} times"
                 "<br>%{customdata[0]}<extra></extra>",
             )
         )
-    plot = layout(max(220, 120 + 19 * len(shown)), barmode="stack", bargap=0.12, hovermode="closest")
+    plot = layout(max(220, 120 + 19 * len(shown_samples)), barmode="stack", bargap=0.12, hovermode="closest")
     plot["xaxis"] = axis("seconds of the sample", rangemode="tozero")
-    plot["yaxis"] = rows_axis(y, [units.short(sample.label, 30) for sample in shown], len(shown))
+    plot["yaxis"] = rows_axis(y, [units.short(sample.label, 30) for sample in shown_samples], len(shown_samples))
     return {"data": data, "layout": plot}
 
 
 def done_plot(figures: SampleFigures) -> Plot:
-    """Plot the number of ended samples over time, with the wait for the last few shaded."""
+    """Return a plot of the number of ended samples over time. The time of the wait for the last samples is shaded."""
     points = figures.done
     plot = layout(250, hovermode="x", showlegend=False, shapes=[], annotations=[])
     plot["xaxis"] = axis("seconds from the step's start", rangemode="tozero")
@@ -439,10 +482,10 @@ def done_plot(figures: SampleFigures) -> Plot:
         start = figures.end_s - figures.tail.waited_s
         area = {"type": "rect", "x0": start, "x1": figures.end_s, "y0": 0, "y1": 1, "yref": "paper", "layer": "below"}
         plot["shapes"].append({**area, "fillcolor": "@gap", "line": {"width": 0}})
-        last = "the last one" if figures.tail.count == 1 else f"the last {figures.tail.count}"
-        waits = f"{units.seconds(figures.tail.waited_s)} for {last}"
+        last_text = "the last one" if figures.tail.count == 1 else f"the last {figures.tail.count}"
+        wait_text = f"{units.seconds(figures.tail.waited_s)} for {last_text}"
         plot["annotations"].append(
-            {"x": figures.end_s, "y": 0.05, "yref": "paper", "xanchor": "right", "showarrow": False, "text": waits}
+            {"x": figures.end_s, "y": 0.05, "yref": "paper", "xanchor": "right", "showarrow": False, "text": wait_text}
         )
     return {"data": [line], "layout": plot}
 

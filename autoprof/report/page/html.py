@@ -1,7 +1,7 @@
 """The report as one self-contained HTML file.
 
-The content security policy forbids the page to load anything, and allows only its own scripts, by their hashes. So a
-name in a trace can never run as a script.
+The content security policy of the page forbids to load anything, and allows only the scripts of the page, by their
+hashes. So a name in a trace can never run as a script.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 NEEDS = "the HTML report needs plotly and jinja2: pip install 'autoprof-rl[report]'; --json and --md work without"
-# Rows in the table of steps.
+# Maximum number of rows in the table of steps.
 MAX_ROWS = 400
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -41,7 +41,7 @@ class MissingExtra(RuntimeError):
 
 
 class Share(msgspec.Struct, frozen=True):
-    """One part of a bar of shares."""
+    """One part of a bar that shows shares: the name, the share from 0 to 1, and the look of the part."""
 
     name: str
     share: float
@@ -49,7 +49,7 @@ class Share(msgspec.Struct, frozen=True):
 
 
 def write(figures: RunFigures, path: Path) -> None:
-    """Write the page. The file appears only once it is complete.
+    """Write the page of a report to a file. The file appears only once it is complete.
 
     Raises:
         MissingExtra: plotly or jinja2 is not installed.
@@ -59,7 +59,7 @@ def write(figures: RunFigures, path: Path) -> None:
 
 
 def page(figures: RunFigures) -> str:
-    """Return the page.
+    """Return the page of a report as HTML.
 
     Raises:
         MissingExtra: plotly or jinja2 is not installed.
@@ -85,7 +85,7 @@ def page(figures: RunFigures) -> str:
         looks=looks,
         steps=steps,
         numbers=numbers,
-        # The step that is unfolded at first: the step of the costliest finding.
+        # The step whose section is unfolded when the page opens: the step of the costliest finding.
         first=next((each.step for each in figures.findings if each.step in numbers), numbers[0] if numbers else None),
         rows=rows(figures.steps),
         open_title=words.open_title(figures.going_on),
@@ -98,38 +98,44 @@ def page(figures: RunFigures) -> str:
 
 
 def _kinds(figures: RunFigures) -> dict[str, str]:
-    """Return the kinds of all stages by name, in chart order. Stages of only warm-up or captured steps are included."""
+    """Return a dict from the name of each stage to its kind, in the order of the charts.
+
+    Stages that only warm-up or captured steps have are included.
+    """
     kinds = {stage.name: stage.kind for stage in figures.stages}
     kinds |= {name: row.kinds.get(name, "") for row in figures.steps for name in row.stages if name not in kinds}
     return {name: kinds[name] for name in sorted(kinds, key=lambda name: (name == words.OWN, name == words.OTHER))}
 
 
 def policy(*scripts: str) -> str:
-    """Return the content security policy of a page that has these scripts and loads nothing."""
+    """Return the content security policy of a page that contains `scripts` and loads nothing."""
     targets = "base-uri 'none'; form-action 'none'"
     return f"default-src 'none'; {script_sources(*scripts)}; style-src 'unsafe-inline'; img-src data: blob:; {targets}"
 
 
 def script_sources(*scripts: str) -> str:
-    """Return the directive of a content security policy that allows only these scripts, by their hashes."""
+    """Return the directive of a content security policy that allows only `scripts`, by their hashes."""
     digests = (base64.b64encode(hashlib.sha256(each.encode()).digest()).decode() for each in scripts)
     return " ".join(["script-src", *(f"'sha256-{digest}'" for digest in digests)])
 
 
 def embedded(content: Any) -> str:
-    """Return JSON that is safe within a script element: it can't end the element or begin another."""
-    made = json.dumps(content, separators=(",", ":"), allow_nan=False)
-    return made.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    """Return `content` as JSON for a script element. The JSON can't end the element or begin another element."""
+    text = json.dumps(content, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def without_step(finding: Finding) -> str:
-    """Return a finding's sentence without the number of its step, for use below the step's title."""
+    """Return the sentence of a finding without the number of the step. It is shown below the title of the step."""
     text = re.sub(rf"^step {finding.step}(?: \([\w-]+\))?: ", "", finding.text)
     return text[:1].upper() + text[1:]
 
 
 def after_step(finding: Finding) -> str:
-    """Return the part of a finding's sentence after the number of its step."""
+    """Return the part of a finding's sentence that follows `step` and the number of the step.
+
+    If the sentence does not begin with the step, return the whole sentence after a colon.
+    """
     begin = f"step {finding.step}"
     if finding.text.startswith((f"{begin}:", f"{begin} ")):
         return finding.text.removeprefix(begin)
@@ -137,11 +143,14 @@ def after_step(finding: Finding) -> str:
 
 
 def rows(steps: Sequence[StepRow]) -> list[StepRow]:
-    """Choose the steps of the table: all, or, if there are too many, the captured, the slow and the longest ones."""
+    """Return the steps for the table of steps, ordered by number.
+
+    If there are more than `MAX_ROWS` steps, captured steps are preferred, then slow steps, then the longest steps.
+    """
     if len(steps) <= MAX_ROWS:
         return list(steps)
-    first = sorted(steps, key=lambda step: (not step.captured, not step.slow, -step.seconds))[:MAX_ROWS]
-    return sorted(first, key=lambda step: step.number)
+    chosen_steps = sorted(steps, key=lambda step: (not step.captured, not step.slow, -step.seconds))[:MAX_ROWS]
+    return sorted(chosen_steps, key=lambda step: step.number)
 
 
 def _step(step: StepFigures, run_looks: dict[str, charts.Look], kinds: dict[str, str]) -> dict[str, Any]:
@@ -157,8 +166,8 @@ def _step(step: StepFigures, run_looks: dict[str, charts.Look], kinds: dict[str,
     if step.samples is not None and step.samples.done:
         plots[f"done-{step.number}"] = charts.done_plot(step.samples)
     stages = without_own(step.stages)
-    whole = sum(stages.values()) or 1.0
-    shares = [Share(name, took / whole, looks[name]) for name, took in stages.items()]
+    whole_s = sum(stages.values()) or 1.0
+    shares = [Share(name, took / whole_s, looks[name]) for name, took in stages.items()]
     return {
         "figures": step,
         "plots": plots,
@@ -169,12 +178,12 @@ def _step(step: StepFigures, run_looks: dict[str, charts.Look], kinds: dict[str,
 
 
 def device_shares(device: DeviceShares) -> list[Share]:
-    """Split a device's time into parts, each second counted once."""
-    bare = device.communication * (1 - (device.overlap or 0.0))
+    """Return the parts of a device's time. Each second counts for one part only."""
+    communication_alone = device.communication * (1 - (device.overlap or 0.0))
     parts = [
         ("compute", device.compute, "generation", ""),
-        ("communication without compute", bare, "training", "/"),
-        ("copy alone", 1 - device.idle - device.compute - bare, "scoring", "."),
+        ("communication without compute", communication_alone, "training", "/"),
+        ("copy alone", 1 - device.idle - device.compute - communication_alone, "scoring", "."),
         ("idle", device.idle, "idle", ""),
     ]
     return [
@@ -192,7 +201,10 @@ def _plotly() -> str:
 
 
 def _packed(script: str) -> str:
-    """Return a script as base64 of gzip, which page.js unpacks. plotly.js is larger than all the rest of a page."""
+    """Return a script that is compressed with gzip and encoded as base64. page.js unpacks it.
+
+    plotly.js is packed in this way, because it is larger than all the rest of a page.
+    """
     return base64.b64encode(gzip.compress(script.encode(), 6, mtime=0)).decode()
 
 

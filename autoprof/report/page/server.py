@@ -1,8 +1,9 @@
-"""Web server of `autoprof open` for one user of this machine: a few pages and files under unguessable paths.
+"""Web server of `autoprof open` for one user of this machine. It serves a few pages and files under a secret path.
 
-It listens on 127.0.0.1 only. Other users of the machine can connect too, but they don't know the path and get no
-content. They can read the command line of a browser that autoprof starts, so the link in it works only once. A foreign
-web page can point its own host name to 127.0.0.1 (DNS rebinding), so requests for other host names are refused.
+The server listens on 127.0.0.1 only. Other users of the machine can connect too, but they don't know the path, so they
+get no content. If autoprof starts a browser, other users can read the command line of the browser. So the link in the
+command line works only once. A foreign web page can point its host name to 127.0.0.1 (DNS rebinding). So HTTP requests
+for other host names are refused.
 """
 
 from __future__ import annotations
@@ -38,18 +39,18 @@ _PRIVACY_HEADERS = {
 
 
 class PortTaken(OSError):
-    """Another program listens on the port."""
+    """The port can't be used, because another program listens on it."""
 
 
 class Content(msgspec.Struct, frozen=True, kw_only=True):
-    """Served content: a text, or a file with its content at the time of the request.
+    """Content that the server sends: a text, or the content that a file has at the time of the HTTP request.
 
     Attributes:
-        kind: Its media type.
-        text: The text.
-        file: The file.
-        policy: Its content security policy; empty for none.
-        for_perfetto: True if Perfetto's pages may read it.
+        kind: The media type of the content.
+        text: The text. It is used if `file` is not set.
+        file: The path of the file.
+        policy: The content security policy. If empty, none is sent.
+        for_perfetto: True if Perfetto's pages may read the content.
     """
 
     kind: str
@@ -60,10 +61,11 @@ class Content(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Server(ThreadingHTTPServer):
-    """Server of its `contents`, until it is closed.
+    """Web server that serves `contents` until it is closed.
 
     Attributes:
-        contents: The contents by name; `""` is the first page. They may be added after the server was created.
+        contents: Dict from the name of each content in the URL to the content. The name of the first page is `""`.
+            Contents may be added after the server was created.
     """
 
     daemon_threads = True
@@ -71,11 +73,11 @@ class Server(ThreadingHTTPServer):
     allow_reuse_port = False
 
     def __init__(self, port: int) -> None:
-        """Listen on a port of 127.0.0.1, or on a free port if it is 0.
+        """Listen on a port of 127.0.0.1. If `port` is 0, listen on a free port.
 
         Raises:
             PortTaken: Another program listens on the port.
-            OSError: The port may not be used.
+            OSError: This user may not listen on the port.
         """
         self.contents: dict[str, Content] = {}
         self._path = f"/{secrets.token_urlsafe(18)}/"
@@ -88,17 +90,17 @@ class Server(ThreadingHTTPServer):
             raise
 
     def server_bind(self) -> None:
-        """Bind without looking up this machine's name, which HTTPServer would do."""
+        """Bind the socket. Unlike HTTPServer, do not look up the name of this machine."""
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment]
 
     def link_once(self) -> str:
-        """Return a link to the first page that works once."""
+        """Return a new link to the first page. The link works only once."""
         self._once = f"/{secrets.token_urlsafe(18)}"
         return f"http://127.0.0.1:{self.server_port}{self._once}"
 
     def redeem(self, path: str) -> bool:
-        """Return True if a path is the link that works once. The link is void afterwards."""
+        """Return True if a path belongs to the link that works only once. After that, the link no longer works."""
         expected, given = self._once.encode(), path.encode()
         if not expected or not secrets.compare_digest(given, expected):
             return False
@@ -106,22 +108,22 @@ class Server(ThreadingHTTPServer):
         return True
 
     def url(self, name: str = "") -> str:
-        """Return the URL of a content."""
+        """Return the URL of the content with a name."""
         return f"http://127.0.0.1:{self.server_port}{self._path}{name}"
 
     def find(self, path: str) -> Content | None:
-        """Return the content at a path, or None."""
+        """Return the content at a path. Return None if the path is unknown."""
         if not secrets.compare_digest(path[: len(self._path)].encode(), self._path.encode()):
             return None
         return self.contents.get(path[len(self._path) :])
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Ignore errors of browsers that have disconnected or send malformed requests."""
+        """Ignore errors that occur when a browser has disconnected or sends a malformed HTTP request."""
 
 
 class _PageHandler(BaseHTTPRequestHandler):
     server: Server
-    # Seconds after which a silent connection is closed, so that it does not keep a thread.
+    # Seconds after which a connection without data is closed, so that it does not occupy a thread.
     timeout = 30
     server_version = "autoprof"
     sys_version = ""
@@ -151,10 +153,10 @@ class _PageHandler(BaseHTTPRequestHandler):
         elif content is None:
             self._say(HTTPStatus.NOT_FOUND)
         elif content.file is None:
-            made = content.text.encode()
-            self._head(content, len(made))
+            encoded_text = content.text.encode()
+            self._head(content, len(encoded_text))
             if body:
-                self.wfile.write(made)
+                self.wfile.write(encoded_text)
         else:
             self._send(content, content.file, body)
 
@@ -170,10 +172,10 @@ class _PageHandler(BaseHTTPRequestHandler):
                 shutil.copyfileobj(file, self.wfile, 1 << 20)
 
     def _head(self, content: Content, size: int) -> None:
-        extra = {"Content-Security-Policy": content.policy} if content.policy else {}
+        extra_headers = {"Content-Security-Policy": content.policy} if content.policy else {}
         if content.for_perfetto:
-            extra |= {"Access-Control-Allow-Origin": PERFETTO, "Vary": "Origin"}
-        self._say(HTTPStatus.OK, {"Content-Type": content.kind, **extra}, size)
+            extra_headers |= {"Access-Control-Allow-Origin": PERFETTO, "Vary": "Origin"}
+        self._say(HTTPStatus.OK, {"Content-Type": content.kind, **extra_headers}, size)
 
     def _say(self, status: HTTPStatus, headers: dict[str, str] | None = None, size: int = 0) -> None:
         self.send_response(status)
@@ -189,12 +191,12 @@ def _name(host: str) -> str:
 
 
 def report_item() -> str:
-    """Return the list item that links to the report."""
+    """Return the HTML of the list item that links to the report."""
     return f'<li><a href="{REPORT}">The report</a>: where the time went</li>'
 
 
 def trace_item(run: str, step: int, name: str) -> str:
-    """Return the list item of a step's trace, which is served as `name`."""
+    """Return the HTML of the list item for the trace of a step. The server serves the trace under `name`."""
     return (
         f'<li><button type="button" data-perfetto="{PERFETTO}" data-trace="{markup.escape(name)}" '
         f'data-title="{markup.escape(f"{run}, step {step}")}">Open step {step} in Perfetto</button> '
@@ -203,10 +205,15 @@ def trace_item(run: str, step: int, name: str) -> str:
 
 
 def index_page(run: str, items: list[str]) -> Content:
-    """Return the first page of `autoprof open`. It may load from its own server only."""
+    """Return the first page of `autoprof open`. The page may load data from this server only.
+
+    Args:
+        run: The id of the run.
+        items: The HTML of the list items on the page.
+    """
     script = (TEMPLATES / "index.js").read_text(encoding="utf-8")
     template = string.Template((TEMPLATES / "index.html").read_text(encoding="utf-8"))
     text = template.substitute(run=markup.escape(run), items="\n".join(items), script=script)
-    own = f"{script_sources(script)}; connect-src 'self'; style-src 'unsafe-inline'; img-src data:"
-    policy = f"default-src 'none'; {own}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    allowed_sources = f"{script_sources(script)}; connect-src 'self'; style-src 'unsafe-inline'; img-src data:"
+    policy = f"default-src 'none'; {allowed_sources}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     return Content(kind="text/html; charset=utf-8", text=text, policy=policy)
