@@ -94,9 +94,9 @@ def _number(path: Path, raw: Raw) -> int:
 def corrections_ns(metas: Sequence[CaptureMeta]) -> list[int]:
     """Return for each capture the nanoseconds to add to its times, so that the captures of one host agree.
 
-    They differ if the clock of the host was set between two captures. The corrections are computed from the clock
-    readings in the meta files. The last reading of a host counts as correct, because clocks are set to become more
-    accurate.
+    The captures of a host disagree if its clock was set between two captures. The corrections are computed from the
+    clock readings in the meta files. The last reading of a host counts as correct, because clocks are set to become
+    more accurate.
     """
     readings: dict[str, list[tuple[int, int]]] = {}
     for meta in metas:

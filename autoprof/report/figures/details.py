@@ -28,7 +28,7 @@ _MAX_GAPS = 100
 def choose(rows: Sequence[StepRow], cut_off: Iterable[StepRow] = ()) -> list[int]:
     """Return the numbers of the steps that a report shows in detail if the user chose no steps.
 
-    These are slow steps and captured steps. If a run has no such steps, it is one typical step.
+    The report shows slow steps and captured steps. If a run has no such steps, the report shows one typical step.
 
     Args:
         rows: The steps that have ended.

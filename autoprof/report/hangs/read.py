@@ -402,8 +402,8 @@ def _working(stacks: ProcessStacks, worker: Thread | None) -> list[Working]:
 def _awaited(stacks: ProcessStacks, worker: Thread | None) -> list[Working]:
     """Return the tasks for which the thread `worker` waits in an event loop.
 
-    This is for a thread that works on open spans while no task works on open spans. In other cases, return an empty
-    list. The returned list has one element, for the function in which most of the tasks are.
+    The list has one element, for the function in which most of these tasks are. The list is empty if the thread works
+    on no open span, or if a task works on an open span.
     """
     frames = worker.frames if worker is not None else []
     if worker is None or not worker.spans or not any(places.name(frame) in _LOOPS for frame in frames):

@@ -422,7 +422,7 @@ def _of_spans(
 ) -> Iterator[Finding]:
     """Report the open step if it takes far longer than other steps, or if nothing happens in it.
 
-    This is judged from the timeline alone, because the step has no stacks.
+    The step is judged from the timeline alone, because no process has written stacks for the step.
     """
     if not opened.going_on:
         return

@@ -1,7 +1,7 @@
 """The report as one self-contained HTML file.
 
-The content security policy of the page forbids to load anything, and allows only the scripts of the page, by their
-hashes. So a name in a trace can never run as a script.
+The content security policy of the page forbids the browser to load anything, and allows only the scripts of the page,
+which are identified by their hashes. So a name in a trace can never run as a script.
 """
 
 from __future__ import annotations
