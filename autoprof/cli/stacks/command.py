@@ -29,15 +29,15 @@ from autoprof.rundir.records import STACKS, Frame, OpenSpan, ProcessStacks, Task
 
 
 class Answer(Struct, frozen=True, kw_only=True):
-    """The answer of a node.
+    """The stacks of the processes on one node, as the node returned them.
 
     Attributes:
-        host: The host.
-        folder: The folder with the files.
-        files: The content of each file, by name.
-        absent: The processes without a file.
-        py_spy: The reason why py-spy could not help; empty if it did.
-        problem: The reason why no process could be asked; empty if they could.
+        host: The name of the host.
+        folder: The folder on the host in which each process writes a file with its stacks.
+        files: The content of each file, by file name.
+        absent: The processes that wrote no file.
+        py_spy: The reason why py-spy could not read a process; empty if it could.
+        problem: The error that prevented the node from asking its processes; empty without an error.
     """
 
     host: str
@@ -48,12 +48,14 @@ class Answer(Struct, frozen=True, kw_only=True):
     problem: str = ""
 
 
-# Seconds to wait for a node beyond the wait for its processes: Ray may have to start a worker there.
+# Seconds to wait for a node in addition to the wait for its processes, because Ray may have to start a worker there.
 _NODE_EXTRA_S = 60.0
 
 
 def ask_nodes(ray: Any, run: str, name: str, why: bytes, wait_s: float, native: bool) -> tuple[str, list[Answer]]:
-    """Ask the nodes of a run, and return its id and their answers. `node.ask` describes the other arguments.
+    """Ask the processes on all nodes of a run for their stacks. Return the id of the run, and the answers of the nodes.
+
+    `ray` is the module, and `run` names the run as in `find_in_ray`. `node.ask` describes the other arguments.
 
     Raises:
         NotFound: No run in the cluster matches, or several do.
@@ -63,13 +65,13 @@ def ask_nodes(ray: Any, run: str, name: str, why: bytes, wait_s: float, native: 
     alive = {node["NodeID"]: node["NodeManagerHostname"] for node in ray.nodes() if node["Alive"]}
     directories = {registered.node: registered.directory}
     answers = []
-    disks = set()
+    asked_disks = set()
     for member in cluster.nodes_of_run(registered.id):
-        # Ask one node per disk: several nodes on one machine may share the run's folder.
+        # Ask only one node per disk, because several nodes on one machine may share the directory of the run.
         disk = member.disk or member.id
-        if disk in disks and member.id != registered.node:
+        if disk in asked_disks and member.id != registered.node:
             continue
-        disks.add(disk)
+        asked_disks.add(disk)
         if member.id in alive:
             directories[member.id] = member.directory
         else:
@@ -93,20 +95,20 @@ def ask_nodes(ray: Any, run: str, name: str, why: bytes, wait_s: float, native: 
                 raise TimeoutError(f"no answer within {wait_s + _NODE_EXTRA_S:g} s")
             answers.append(msgspec.convert(ray.get(call), Answer))
         except Exception as error:  # the node has died since
-            first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
             folder = f"{directories[node_id]}/{STACKS}/{name}"
-            problem = f"the node did not answer: {first[:200]}"
+            problem = f"the node did not answer: {first_line[:200]}"
             answers.append(Answer(host=host_name(alive[node_id]), folder=folder, problem=problem))
     return registered.id, answers
 
 
-# Limits of the text output. JSON and the files have everything.
+# Maximum numbers in the text output. The JSON document and the files have no limits.
 _MAX_GROUPS, _MAX_TASK_GROUPS, _MAX_OTHERS, _MAX_ABSENT, _MAX_WAITS = 24, 12, 10, 20, 5
 _MAX_FRAMES = 12
 
 
 def page_lines(processes: Sequence[ProcessStacks], absent: Sequence[Lacking]) -> Iterator[str]:
-    """Yield the lines of the text output."""
+    """Yield the output lines about the stacks, the open spans and the processes without a stack."""
     working = groups.at_work(processes)
     yield from _group_lines("", working, _MAX_GROUPS, "process", "processes")
     waiting = groups.tasks(processes)
@@ -132,9 +134,11 @@ def _group_lines(title: str, listed: Sequence[Group], limit: int, noun: str, plu
 
 
 def heading(group: Group, noun: str, plural: str) -> str:
-    """Return a line on a group: `2 processes in all_reduce (...) of update_actor, step 41, for 9 min: actor ranks 0-1`.
+    """Return the output line above the stack of a group.
 
-    `noun` and `plural` name the members, such as process and processes.
+    Example: `2 processes in all_reduce (...) of update_actor, step 41, for 9 min: actor ranks 0-1`.
+
+    `noun` and `plural` are the word for the members of the group, such as process and processes.
     """
     parts = [units.count(len(group.members), noun, plural)]
     if (frame := group.place) is not None:
@@ -155,17 +159,17 @@ def heading(group: Group, noun: str, plural: str) -> str:
 
 
 def place(frame: Frame) -> str:
-    """Return a line of a stack: the file, the line and the function."""
+    """Return the output line for a function in a stack: the file, the line number and the name of the function."""
     return f"{_file(frame)} {frame.function}" if frame.file else frame.function
 
 
 def _file(frame: Frame) -> str:
-    """Return the last two parts of a file's path, and the line."""
+    """Return the last two parts of the path of a frame's file, and the line number, such as `run/end.py:12`."""
     return f"{'/'.join(frame.file.split('/')[-2:])}:{frame.line}"
 
 
 def _open_span_lines(processes: Sequence[ProcessStacks]) -> Iterator[str]:
-    """Yield the open samples, turns and tool calls, by kind and name, the oldest first."""
+    """Yield output lines about the open samples, turns and tool calls, by kind and name. The oldest come first."""
     by_name: dict[tuple[str, str], list[tuple[float, OpenSpan, ProcessStacks]]] = {}
     for process in processes:
         for span in process.spans:
@@ -185,7 +189,7 @@ def _open_span_lines(processes: Sequence[ProcessStacks]) -> Iterator[str]:
 
 
 def _other_lines(listed: Sequence[Group]) -> Iterator[str]:
-    """Yield a line for each stack of threads that work on no span."""
+    """Yield an output line for each group of other threads: their number, the innermost function, and their names."""
     if listed:
         yield from ("", "other threads:")
     for group in listed[:_MAX_OTHERS]:
@@ -216,7 +220,7 @@ def _absent_lines(absent: Sequence[Lacking]) -> Iterator[str]:
         yield f"... {units.count(len(absent) - _MAX_ABSENT, 'process', 'processes')} more without an answer"
 
 
-# Processes check for questions every ten seconds.
+# Default of `--wait` in seconds. Processes check every ten seconds if they are asked for their stacks.
 _WAIT_S = 15.0
 _INSTALL = "pip install 'autoprof-rl[stacks]'"
 
@@ -245,7 +249,7 @@ def run(parsed: argparse.Namespace) -> int:
     if not 0 <= parsed.wait <= 3600:
         return complain(f"stacks: --wait {parsed.wait:g}: it takes 0 to 3600 seconds", 2)
     now = time.time_ns()
-    # The milliseconds give two commands in the same second separate folders.
+    # Because of the milliseconds, two commands in the same second get separate folders.
     stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(now / 1e9))
     name = f"{stamp}-{now % 1_000_000_000 // 1_000_000:03d}"
     why = msgspec.json.encode(Why(host=HOST, pid=os.getpid(), unix_ns=now, reason="autoprof stacks was called"))
@@ -273,7 +277,7 @@ def run(parsed: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _waiting(seconds: float) -> Iterator[None]:
-    """Show on a terminal that the command is waiting for processes."""
+    """If stderr is a terminal, show that the command is waiting for processes until the `with` block ends."""
     if not sys.stderr.isatty():
         yield
         return
@@ -283,7 +287,7 @@ def _waiting(seconds: float) -> Iterator[None]:
 
 
 def _running_run(parsed: argparse.Namespace) -> runs.Run:
-    """Return the run that RUN names, or for `latest` the latest running one.
+    """Return the run that the argument RUN names. For `latest`, return the latest run that is running.
 
     Raises:
         NotFound: No run matches, or the run is not running.
@@ -340,16 +344,16 @@ def _print_answers(run_id: str, answers: list[Answer], parsed: argparse.Namespac
 
 
 def _absent(answers: list[Answer], files: Container[str]) -> list[Lacking]:
-    """Return the processes of which no node has a file, each once, with the state that its own host gives.
+    """Return the processes of which no node has a file. Each process comes once, with the state from its own host.
 
-    A host can't see processes in other containers on the same machine: their state stays `elsewhere`.
+    A host can't see the processes in other containers on the same machine. The state of such a process is `elsewhere`.
     """
-    asked = {answer.host for answer in answers if not answer.problem}
+    asked_hosts = {answer.host for answer in answers if not answer.problem}
     absent = {}
     for answer in answers:
         for process in answer.absent:
             name = f"{process.host}-{process.pid}.json"
-            is_known = process.state != "elsewhere" or process.host == answer.host or process.host not in asked
+            is_known = process.state != "elsewhere" or process.host == answer.host or process.host not in asked_hosts
             if name not in files and is_known:
                 absent[name] = process
     return list(absent.values())
@@ -364,7 +368,10 @@ def _described(group: groups.Group) -> StackGroup:
 
 
 def _spy_problems(answers: list[Answer], native: bool) -> list[str]:
-    """Return a line for each reason why py-spy could not help where it was needed."""
+    """Return an output line for each reason why py-spy could not read a process.
+
+    Nodes on which py-spy was not needed are left out. py-spy is needed for `--native`, and for silent processes.
+    """
     hosts_by_reason: dict[str, list[str]] = {}
     for answer in answers:
         silent = any(process.state == "running" for process in answer.absent)

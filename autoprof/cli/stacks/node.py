@@ -1,10 +1,11 @@
-"""Stacks of the processes of one node, from their own snapshots and from py-spy.
+"""Stacks of the processes of one node, which the processes write themselves or py-spy reads.
 
-A process that holds the interpreter's lock never answers. py-spy, which is optional (`autoprof-rl[stacks]`), reads its
-memory from outside, and stops it only for native stacks.
+A process in which a thread holds the interpreter's lock never answers. py-spy, which is optional
+(`autoprof-rl[stacks]`), reads the memory of such a process from outside. py-spy stops the process only for native
+stacks.
 
-In a Ray cluster this module runs on all nodes of the run. A node may have no autoprof or another release of it, so
-`cluster.shipped` sends the source text. Standard library only.
+In a Ray cluster, this module runs on all nodes of the run. A node may have no autoprof, or another release of autoprof.
+Therefore `cluster.shipped` sends the source text of this module, and the module needs the standard library only.
 """
 
 from __future__ import annotations
@@ -22,35 +23,36 @@ from typing import Any
 
 # The same values as in `rundir/records.py`.
 STACKS, WHY, MAX_STACKS_BYTES = "stacks", "why.json", 1 << 19
-# Maximum size of all files together in an answer, in bytes.
+# Maximum size of all files in the answer of a node together, in bytes.
 _MAX_ANSWER_BYTES = 48 << 20
 # Maximum number of processes that py-spy reads at the same time.
 _MAX_SPIES = 4
-# Children started by multiprocessing that are reported.
+# Maximum number of multiprocessing's child processes that are reported.
 _MAX_CHILDREN = 64
-# Bytes at the beginning of a journal, with the lines of hooks.
+# Number of bytes to read at the beginning of a journal. They contain the journal lines of hooks.
 _HEAD_BYTES = 64 << 10
-# Values of `py_spy` in the answer: py-spy is not installed, or may not read the memory of other processes.
+# Values of `py_spy` in the answer: py-spy is not installed, or has no permission to read other processes.
 PY_SPY_MISSING, PY_SPY_PERMISSION = "missing", "permission"
 _PY_SPY_TIMEOUT_S = 30.0
 _PY_SPY_ATTEMPTS = 3
 
-# A process of the run: `host`, `pid`, `process`, `state`, `reason` and `spans`, as in `Lacking` of `documents.py`.
+# A process of the run, with the keys `host`, `pid`, `process`, `state`, `reason` and `spans`. `Lacking` in
+# `documents.py` describes them.
 Process = dict[str, Any]
 
 _HOST = re.sub(r"[^A-Za-z0-9_-]", "-", os.uname().nodename)[:60] or "localhost"
 
 
 def ask(directory: str, name: str, why: bytes, wait_s: float, native: bool, others: bool) -> dict[str, Any]:
-    """Ask the processes of this node, and return `Answer` of `command.py` as a dictionary.
+    """Ask the processes of this node for their stacks. Return a dict with the fields of `Answer` in `command.py`.
 
     Args:
         directory: The run directory.
-        name: The name of the folder with the answers.
-        why: The content of its `why.json`.
+        name: The name of the folder for the answers.
+        why: The content of the file `why.json` in this folder.
         wait_s: Seconds to wait for the processes.
         native: True to include C functions.
-        others: True to wait also for processes of other hosts, which may share the disk.
+        others: True to wait also for the processes of other hosts. They answer if their hosts share the disk.
     """
     folder = os.path.join(directory, STACKS, name)
     answer = {"host": _HOST, "folder": folder, "files": {}, "absent": [], "py_spy": "", "problem": ""}
@@ -59,16 +61,22 @@ def ask(directory: str, name: str, why: bytes, wait_s: float, native: bool, othe
         expected = _processes(directory)
     except OSError as error:
         return answer | {"problem": str(error)}
-    waited = [process for process in expected.values() if process["state"] == "running" and not process["reason"]]
+    awaited_processes = [
+        process for process in expected.values() if process["state"] == "running" and not process["reason"]
+    ]
     if others:
-        waited += [process for process in expected.values() if process["state"] == "elsewhere"]
+        awaited_processes += [process for process in expected.values() if process["state"] == "elsewhere"]
     running = {key: process for key, process in expected.items() if process["state"] == "running"}
-    program = shutil.which("py-spy", path=f"{os.environ.get('PATH', '')}:{os.path.dirname(sys.executable)}")
+    py_spy_path = shutil.which("py-spy", path=f"{os.environ.get('PATH', '')}:{os.path.dirname(sys.executable)}")
     with ThreadPoolExecutor(_MAX_SPIES) as pool:
-        spied = {key: pool.submit(_spy, program, process["pid"], native) for key, process in running.items() if program}
-        _wait(folder, waited, wait_s)
+        spy_results = {
+            key: pool.submit(_spy, py_spy_path, process["pid"], native)
+            for key, process in running.items()
+            if py_spy_path
+        }
+        _wait(folder, awaited_processes, wait_s)
     problems = []
-    for key, future in spied.items():
+    for key, future in spy_results.items():
         threads, problem, unix_ns = future.result()
         if not native and os.path.exists(_file_of(folder, running[key])):
             continue
@@ -79,14 +87,14 @@ def ask(directory: str, name: str, why: bytes, wait_s: float, native: bool, othe
                 answer["problem"] = str(error)
         elif problem:
             problems.append(problem)
-    answer["py_spy"] = problems[0] if problems else "" if program else PY_SPY_MISSING
+    answer["py_spy"] = problems[0] if problems else "" if py_spy_path else PY_SPY_MISSING
     return answer | _answers(folder, expected, wait_s)
 
 
 def _make_question(folder: str, why: bytes) -> None:
-    """Make the folder that asks the processes. It appears complete, with the reason in it.
+    """Make the folder that asks the processes for their stacks.
 
-    Another node on the same disk may have made it already.
+    The folder appears with `why.json` in it. Another node that shares the disk may have made the folder already.
     """
     parent, name = os.path.split(folder)
     if not os.path.isdir(parent):
@@ -107,24 +115,24 @@ def _make_question(folder: str, why: bytes) -> None:
 
 
 def _processes(directory: str) -> dict[str, Process]:
-    """Return the run's processes that may be running or died with open spans, by host and pid."""
+    """Return the processes of the run that may be running, or that died with open spans, by `<host>-<pid>`."""
     by_key: dict[str, Process] = {}
-    # In order of time: if two processes had the same pid, the later one replaces the earlier one.
+    # In the order of time: if two processes had the same pid, the later process replaces the earlier process.
     for file in sorted(os.scandir(os.path.join(directory, "journal")), key=lambda entry: entry.stat().st_mtime):
-        head = _load(file.path, _HEAD_BYTES) if file.name.endswith(".jsonl") else b""
-        process_line = _parsed(head.partition(b"\n")[0])
+        first_lines = _load(file.path, _HEAD_BYTES) if file.name.endswith(".jsonl") else b""
+        process_line = _parsed(first_lines.partition(b"\n")[0])
         host, pid = str(process_line.get("host", "")), process_line.get("pid")
         if not host or not isinstance(pid, int):
             continue
-        # Pids are used again, but not with the same start time.
+        # The system uses pids again, but the next process with the pid has another start time.
         ticks = _start_ticks(pid) if host == _HOST else None
-        runs = ticks is not None and process_line.get("ticks", 0) in (0, ticks)
+        is_running = ticks is not None and process_line.get("ticks", 0) in (0, ticks)
         by_key[f"{host}-{pid}"] = {
             "host": host,
             "pid": pid,
             "process": str(process_line.get("process", "")),
-            "state": "elsewhere" if host != _HOST else "running" if runs else "gone",
-            "reason": "" if b'"called":true' in head else "none of autoprof's hooks was called in it",
+            "state": "elsewhere" if host != _HOST else "running" if is_running else "gone",
+            "reason": "" if b'"called":true' in first_lines else "none of autoprof's hooks was called in it",
             "spans": [],
         }
     _add_spans(directory, by_key)
@@ -136,7 +144,7 @@ def _processes(directory: str) -> dict[str, Process]:
 
 
 def _add_spans(directory: str, by_key: dict[str, Process]) -> None:
-    """Add the open spans of processes, if this node has an autoprof that can read them."""
+    """Add the state and the open spans of each process, if this node has an autoprof that can read the journals."""
     try:
         import msgspec
 
@@ -152,7 +160,10 @@ def _add_spans(directory: str, by_key: dict[str, Process]) -> None:
 
 
 def _children(by_key: dict[str, Process]) -> dict[str, Process]:
-    """Return workers of pools and data loaders. They run without autoprof, but do work of the run."""
+    """Return the children that are workers of pools and data loaders, by `<host>-<pid>`.
+
+    These processes run without autoprof, but work for the run.
+    """
     parents = {process["pid"]: _command(process["pid"]) for process in by_key.values() if process["state"] == "running"}
     workers: dict[str, Process] = {}
     for pid in sorted(int(name) for name in os.listdir("/proc") if name.isdecimal()):
@@ -179,7 +190,7 @@ def _command(pid: int) -> bytes:
 
 
 def _stat(pid: int) -> list[bytes]:
-    """Return the fields of /proc/PID/stat from the state on, or an empty list if the process does not run."""
+    """Return the fields of /proc/PID/stat, beginning with the state. Return an empty list for an ended process."""
     fields = _load(f"/proc/{pid}/stat", 4096).rpartition(b")")[2].split()
     return fields if len(fields) > 19 and fields[0] not in (b"Z", b"X") else []
 
@@ -190,7 +201,10 @@ def _start_ticks(pid: int) -> int | None:
 
 
 def _spy(program: str, pid: int, native: bool) -> tuple[list[dict[str, Any]], str, int]:
-    """Return the threads of a process as py-spy sees them, or the reason why it can't, and the time of the answer."""
+    """Return the threads of a process that py-spy read, the reason if py-spy could not read them, and the time.
+
+    The time is in nanoseconds since the epoch.
+    """
     threads, problem = _dumped(program, pid, native)
     return threads, problem, time.time_ns()
 
@@ -204,17 +218,17 @@ def _dumped(program: str, pid: int, native: bool) -> tuple[list[dict[str, Any]],
         option = options[min(attempt, len(options) - 1)]
         command = [program, "dump", "--json", option, "--pid", str(pid)]
         try:
-            done = subprocess.run(command, capture_output=True, timeout=_PY_SPY_TIMEOUT_S, check=False)
+            result = subprocess.run(command, capture_output=True, timeout=_PY_SPY_TIMEOUT_S, check=False)
         except (OSError, subprocess.SubprocessError) as error:
             return [], f"{type(error).__name__}"
         try:
-            threads = json.loads(done.stdout)
+            threads = json.loads(result.stdout)
         except ValueError:
-            errors = done.stderr.decode(errors="replace").strip()
+            errors = result.stderr.decode(errors="replace").strip()
             if "ermission" in errors or "not permitted" in errors:
                 return [], PY_SPY_PERMISSION
             # The lines after the first are py-spy's own backtrace.
-            problem = errors.splitlines()[0][:200] if errors else f"exit status {done.returncode}"
+            problem = errors.splitlines()[0][:200] if errors else f"exit status {result.returncode}"
             # Retry: the memory of a process that keeps running may look damaged.
             continue
         return [converted for thread in threads if (converted := _converted(thread))][:256], ""
@@ -222,7 +236,10 @@ def _dumped(program: str, pid: int, native: bool) -> tuple[list[dict[str, Any]],
 
 
 def _converted(thread: dict[str, Any]) -> dict[str, Any]:
-    """Return a thread of py-spy as `Thread` of `records.py`; empty for autoprof's own thread."""
+    """Convert a thread that py-spy read to the fields of `Thread` in `records.py`.
+
+    Return an empty dict for autoprof's own thread.
+    """
     frames = []
     for index, frame in enumerate(thread["frames"]):
         path, function = str(frame["filename"])[:300], str(frame["name"])[:300]
@@ -243,47 +260,53 @@ def _converted(thread: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _wait(folder: str, waited: list[Process], wait_s: float) -> None:
-    """Wait until all processes have answered or ended, at most `wait_s` seconds."""
+def _wait(folder: str, processes: list[Process], wait_s: float) -> None:
+    """Wait until all `processes` have answered or ended, but at most `wait_s` seconds."""
     deadline = time.monotonic() + wait_s
     while time.monotonic() < deadline:
-        waited = [
+        processes = [
             process
-            for process in waited
+            for process in processes
             if not os.path.exists(_file_of(folder, process))
             and (process["host"] != _HOST or _start_ticks(process["pid"]) is not None)
         ]
-        if not waited:
+        if not processes:
             return
         time.sleep(0.1)
 
 
 def _add_threads(folder: str, process: Process, threads: list[dict[str, Any]], unix_ns: int) -> None:
-    """Write the threads that py-spy read at `unix_ns` into the process's file; if it answered, into its own answer."""
-    own = _parsed(_load(_file_of(folder, process), MAX_STACKS_BYTES))
-    spans = {thread.get("ident"): thread.get("spans", []) for thread in own.get("threads", [])}
+    """Write the threads that py-spy read at `unix_ns` into the file of the process.
+
+    If the process answered, its own answer stays in the file, except that the threads are replaced.
+    """
+    own_answer = _parsed(_load(_file_of(folder, process), MAX_STACKS_BYTES))
+    spans_by_thread = {thread.get("ident"): thread.get("spans", []) for thread in own_answer.get("threads", [])}
     content = {key: process[key] for key in ("host", "pid", "process", "spans")} | {"unix_ns": unix_ns}
-    content |= own | {"by": "itself, py-spy" if own else "py-spy"}
+    content |= own_answer | {"by": "itself, py-spy" if own_answer else "py-spy"}
     for limit in (256, 64, 16, 4):
         content["threads"] = [
-            thread | ({"spans": spans[thread["ident"]]} if spans.get(thread["ident"]) else {})
+            thread | ({"spans": spans_by_thread[thread["ident"]]} if spans_by_thread.get(thread["ident"]) else {})
             for thread in sorted(threads, key=lambda thread: not thread["main"])[:limit]
         ]
         text = json.dumps(content).encode()
         if len(text) < MAX_STACKS_BYTES:
             break
-        content["left_out"] = [*own.get("left_out", []), f"{len(threads) - limit} threads"]
+        content["left_out"] = [*own_answer.get("left_out", []), f"{len(threads) - limit} threads"]
     _put(_file_of(folder, process), text)
 
 
 def _answers(folder: str, expected: dict[str, Process], wait_s: float) -> dict[str, Any]:
-    """Return the files of the processes, and the processes without a file, with the reason."""
+    """Return a dict with `files`, the content of each process's file by name, and `absent`.
+
+    `absent` lists the processes without a file, each with the reason.
+    """
     contents: dict[str, bytes] = {}
     absent = []
-    room = _MAX_ANSWER_BYTES
+    bytes_left = _MAX_ANSWER_BYTES
     for key, process in expected.items():
-        content = _load(_file_of(folder, process), MAX_STACKS_BYTES) if room > 0 else b""
-        room -= len(content)
+        content = _load(_file_of(folder, process), MAX_STACKS_BYTES) if bytes_left > 0 else b""
+        bytes_left -= len(content)
         if content:
             contents[f"{key}.json"] = content
             continue
@@ -292,7 +315,7 @@ def _answers(folder: str, expected: dict[str, Process], wait_s: float) -> dict[s
                 process |= {"state": "gone", "reason": ""}
             elif not process["reason"]:
                 process["reason"] = f"it did not answer within {wait_s:g} s"
-        if room <= 0:
+        if bytes_left <= 0:
             process["reason"] = "the answers are larger than this command shows; its file is in the run"
         absent.append(process)
     return {"files": contents, "absent": absent}
@@ -303,7 +326,7 @@ def _file_of(folder: str, process: Process) -> str:
 
 
 def _load(path: str, limit: int) -> bytes:
-    """Return the first bytes of a file; empty if it can't be read."""
+    """Return the first `limit` bytes of a file, or no bytes if the file can't be read."""
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             return file.read(limit)
@@ -320,7 +343,7 @@ def _parsed(content: bytes) -> dict[str, Any]:
 
 
 def _put(path: str, content: bytes) -> None:
-    """Write a file that appears under its name once it is complete."""
+    """Write a file. The file gets its name once it is complete."""
     part = f"{path}.{os.urandom(4).hex()}.part"
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
@@ -329,12 +352,12 @@ def _put(path: str, content: bytes) -> None:
         _hand_over(part)
         os.replace(part, path)
     finally:
-        with contextlib.suppress(FileNotFoundError):  # it has its name
+        with contextlib.suppress(FileNotFoundError):  # the file has been renamed
             os.unlink(part)
 
 
 def _hand_over(path: str) -> None:
-    """Give a file or folder the owner of its parent folder, and make it readable for the group if the parent is."""
+    """Give a file or folder the owner of its parent folder. Let the group read it if the group can read the parent."""
     owner = os.stat(os.path.dirname(path))
     if os.geteuid() == 0 and owner.st_uid != 0:
         os.chown(path, owner.st_uid, owner.st_gid)
