@@ -22,13 +22,15 @@ from autoprof.run.cluster import Gone
 from autoprof.windows import requests
 from autoprof.windows.requests import Became, Trigger
 
-# Time without a change after which a file counts as abandoned.
+# Seconds without a change after which a file counts as abandoned.
 _FILE_S = 120.0
-# The same for a folder of torch_npu: its analysis takes up to an hour and may not change the folder meanwhile.
+# Seconds after which a folder of torch_npu counts as abandoned. The analysis of the folder takes up to an hour, and may
+# not change the folder meanwhile.
 _FOLDER_S = 3700.0
-# The same for both after the run has ended: then only a process that outlived the run could still write.
+# Seconds after which a file or folder counts as abandoned once the run has ended. Then only a process that outlived the
+# run could still write.
 _AFTER_S = 15.0
-# Consecutive looks at which a request may be nowhere: a listing may miss a file that is renamed meanwhile.
+# Maximum number of consecutive looks that do not find the request: a listing may miss a file that is renamed meanwhile.
 _MAX_LOOKS_WITHOUT_REQUEST = 10
 
 
@@ -42,7 +44,7 @@ def wait_for_files(access: RunAccess, trigger: Trigger, document: Triggered, kee
     Args:
         access: The access to the run.
         trigger: The requested windows.
-        document: The document of the request; the results are added to it.
+        document: The document for `--json`, to which the results are added.
         keep_stdout: True to print nothing to stdout.
 
     Raises:
@@ -73,7 +75,7 @@ def wait_for_files(access: RunAccess, trigger: Trigger, document: Triggered, kee
 
 
 def _wait_for_windows(access: RunAccess, name: str, show: console.Show, total: int) -> Became:
-    """Wait until all windows of the request have closed."""
+    """Wait until all windows of the request have closed, and return the state of the request."""
     looks_without_request = 0
     while True:
         view = access.look()[0]
@@ -101,7 +103,7 @@ def _wait_for_windows(access: RunAccess, name: str, show: console.Show, total: i
 
 
 def _show_progress(became: Became, show: console.Show, total: int) -> None:
-    """Show which steps are captured and which one is being captured."""
+    """Show which steps are captured, and which step is being captured."""
     for count, step in enumerate(became.captured, 1):
         show(f"step {step} is captured{f' ({count} of {total})' if total > 1 else ''}", count)
     if became.going_on is not None:
@@ -111,12 +113,12 @@ def _show_progress(became: Became, show: console.Show, total: int) -> None:
 
 
 def _wait_until_written(access: RunAccess, steps: Sequence[int], show: console.Show) -> tuple[list[View], list[str]]:
-    """Wait until all files have their final names.
+    """Wait until all files of the steps have their final names or are abandoned.
 
     Returns:
-        The views of the run, and the paths of files that are no longer being written, but not complete.
+        The views of the run, and the paths of the abandoned files: they are not complete, but no longer change.
     """
-    seen: dict[str, tuple[object, float]] = {}
+    last_changes: dict[str, tuple[object, float]] = {}
     while True:
         views = access.look(steps)
         now = time.monotonic()
@@ -126,31 +128,32 @@ def _wait_until_written(access: RunAccess, steps: Sequence[int], show: console.S
             for contents in view.steps.values()
             for name, state in contents.unfinished.items()
         }
-        waiting = []
+        growing_paths = []
         for path, state in unfinished.items():
-            since = seen[path][1] if path in seen and seen[path][0] == state else now
-            seen[path] = state, since
+            unchanged_since = last_changes[path][1] if path in last_changes and last_changes[path][0] == state else now
+            last_changes[path] = state, unchanged_since
             patience_s = (_FOLDER_S if state[2] else _FILE_S) if views[0].alive else _AFTER_S
-            if now - since < patience_s:
-                waiting.append(path)
-        if not waiting:
+            if now - unchanged_since < patience_s:
+                growing_paths.append(path)
+        if not growing_paths:
             return views, sorted(unfinished)
-        show(f"files that are still being written: {len(waiting)}", len(steps))
+        show(f"files that are still being written: {len(growing_paths)}", len(steps))
         time.sleep(access.pause_s)
 
 
 def _folders(views: Sequence[View]) -> dict[int, list[tuple[str, Contents]]]:
-    """Return the hosts' folders by step.
+    """Return the folders of each step: dict from step to list of host and content of the folder.
 
-    A folder that several hosts share appears once. It is recognized by its captures: their names contain the host.
+    A folder that several hosts share appears once. Two hosts share a folder if they see the same captures, because the
+    name of a capture contains its host.
     """
     folders: dict[int, list[tuple[str, Contents]]] = {}
     for view in views:
         for step, contents in sorted(view.steps.items()):
-            known = folders.setdefault(step, [])
+            step_folders = folders.setdefault(step, [])
             names = contents.captures.keys()
-            if not known or (names and all(names != other.captures.keys() for _, other in known)):
-                known.append((view.host, contents))
+            if not step_folders or (names and all(names != other.captures.keys() for _, other in step_folders)):
+                step_folders.append((view.host, contents))
     return folders
 
 
@@ -169,14 +172,17 @@ def _problems(
 
 
 def _print_folders(document: Triggered, trainer_host: str) -> None:
-    """Print the problems, the number of captures and the folders; with hosts, if other hosts have folders, too."""
+    """Print the problems, the number of captures, and the folders.
+
+    If a host other than `trainer_host` has a folder, print the host of each folder.
+    """
     for problem in document.problems:
         print(plain(problem), flush=True)
     count, size = (sum(getattr(folder, name) for folder in document.folders) for name in ("captures", "bytes"))
     print(f"captures: {count}, {units.size(size)}", flush=True)
-    several = any(folder.host != trainer_host for folder in document.folders)
+    has_other_hosts = any(folder.host != trainer_host for folder in document.folders)
     for folder in document.folders:
-        print(plain(f"{folder.host}:{folder.path}" if several else folder.path), flush=True)
+        print(plain(f"{folder.host}:{folder.path}" if has_other_hosts else folder.path), flush=True)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -234,22 +240,22 @@ def run(parsed: argparse.Namespace) -> int:
 
 
 class AnswerForm(NamedTuple):
-    """Form of the command's answer.
+    """The form in which the command answers.
 
     Attributes:
-        wait: True to wait for the traces.
-        as_json: True to print a document to stdout; lines then go to stderr.
+        wait: True to wait for the traces before the answer.
+        as_json: True to print a document to stdout. All other output then goes to stderr.
     """
 
     wait: bool
     as_json: bool
 
     def say(self, text: str) -> None:
-        """Print a line to stdout, or to stderr if stdout is for the document."""
+        """Print a line to stdout. If `as_json` is true, print it to stderr."""
         print(text, file=sys.stderr if self.as_json else sys.stdout, flush=True)
 
     def end(self, document: Triggered) -> int:
-        """Print the document with `--json`, and return the exit status 0."""
+        """If `as_json` is true, print the document. Return the exit status 0."""
         if self.as_json:
             console.print_json(document)
         return 0
@@ -278,7 +284,7 @@ def _send(access: RunAccess, trigger: Trigger, switch: str, answer: AnswerForm) 
 
 
 def _follow(access: RunAccess, trigger: Trigger, document: Triggered, answer: AnswerForm) -> int:
-    """Wait for the traces, with `--wait`, and return the exit status."""
+    """If `--wait` is set, wait for the traces of the request. Return the exit status."""
     if not answer.wait:
         answer.say("a run reads requests when a step begins; a server without a trainer when a request arrives")
         if document.off:

@@ -1,4 +1,4 @@
-"""Access of `autoprof trigger` to a run: its requests and its steps' folders, on this host or on a cluster's nodes."""
+"""Access of `autoprof trigger` to a run: the requests and the folders of steps, here or on the nodes of a cluster."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ from autoprof.windows.requests import Became, Registered, Trigger
 
 
 class Contents(msgspec.Struct, frozen=True):
-    """One step's folder on one host.
+    """The content of one step's folder on one host.
 
     Attributes:
         folder: The path of the folder.
-        captures: State, reason and bytes of each capture that has a meta file, by name.
-        unfinished: Bytes, time of the last change, and True for a folder, of each part that is being written, by name.
+        captures: dict from the name of each capture with a meta file to its state, its reason and its bytes.
+        unfinished: dict from the name of each part that is being written to its bytes, the time of its last change, and
+            True if the part is a folder.
     """
 
     folder: str
@@ -37,15 +38,15 @@ class Contents(msgspec.Struct, frozen=True):
 
 
 class View(msgspec.Struct, frozen=True):
-    """A run's directory on one host.
+    """The content of a run's directory on one host.
 
     Attributes:
-        host: The host.
+        host: The name of the host.
         info: The content of `run.json`; empty if there is no such file.
         alive: True if the process that was asked about is running on the host.
         off: True if autoprof is switched off in the run.
-        requests: The requests with their states, by file name.
-        steps: The folders of the steps that were asked about and exist.
+        requests: The fields of each request and its state, by the name of the request's file.
+        steps: The folders of the steps that were asked about, by step. Steps without a folder are missing.
     """
 
     host: str
@@ -56,11 +57,11 @@ class View(msgspec.Struct, frozen=True):
     steps: dict[int, Contents]
 
     def became(self, name: str) -> Became | None:
-        """Return the state of a request; None if the trainer has not taken it."""
+        """Return the state of the request with this name. Return None if the trainer has not taken the request."""
         return _became(self.requests.get(f"{name}{requests.TAKEN}"))
 
     def open_request(self, trigger: Trigger) -> str | None:
-        """Return the name of a request with this content that is not over, or None."""
+        """Return the name of a request that is equal to `trigger` and not over. Return None if no request is."""
         for name, content in sorted(self.requests.items()):
             fields = {key: value for key, value in content.items() if key != "became"}
             became = _became(content) if name.endswith(requests.TAKEN) else None
@@ -74,10 +75,10 @@ class RunAccess(Protocol):
 
     Attributes:
         id: Id of the run.
-        title: The run in messages.
-        control: Path of its folder of requests.
-        ended: Explanation why it counts as ended if it is not alive.
-        pause_s: Seconds between two looks.
+        title: Description of the run for messages.
+        control: Path of the run's folder `control/`, which contains the requests.
+        ended: Reason why a run that is not alive counts as ended, for a message.
+        pause_s: Seconds to wait between two calls of `look`.
     """
 
     id: str
@@ -87,7 +88,9 @@ class RunAccess(Protocol):
     pause_s: float
 
     def look(self, steps: Sequence[int] = ()) -> list[View]:
-        """Return the current views of the run: of the node that counts its steps, and with `steps` of the others.
+        """Return the current views of the run. The first view is from the node that counts the steps.
+
+        If `steps` is given, return also the views of the other nodes with the folders of these steps.
 
         Raises:
             Gone: The run can no longer be reached.
@@ -102,7 +105,7 @@ class RunAccess(Protocol):
         """
 
     def switch(self, off: bool) -> None:
-        """Switch autoprof off in the run, or on again. Raises as `ask` does."""
+        """Switch autoprof off in the run, or on again. Raises the same errors as `ask`."""
 
 
 class OnDisk:
@@ -136,9 +139,10 @@ def view(answer: Mapping[str, Any]) -> View:
 
 
 def reader() -> Callable[..., dict[str, Any]]:
-    """Return the function that reads a run's directory.
+    """Return a function that reads a run's directory.
 
-    It is a closure that uses the standard library only, so that Ray can ship it by value to nodes without autoprof.
+    The function is a closure that uses the standard library only. Therefore Ray can send it by value to nodes without
+    autoprof.
     """
     run_file, meta_ending, part, merging, step_folder = RUN, META, PART, MERGING, STEP
 
@@ -158,7 +162,7 @@ def reader() -> Callable[..., dict[str, Any]]:
                 return {}
             return content if isinstance(content, dict) else {}
 
-        def names(path: str) -> list[str]:
+        def names_in(path: str) -> list[str]:
             try:
                 return sorted(os.listdir(path))
             except OSError:
@@ -167,11 +171,11 @@ def reader() -> Callable[..., dict[str, Any]]:
         def written(path: str) -> tuple[int, float, bool]:
             try:
                 status = os.stat(path)
-            except OSError:  # it was renamed to its final name
+            except OSError:  # the part was renamed to its final name
                 return 0, 0.0, False
             return status.st_size, status.st_mtime, stat.S_ISDIR(status.st_mode)
 
-        def runs() -> bool:
+        def is_running() -> bool:
             try:
                 with open(f"/proc/{pid}/stat", "rb") as file:
                     fields = file.read().rpartition(b")")[2].split()
@@ -181,7 +185,7 @@ def reader() -> Callable[..., dict[str, Any]]:
 
         def contents(folder: str) -> dict[str, Any]:
             captures, unfinished = {}, {}
-            for name in names(folder):
+            for name in names_in(folder):
                 if name.endswith(meta_ending):
                     meta = load(os.path.join(folder, name))
                     state, reason = str(meta.get("state", "unfinished")), str(meta.get("reason") or "")
@@ -193,12 +197,12 @@ def reader() -> Callable[..., dict[str, Any]]:
             return {"folder": folder, "captures": captures, "unfinished": unfinished}
 
         control = os.path.join(directory, "control")
-        control_names = names(control)
+        control_names = names_in(control)
         folders = {step: os.path.join(directory, f"{step_folder}{step:06d}") for step in steps}
         return {
             "host": socket.gethostname(),
             "info": load(os.path.join(directory, run_file)),
-            "alive": runs(),
+            "alive": is_running(),
             "off": "off" in control_names,
             "requests": {
                 name: load(os.path.join(control, name))
@@ -212,10 +216,13 @@ def reader() -> Callable[..., dict[str, Any]]:
 
 
 def writer() -> Callable[..., tuple[int, str, str] | None]:
-    """Return the function that writes a file into a run's `control/`. Ray ships it as it ships the `reader`."""
+    """Return a function that writes a file into a run's `control/`. Ray can send it by value, as in `reader`."""
 
     def autoprof_write(directory: str, name: str, content: bytes) -> tuple[int, str, str] | None:
-        """Write a file that appears once it is complete, or remove it if `content` is empty. Return the error."""
+        """Write a file, which appears once it is complete. If `content` is empty, remove the file.
+
+        Return the number, the text and the folder of an error, or None.
+        """
         import os
 
         control = os.path.join(directory, "control")
@@ -249,7 +256,7 @@ def _became(content: Mapping[str, Any] | None) -> Became | None:
 
 
 def same(fields: Mapping[str, Any], trigger: Trigger) -> bool:
-    """Return whether a request, as its JSON fields, is equal to a trigger; the run may differ."""
+    """Return True if a request with these JSON fields is equal to `trigger`. The runs that they name may differ."""
     try:
         other = requests.checked(msgspec.convert(fields, Trigger))
     except requests.UNREADABLE:
@@ -263,13 +270,13 @@ def find_in_ray(ray: Any, name: str) -> InRay:
     Raises:
         NotFound: No run matches, or several do.
     """
-    known = []
+    registered_runs = []
     for entry in cluster.entries(requests.registered("")).values():
         with contextlib.suppress(msgspec.MsgspecError):
-            known.append(msgspec.json.decode(entry, type=Registered))
-    known.sort(key=lambda run: run.started)
+            registered_runs.append(msgspec.json.decode(entry, type=Registered))
+    registered_runs.sort(key=lambda run: run.started)
     if name == "latest":
-        for run in reversed(known):
+        for run in reversed(registered_runs):
             if not runs.own(run.uid):
                 continue
             access = InRay(ray, run)
@@ -277,23 +284,23 @@ def find_in_ray(ray: Any, name: str) -> InRay:
                 if access.look()[0].alive:
                     return access
         user = identity.user_name(os.geteuid())
-        raise runs.NotFound(f"no run of user {user} is running in this cluster; {_listed(known)}")
-    matching = [run for run in known if run.id.startswith(name)]
-    if len(matching) != 1:
-        problem = "several runs match" if matching else "no run matches"
-        raise runs.NotFound(f"{problem} {name!r} in this cluster; {_listed(matching or known)}")
-    return InRay(ray, matching[0])
+        raise runs.NotFound(f"no run of user {user} is running in this cluster; {_listed(registered_runs)}")
+    matching_runs = [run for run in registered_runs if run.id.startswith(name)]
+    if len(matching_runs) != 1:
+        problem = "several runs match" if matching_runs else "no run matches"
+        raise runs.NotFound(f"{problem} {name!r} in this cluster; {_listed(matching_runs or registered_runs)}")
+    return InRay(ray, matching_runs[0])
 
 
 class InRay:
     """Access to a run in a Ray cluster, through small tasks on its nodes.
 
     Attributes:
-        run: The run as registered by the process that counts its steps.
+        run: The entry of the run, which the process that counts the steps registered in the cluster.
     """
 
     ended = "its trainer's process has ended"
-    # Each look starts tasks.
+    # Longer than on a disk, because each look starts tasks of Ray.
     pause_s = 1.0
 
     def __init__(self, ray: Any, run: Registered) -> None:
@@ -335,7 +342,9 @@ class InRay:
             raise self._unreachable(type(error).__name__) from None
 
     def look(self, steps: Sequence[int] = ()) -> list[View]:
-        """Return the current views of the run: of the node that counts its steps, and with `steps` of the others.
+        """Return the current views of the run. The first view is from the node that counts the steps.
+
+        If `steps` is given, return also the views of the other nodes with the folders of these steps.
 
         Raises:
             Gone: The node that counts the steps is gone or does not answer.
