@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(parsed: argparse.Namespace) -> int:
     """Run the command and return its exit status."""
-    # Imported here: a check of a run needs no hooks, and a check of the environment no figures of runs.
+    # Imported here, because a check of a run needs no hooks, and a check of the environment needs no figures of runs.
     if parsed.name:
         from autoprof.cli.doctor.run import examine_run
 
@@ -44,19 +44,23 @@ def run(parsed: argparse.Namespace) -> int:
 
 
 def _without_secrets(report: Report) -> Report:
-    """Return a report with secrets masked; files of older releases and errors of recipes may contain secrets."""
+    """Return a copy of a report in which secrets are masked.
+
+    Files that older releases wrote, and the errors of recipes, may contain secrets.
+    """
     texts = {name: hidden_in(getattr(report, name)) for name in ("facts", "hooks", "problems", "notes")}
     return msgspec.structs.replace(report, **texts)
 
 
-# Problems and notes that are printed, unless all are requested.
+# Maximum numbers of problems and of notes that are printed without `--all`.
 _MAX_PROBLEMS, _MAX_NOTES = 40, 20
 
 
 def show(report: Report, hooks: bool = False) -> None:
-    """Print a report as text: facts, problems, notes, and the verdict; with `hooks`, also a table of the hooks.
+    """Print a report as text: facts, problems, notes, and the verdict.
 
-    Without `hooks`, only the first problems and notes are printed.
+    If `hooks` is true, also print a table of the hooks, and print all problems and notes. Otherwise, print only the
+    first problems and notes.
     """
     print(plain(report.subject))
     counts = _counts(report.hooks)
@@ -65,19 +69,22 @@ def show(report: Report, hooks: bool = False) -> None:
     if hooks and report.hooks:
         print()
         console.show(["hook", "state", "reason"], _grouped(report.hooks))
-    for title, lines, most in (("does not work", report.problems, _MAX_PROBLEMS), ("notes", report.notes, _MAX_NOTES)):
+    for title, lines, max_lines in (
+        ("does not work", report.problems, _MAX_PROBLEMS),
+        ("notes", report.notes, _MAX_NOTES),
+    ):
         if lines:
             print(f"\n{title}:")
-        for line in lines if hooks else lines[:most]:
-            first, *rest = console.wrapped(plain(line), 4)
-            print(f"  - {first[4:]}", *rest, sep="\n")
-        if len(lines) > most and not hooks:
-            print(f"  - and {len(lines) - most} more, which --all lists")
+        for line in lines if hooks else lines[:max_lines]:
+            first_line, *more_lines = console.wrapped(plain(line), 4)
+            print(f"  - {first_line[4:]}", *more_lines, sep="\n")
+        if len(lines) > max_lines and not hooks:
+            print(f"  - and {len(lines) - max_lines} more, which --all lists")
     print(f"\n{plain(report.verdict)}")
 
 
 def _counts(hooks: list[tuple[str, str, str]]) -> dict[str, str]:
-    """Return the number of hooks in each state, in words, by target."""
+    """Return a text with the number of hooks in each state, such as `5 hooks applied, 2 skipped`, for each target."""
     states: dict[str, Counter[str]] = {}
     for key, state, reason in hooks:
         for_other_release = state == "skipped" and " the hook is for " in reason
@@ -90,12 +97,15 @@ def _counts(hooks: list[tuple[str, str, str]]) -> dict[str, str]:
 
 
 def _grouped(hooks: list[tuple[str, str, str]]) -> list[list[str]]:
-    """Return the rows of the table; hooks of one target that were skipped for the same reason share a row."""
-    grouped: dict[tuple[str, str, str], list[str]] = {}
+    """Return the rows of the table of hooks.
+
+    The hooks of one target that were skipped for the same reason share a row.
+    """
+    keys_by_row: dict[tuple[str, str, str], list[str]] = {}
     for key, state, reason in hooks:
         name = key.partition("/")[0] if state == "skipped" else key
-        grouped.setdefault((name, state, reason), []).append(key)
+        keys_by_row.setdefault((name, state, reason), []).append(key)
     return [
         [keys[0] if len(keys) == 1 else f"{name}: {len(keys)} hooks", state, reason]
-        for (name, state, reason), keys in grouped.items()
+        for (name, state, reason), keys in keys_by_row.items()
     ]

@@ -1,6 +1,7 @@
-"""Checks of an environment: which hooks apply here, and why others do not.
+"""Checks of an environment: which hooks apply here, and why the other hooks do not.
 
-Hooks are looked up in the metadata and the source of the installed targets. Only `--deep` imports the targets.
+Hooks are looked up in the metadata and the source of the installed targets. The targets are imported only if `--deep`
+is set.
 """
 
 from __future__ import annotations
@@ -28,14 +29,21 @@ from autoprof.hooks.recipe import DISABLED, BoundHook, RecipeError, exceeds, fit
 from autoprof.run import runtime
 from autoprof.rundir.records import HookLine
 
-# State of a hook whose function is in the target's source, and of one for which the source can't decide it.
+# States of a hook whose function is in the target's source, and of a hook whose function may exist, although the source
+# does not show it.
 FOUND, UNKNOWN = "found", "unknown"
-# The module of verl that looks vLLM up by the name of its distribution (verl 0.5 to 0.9.1).
+# The module of verl that looks vLLM up by the name of vLLM's distribution (verl 0.5 to 0.9.1).
 _VLLM_LOOKUP = "verl.third_party.vllm"
 
 
 def look_up(settings: Settings) -> dict[str, Any]:
-    """Return the hooks with states, the versions, the errors and the tool as found in the source of the targets."""
+    """Look up the hooks of all recipes in the source of their targets.
+
+    Returns:
+        A dict with `hooks` (from hook key to `state` and `reason`), `errors` (from recipe to its error as `last`),
+        `versions` (from installed target to version), `absent` (targets that are not installed), and `tool` (the
+        profiler that a process would use).
+    """
     sources = Sources()
     hooks: dict[str, dict[str, str]] = {}
     errors: dict[str, dict[str, str]] = {}
@@ -65,7 +73,7 @@ def look_up(settings: Settings) -> dict[str, Any]:
 
 
 def _state(hook: BoundHook, version: str, settings: Settings, sources: Sources) -> tuple[str, str]:
-    """Return the state and the reason that a hook would have in a process that imports the target."""
+    """Return the state that a hook would have in a process that imports the target, and the reason for this state."""
     target = hook.recipe.target
     if reason := hook.left_out(version, settings):
         return "skipped", reason
@@ -77,7 +85,7 @@ def _state(hook: BoundHook, version: str, settings: Settings, sources: Sources) 
         sources.find(hook.hook.module, hook.hook.attribute)
     except NotInSource as error:
         if type(hook.behaviour).supply is behaviours.Behaviour.supply:
-            # A missing function is an error only for releases that the recipe was made for.
+            # A missing function is an error only if the recipe was made for this release of the target.
             return ("skipped" if outside else "failed"), f"{error}"
     except Unknown as error:
         return UNKNOWN, f"{error}"
@@ -85,7 +93,10 @@ def _state(hook: BoundHook, version: str, settings: Settings, sources: Sources) 
 
 
 def _renamed_vllm(versions: dict[str, str], sources: Sources) -> dict[str, dict[str, str]]:
-    """Return the error if vLLM is installed under a distribution name by which verl does not find it, else nothing."""
+    """Return an error if the distribution of the installed vLLM has a name by which verl does not find vLLM.
+
+    The error is a dict as in `errors` of `look_up`. Without an error, return an empty dict.
+    """
     version = versions.get("vllm", "")
     try:
         sources.module(_VLLM_LOOKUP)
@@ -100,7 +111,7 @@ def _renamed_vllm(versions: dict[str, str], sources: Sources) -> dict[str, dict[
     return {"verl": {"last": text}}
 
 
-# Libraries that trainers are built on; they have no steps themselves.
+# Targets that trainers are built on. These libraries have no steps themselves.
 _NO_TRAINERS = {"ray", "codetiming"}
 
 
@@ -109,7 +120,7 @@ def examine_environment(settings: Settings, deep: bool = False) -> Report:
 
     Args:
         settings: The settings of this environment.
-        deep: True to import the targets, in a separate process; False to read their source.
+        deep: True to import the targets in a separate process; False to read only the source of the targets.
     """
     report = Report(subject=f"environment: {sys.executable}")
     when = f", when {', '.join(map(str, settings.when))}" if settings.when else ""
@@ -143,13 +154,15 @@ def examine_environment(settings: Settings, deep: bool = False) -> Report:
 
 
 def _check_targets(report: Report, content: dict[str, Any]) -> None:
-    """Report each installed target to which no hook applies, and why."""
+    """Add a problem for each installed target to which no hook applies, with the reason."""
     hooks = {
         key: HookLine(hook=key, state=hook["state"], reason=hook["reason"]) for key, hook in content["hooks"].items()
     }
     for target in sorted(filter(empty_run.active, content["versions"])):
-        own = [hook for key, hook in hooks.items() if key.partition("/")[0] == target]
-        if all(hook.state in ("skipped", "failed") for hook in own) and any(hook.reason != DISABLED for hook in own):
+        target_hooks = [hook for key, hook in hooks.items() if key.partition("/")[0] == target]
+        if all(hook.state in ("skipped", "failed") for hook in target_hooks) and any(
+            hook.reason != DISABLED for hook in target_hooks
+        ):
             report.problems.append(empty_run.of_target(target, hooks, content["versions"][target], "is installed"))
 
 
@@ -163,7 +176,10 @@ def _verdict(report: Report, deep: bool) -> str:
 
 
 def _combined(looked_up: dict[str, Any], probed: dict[str, Any]) -> dict[str, Any]:
-    """Return the result of importing the targets, with the failures that only their source shows."""
+    """Combine the result of `look_up` with the result of `_probe`, which imported the targets.
+
+    The imports decide the state of a hook, except for failures that only `look_up` finds.
+    """
     hooks = probed.get("hooks", {})
     for key, hook in looked_up["hooks"].items():
         # A process of a run skips a hook whose function is missing; here it is a failure.
@@ -233,7 +249,7 @@ def _check_nsys(report: Report, settings: Settings) -> None:
 
 
 def _check_recipes(report: Report, extra: Sequence[str]) -> None:
-    """Report the recipes that are not autoprof's own, and the problems of entry points."""
+    """Add the recipes that are not autoprof's own to the facts, and the errors of entry points to the problems."""
     for file in catalog.recipe_files(extra):
         if file.origin != catalog.OWN:
             report.facts[f"recipe {file.name}"] = f"{file.path}, from {file.origin}"
@@ -241,7 +257,7 @@ def _check_recipes(report: Report, extra: Sequence[str]) -> None:
 
 
 def _check_versions(report: Report, versions: dict[str, str], extra: Sequence[str]) -> None:
-    """Report the targets that are newer than the releases that their recipes were made for."""
+    """Add a note for each target that is newer than the releases for which its recipes were made."""
     files = catalog.recipe_files(extra)
     for target, version in sorted(versions.items()):
         for path in [file.path for file in files if target in file.targets]:
@@ -262,7 +278,10 @@ def _check_versions(report: Report, versions: dict[str, str], extra: Sequence[st
 
 
 def _probe(report: Report) -> dict[str, Any]:
-    """Import the targets with autoprof on, in a child process with a temporary run directory."""
+    """Import the targets with autoprof on, in a child process with a temporary run directory.
+
+    Return the dict that `main` writes. If the child process fails, add a problem and return an empty dict.
+    """
     variables = {_boot.ENABLE: "1", _boot.RUN_ID: _boot.new_run_id(), _boot.STARTER: "", "AUTOPROF_ON_FINISH": ""}
     try:
         content: dict[str, Any] = in_child("autoprof.cli.doctor.environment", **variables)
@@ -272,8 +291,8 @@ def _probe(report: Report) -> dict[str, Any]:
     return content
 
 
-# Variables that releases of vLLM read (vllm/envs.py, 0.9.2 to 0.33.0). 0.13 added `profiler_config`, and 0.16 removed
-# the variables.
+# Environment variables of vLLM's own profiler, by the releases that read them (vllm/envs.py, 0.9.2 to 0.33.0). vLLM
+# 0.13 added `profiler_config`, and 0.16 removed the variables.
 VLLM = {
     "<0.16": ("VLLM_TORCH_PROFILER_DIR",),
     ">=0.10,<0.16": (
@@ -294,7 +313,7 @@ VLLM = {
 
 
 def unread(names: Iterable[str], version: str) -> Iterator[str]:
-    """Yield a note for each variable in `names` that other releases of vLLM read, but this version does not."""
+    """Yield a note for each variable in `names` that other releases of vLLM read, but not the release `version`."""
     variables = set(names)
     for versions, read in VLLM.items():
         if version and not fits(version, versions):
@@ -303,9 +322,10 @@ def unread(names: Iterable[str], version: str) -> Iterator[str]:
 
 
 def main(output: str) -> None:
-    """Import the module of each hook, and write the same as `look_up` to a file as JSON.
+    """Import the module of each hook, and write the states of the hooks to the file `output` as JSON.
 
-    `--deep` runs this in a separate process, since importing a target takes seconds and may do anything.
+    The JSON document has the form of the dict that `look_up` returns, without `absent`. `autoprof doctor --deep` runs
+    this function in a child process, because the import of a target takes seconds and may do anything.
     """
     run = runtime.start()
     if run is None:
@@ -316,7 +336,7 @@ def main(output: str) -> None:
     for hook in registry.known_hooks():
         if registry.left_out(run, hook):
             continue
-        # The user's own trainer may be on sys.path without a distribution.
+        # A user's own trainer may be a module on sys.path that belongs to no distribution.
         if installed_version(hook.recipe) or sources.installed(hook.recipe.target):
             if problem := import_problem(hook.hook.module):
                 run.hooks.skipped(hook, problem)

@@ -26,17 +26,17 @@ from autoprof.windows import requests
 
 
 def check_deaths(report: Report, run: Run) -> bool:
-    """Put the first dead process in front of a report's other problems; return True if a process died."""
-    dead = deaths.of_run(run)
-    if dead:
-        hosts = len(run.info.hosts)
-        report.problems.insert(0, deaths.sentence(dead[0], hosts))
-        report.notes[:0] = deaths.evidence(dead, hosts)
-    return bool(dead)
+    """If processes died, put the likely first cause in front of the other problems of a report, and return True."""
+    deaths_of_run = deaths.of_run(run)
+    if deaths_of_run:
+        host_count = len(run.info.hosts)
+        report.problems.insert(0, deaths.sentence(deaths_of_run[0], host_count))
+        report.notes[:0] = deaths.evidence(deaths_of_run, host_count)
+    return bool(deaths_of_run)
 
 
 def examine_run(run: runs.Run) -> Report:
-    """Return a report on a run: the hooks in its processes, its steps and captures, and its problems."""
+    """Return a report on a run: the hooks in the processes of the run, the steps and captures, and the problems."""
     report = Report(subject=f"run: {run.path}")
     report.facts["state"] = run.outcome
     report.facts["settings"] = f"steps {_steps(run) or 'none, the timeline alone'}"
@@ -78,13 +78,16 @@ def examine_run(run: runs.Run) -> Report:
     return report
 
 
-# Processes that are listed one by one. If there are more, processes with equal hooks share a line.
+# Maximum number of processes that are listed one by one. If there are more, processes with equal hooks share a line.
 _MAX_LISTED = 16
 _DIGITS = re.compile(r"[0-9]+")
 
 
 def _process_facts(processes: list[ProcessState]) -> dict[str, str]:
-    """Return the hooks of each process in words; if there are many, of each group of equal processes."""
+    """Return a text about the hooks of each process, by the title of the process.
+
+    If there are many processes, return one text for all processes with equal titles and hooks.
+    """
     groups: dict[tuple[str, str], list[ProcessState]] = {}
     for process in processes:
         states = Counter(hook.state for hook in process.hooks.values())
@@ -108,7 +111,7 @@ def _process_facts(processes: list[ProcessState]) -> dict[str, str]:
 
 
 def _executed_s(run: runs.Run) -> dict[int, float]:
-    """Return the seconds of the steps that have ended, by number."""
+    """Return the duration of each ended step: dict from step number to seconds."""
     drivers = {state.file for state in run.processes if state.drives}
     return {
         span.step: (span.end_ns - span.start_ns) / 1e9
@@ -120,7 +123,10 @@ def _executed_s(run: runs.Run) -> dict[int, float]:
 
 
 def _hooks(processes: list[ProcessState]) -> dict[str, dict[str, Any]]:
-    """Return each hook's most important state in any process (failed, applied, skipped), and whether it fired."""
+    """Return the state of each hook over all processes: dict from hook key to `state`, `reason` and `fired`.
+
+    If the states of a hook differ between processes, `failed` precedes `applied`, and `applied` precedes `skipped`.
+    """
     fired = {key for process in processes for key, hook in process.hooks.items() if hook.called}
     hooks = merged_hooks((process.hooks for process in processes), "skipped", "applied", "failed")
     return {
@@ -130,7 +136,7 @@ def _hooks(processes: list[ProcessState]) -> dict[str, dict[str, Any]]:
 
 
 def _outside_versions(hooks: Mapping[str, dict[str, Any]]) -> list[str]:
-    """Return a note on each target whose version is outside the range of its recipe."""
+    """Return a note for each target whose version is outside the range of versions in its recipe."""
     reasons = [
         f"{key.partition('/')[0]} {hook['reason']}"
         for key, hook in hooks.items()
@@ -145,7 +151,10 @@ def _steps(run: runs.Run) -> str:
 
 
 def _check_hangs(report: Report, run: runs.Run, opened: OpenSpans, executed_s: Mapping[int, float]) -> None:
-    """Report steps that are or were stuck, and samples that ended with an exception."""
+    """Add a problem for each step that is or was stuck, and for samples that ended with an exception.
+
+    `executed_s` is a dict from the number of an ended step to its seconds.
+    """
     hangs, notes = sentences.hangs_of_run(run.path, opened, executed_s)
     report.notes += notes
     for finding in [*hangs, *findings.failures_of_run(opened)]:
@@ -169,18 +178,21 @@ def _check_steps(report: Report, run: runs.Run, opened: OpenSpans, executed_s: M
         steps = Steps.parse(run.info.settings.steps)
     except ValueError:
         return
-    wanted = [number for ordinal, number in enumerate(numbers, 1) if steps.match(number, ordinal)]
-    captured = {step.number for step in run.steps}
-    captured |= {number for capture in run.captures for number in capture.meta.steps}
-    for number in wanted:
-        if number not in captured:
+    requested_steps = [number for ordinal, number in enumerate(numbers, 1) if steps.match(number, ordinal)]
+    captured_steps = {step.number for step in run.steps}
+    captured_steps |= {number for capture in run.captures for number in capture.meta.steps}
+    for number in requested_steps:
+        if number not in captured_steps:
             report.problems.append(f"step {number} was asked for and executed, but has no folder")
-    if not wanted and steps.any and not opened.going_on:
+    if not requested_steps and steps.any and not opened.going_on:
         report.problems.append("the run executed none of the steps that AUTOPROF_STEPS asks for")
 
 
 def _open_steps(opened: OpenSpans) -> list[str]:
-    """Return the open step and for how long it has been open, in words; if several are open, the latest."""
+    """Return a list with a text about the open step: its number, and the time since it began.
+
+    If several steps are open, the text is about the latest step. If no step is open, the list is empty.
+    """
     steps = sorted((row for row in opened.rows()[0] if row.kind == "step"), key=lambda row: row.start_ns)
     return [
         f"step {row.step} {'has been' if open_until_now(row.state, opened.going_on) else 'was'} open for "
@@ -190,7 +202,10 @@ def _open_steps(opened: OpenSpans) -> list[str]:
 
 
 def _check_begun(report: Report, run: runs.Run, opened: OpenSpans) -> None:
-    """Report a run in which no step has begun. For a recent run it is only a note: it may still load its model."""
+    """Add a problem if no step of the run has begun.
+
+    If the run started recently, add a note instead, because the run may still be loading its model.
+    """
     if _open_steps(opened):
         return
     if not opened.going_on:
@@ -226,8 +241,8 @@ def _check_captures(report: Report, run: runs.Run) -> None:
                 report.problems.append(f"step {step.number}, {capture.name}: {capture.state}, {reason}")
             elif capture.meta.reason == NOT_ANALYSED:
                 report.notes.append(f"step {step.number}, {capture.name}: {NOT_ANALYSED}; run autoprof analyse")
-    asked = "nsys" in run.info.settings.tool
-    if asked and run.captures and all(capture.meta.tool != "nsys" for capture in run.captures):
+    nsys_requested = "nsys" in run.info.settings.tool
+    if nsys_requested and run.captures and all(capture.meta.tool != "nsys" for capture in run.captures):
         report.problems.append("AUTOPROF_TOOL asks for nsys, but no captured process ran under nsys")
     captures = [capture.name for step in run.steps for capture in step.captures]
     for part in RunDir(Path(run.path)).parts() if run.state != "running" else ():
@@ -246,9 +261,10 @@ def _check_end(report: Report, run: runs.Run) -> None:
 
 
 def devices(run: Run) -> tuple[list[str], list[str]]:
-    """Return notes and problems about traces without GPU activity, of processes that used a GPU.
+    """Return notes and problems about the traces without GPU activity, if their processes used a GPU.
 
-    It is only a note if another trace of the process has GPU activity: then the stage did not use the GPU.
+    A trace gets a note if another trace of its process has GPU activity: then the stage did not use the GPU. Otherwise,
+    the trace gets a problem.
     """
     captures = [
         (step, capture) for step in run.steps for capture in step.captures if capture.meta.device_events is not None
@@ -266,7 +282,7 @@ def devices(run: Run) -> tuple[list[str], list[str]]:
 
 
 def out_of_memory(directory: RunDir) -> list[str]:
-    """Return notes on the snapshots in `oom/`."""
+    """Return a note for each memory snapshot in `oom/`."""
     notes = []
     for path in sorted(directory.oom.glob(f"*{META}")):
         meta = decoder.read(path, OutOfMemoryMeta)
