@@ -1,4 +1,4 @@
-"""Work after the traces are written: merge the rollout replicas' traces, copy the run, run the user's command.
+"""Work after the traces of a run are written: merge the traces of rollout replicas, copy the run, run a command.
 
 `run/end.py` starts this module in a detached process, for two reasons: Ray kills the children of a worker that exits
 (core worker, kill_child_processes_on_worker_exit), and a merge must not delay the run's end or its next step.
@@ -17,23 +17,25 @@ from pathlib import Path
 def main() -> None:
     """Read one job from stdin, detach from the parent process, and do the job.
 
-    The first argument lists package folders to add to `sys.path`, for an interpreter other than the run's. Everything
-    else is imported after that.
+    The first argument of the command line lists folders with packages. They are added to `sys.path`, because the
+    interpreter may be another one than the run's, which does not find these packages. autoprof's modules are imported
+    only after that.
     """
     # Unblock all signals: this process inherits the mask of the thread that started it, which blocks them all.
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    # `-m` puts autoprof's folder, in which this process was started, first in sys.path; it belongs after the others.
+    # `-m` puts autoprof's folder, in which this process was started, first in sys.path. That folder belongs after the
+    # other ones.
     sys.path += [sys.path.pop(0), *filter(None, sys.argv[1].split(os.pathsep))]
     job = json.load(sys.stdin)
-    # Run the user's command even if this user can no longer enter the run's working directory.
+    # Run the command even if this user can no longer enter the working directory of the run.
     with contextlib.suppress(OSError):
         os.chdir(job["cwd"])
-    # If the run is copied, its end waits for this process, so it must not detach.
+    # If the run is copied, the end of the run waits for this process. Then this process must not detach.
     if not job["to"] and os.fork():
         os._exit(0)
     os.nice(10)
     try:
-        # Imported after the fork, because the parent waits until the fork.
+        # Imported after the fork, because the parent process waits until the fork.
         from autoprof.base import files
 
         files.open_as(job["run"])
@@ -51,7 +53,7 @@ def main() -> None:
 
 
 def _copy(run: Path, to: str) -> None:
-    """Copy a run that is over, and log what fails. Raises neither NoTarget nor OSError."""
+    """Copy an ended run to the URL `to`. Log NoTarget and OSError instead of raising them."""
     from autoprof.base import log, seam
     from autoprof.run.collect.gather import warn_missing
     from autoprof.run.collect.upload import NoTarget, Sending

@@ -37,28 +37,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(parsed: argparse.Namespace) -> int:
     """Run the command and return its exit status."""
-    chosen = arguments.find_run(parsed)
+    chosen_run = arguments.find_run(parsed)
     folders = []
     try:
         with console.reading("analysing") as progress:
-            for name, done in _analyse(chosen, parsed.step, progress):
-                folders.append(Analysed(name, done))
+            for name, succeeded in _analyse(chosen_run, parsed.step, progress):
+                folders.append(Analysed(name, succeeded))
                 if not parsed.json:
-                    print(f"{name}: {'analysed' if done else 'torch_npu could not analyse it'}", flush=True)
+                    print(f"{name}: {'analysed' if succeeded else 'torch_npu could not analyse it'}", flush=True)
     except (NoTorchNpu, OSError) as error:
         return complain(f"analyse: {error}", 1)
     if parsed.json:
-        console.print_json(Analyses(run=chosen.id, folders=folders))
+        console.print_json(Analyses(run=chosen_run.id, folders=folders))
     elif not folders:
         print("all recordings are analysed already")
     return 0 if all(folder.analysed for folder in folders) else 1
 
 
 def _analyse(run: Run, number: int | None, progress: console.Reading) -> Iterator[tuple[str, bool]]:
-    """Analyse the folders of a run, or of one of its steps, one by one; yield each folder's name and True on success.
+    """Analyse torch_npu's folders one by one. Yield the name of each folder, and True if its analysis succeeded.
+
+    If `number` is given, analyse only the folders of the step with this number. Otherwise, analyse all folders.
 
     Raises:
-        NotFound: The run or the step has no complete folder of torch_npu.
+        NotFound: The run or the step does not exist, or has no complete folder of torch_npu.
         NoTorchNpu: This interpreter can't import torch_npu.
     """
     steps = run.steps if number is None else [runs.step(run, number)]
@@ -66,18 +68,18 @@ def _analyse(run: Run, number: int | None, progress: console.Reading) -> Iterato
     if not folders:
         where = f"step {number} of {run.id}" if number is not None else run.id
         raise NotFound(f"{where} has no complete torch_npu folders (*{file_names.NPU_FOLDER})")
-    waiting = [folder for folder in folders if not job.analysed(str(folder))]
-    if waiting:
+    unanalysed_folders = [folder for folder in folders if not job.analysed(str(folder))]
+    if unanalysed_folders:
         _check_torch_npu()
     files.open_as(run.path)
-    for count, folder in enumerate(waiting):
-        progress(count, len(waiting), folder.name)
-        # Remove the partial output of an interrupted analysis; torch_npu writes all of it again from the raw data.
+    for count, folder in enumerate(unanalysed_folders):
+        progress(count, len(unanalysed_folders), folder.name)
+        # Remove the partial output of an interrupted analysis. torch_npu writes all of it again from the raw data.
         files.remove(str(folder / NPU_ANALYSED))
-        done = job.analyse(str(folder), sys.executable, str(folder))
-        if done:
+        succeeded = job.analyse(str(folder), sys.executable, str(folder))
+        if succeeded:
             _record_analysis(folder)
-        yield f"{folder.parent.name}/{folder.name}", done
+        yield f"{folder.parent.name}/{folder.name}", succeeded
 
 
 def _folders(step: Path) -> list[Path]:
@@ -94,12 +96,12 @@ def _check_torch_npu() -> None:
         check=False,
     )
     if child.returncode:
-        last = (child.stderr.strip().splitlines() or [f"status {child.returncode}"])[-1]
-        raise NoTorchNpu(f"{sys.executable} can't import torch_npu: {last}")
+        last_line = (child.stderr.strip().splitlines() or [f"status {child.returncode}"])[-1]
+        raise NoTorchNpu(f"{sys.executable} can't import torch_npu: {last_line}")
 
 
 def _record_analysis(folder: Path) -> None:
-    """Update the capture's meta file: clear the reason `not analysed`, and set the new size."""
+    """Update the meta file of the capture with this folder: clear the reason `not analysed`, and set the new size."""
     path = folder.with_name(file_names.FOLDER.sub("", folder.name) + META)
     if meta := decoder.fields(path, CaptureMeta):
         reason = decoder.record(meta, CaptureMeta).reason

@@ -21,7 +21,7 @@ from autoprof.rundir.runs import Run
 
 
 class Parser(argparse.ArgumentParser):
-    """Parser of one command; the command's module adds the arguments."""
+    """A parser for the arguments of one command. The module of the command adds the arguments."""
 
     def __init__(self, command: str, **options: Any) -> None:
         module_name, summary, _ = COMMANDS[command]
@@ -38,16 +38,16 @@ class Parser(argparse.ArgumentParser):
     def parse_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> argparse.Namespace:
-        """Parse the arguments; exit with status 2 if one is unknown."""
-        parsed, unknown = self.parse_known_args(args, namespace)
-        if not unknown:
+        """Return the parsed arguments. Exit with status 2 if an argument is unknown_arguments."""
+        parsed, unknown_arguments = self.parse_known_args(args, namespace)
+        if not unknown_arguments:
             return parsed
-        first = unknown[0].partition("=")[0]
-        if not first.startswith("-"):
-            self.error(f"unexpected argument {first!r}")
+        first_unknown = unknown_arguments[0].partition("=")[0]
+        if not first_unknown.startswith("-"):
+            self.error(f"unexpected argument {first_unknown!r}")
         from autoprof.base.units import did_you_mean
 
-        self.error(f"unknown option {first}{did_you_mean(first, self._option_string_actions)}")
+        self.error(f"unknown option {first_unknown}{did_you_mean(first_unknown, self._option_string_actions)}")
 
     def error(self, message: str) -> NoReturn:
         """Print the error in one line and exit with status 2."""
@@ -58,14 +58,15 @@ class Parser(argparse.ArgumentParser):
 
 
 def _integer(text: str) -> int:
-    """Return the integer that a text spells, with a clearer error than argparse's."""
+    """Convert a text to an integer. For other texts, raise an error with a clearer message than argparse's."""
     try:
         return int(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
 
 
-# Help texts of the options that set a setting. `run` takes all of them, `trigger` only the settings of a window.
+# Help texts of the options that set a setting, by option. `autoprof run` has all these options, `autoprof trigger` only
+# those for the settings of a window.
 SETTINGS = {
     "steps": "steps to capture: 2,5 or 10:13 or ::50 or +2",
     "when": "conditions that open a window: step>2x,update_actor>1.5x,rank>1.3x,memory>0.9,resume:2,oom",
@@ -89,30 +90,32 @@ SETTINGS = {
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
-    """Add the argument RUN, which `find_run` reads."""
+    """Add the argument RUN. `find_run` returns the run that the user names with it."""
     parser.add_argument("name", nargs="?", metavar="RUN", default="latest", help="a run, as for ls (default: latest)")
 
 
 def add_dir(parser: argparse.ArgumentParser) -> None:
-    """Add the option `--dir`, which `parent` reads."""
+    """Add the option `--dir`. `parent` returns the folder that the user names with it."""
     parser.add_argument("--dir", help="parent of the run directories (default: AUTOPROF_DIR, ./autoprof_runs)")
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
-    """Add the option `--json`; with it a command prints one document to stdout and nothing else."""
+    """Add the option `--json`. If the user sets it, the command prints one document to stdout, and nothing else."""
     parser.add_argument("--json", action="store_true", help="print JSON (docs/reference/json.md)")
 
 
 def parent(parsed: argparse.Namespace) -> Path:
-    """Return the folder that contains the runs."""
+    """Return the folder that contains the runs: the value of `--dir`, or the setting `dir`."""
     return Path(parsed.dir or setting("dir"))
 
 
 def setting(name: str) -> Any:
-    """Return one setting, for a command that needs no other; print a warning if another setting is wrong.
+    """Return the value of one setting, for a command that needs no other setting.
+
+    If another setting is wrong, print a warning, and still return the value.
 
     Raises:
-        SettingsError: The setting itself is wrong.
+        SettingsError: The value of this setting is wrong.
     """
     try:
         return getattr(settings.load(os.environ, Path.cwd()), name)
@@ -124,11 +127,13 @@ def setting(name: str) -> Any:
 
 @contextlib.contextmanager
 def cluster(address: str, named_by: str) -> Iterator[Any]:
-    """Connect to a Ray cluster until the block ends, print its address to stderr, and yield the module `ray`.
+    """Connect to a Ray cluster until the `with` block ends. Print the cluster's address to stderr.
+
+    Yields the module `ray`.
 
     Args:
         address: The address, as `ray.init` takes it.
-        named_by: The option, variable or run that names the cluster.
+        named_by: The option, variable or run that names the cluster, for the message.
 
     Raises:
         Unreachable: The cluster can't be reached, or there is no cluster at the address.
@@ -142,7 +147,7 @@ def cluster(address: str, named_by: str) -> Iterator[Any]:
 
 
 def find_run(parsed: argparse.Namespace) -> Run:
-    """Return the run that RUN names.
+    """Return the run that the argument RUN names.
 
     Raises:
         NotFound: No run matches, or several do.

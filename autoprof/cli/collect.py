@@ -91,16 +91,19 @@ def run(parsed: argparse.Namespace) -> int:
 
 
 def _connected(stack: contextlib.ExitStack, parent: Path, parsed: argparse.Namespace) -> tuple[Any, Path]:
-    """Connect to the cluster that `--ray`, RAY_ADDRESS or the run names; return Ray and the run's directory here.
+    """Connect to the Ray cluster of a run. Return the module `ray`, and the run's directory on this machine.
+
+    The address of the cluster is `--ray`, else RAY_ADDRESS, else the address that the run recorded. `stack` ends the
+    connection.
 
     Raises:
         NotFound: No run matches, or several do.
-        Unreachable: The run names no cluster, or the cluster can't be reached or does not know the run.
+        Unreachable: The run recorded no cluster, or the cluster can't be reached, or the cluster does not know the run.
     """
     environment_address = os.environ.get("RAY_ADDRESS", "")
     if parsed.ray is not None:
         return stack.enter_context(arguments.cluster(parsed.ray, "--ray")), _directory(parent, parsed.name)
-    # Ignore `local`: for it, Ray would start a new cluster.
+    # Ignore the address `local`, because Ray would start a new cluster.
     if environment_address not in ("", "local"):
         ray = stack.enter_context(arguments.cluster(environment_address, "RAY_ADDRESS"))
         return ray, _directory(parent, parsed.name)
@@ -115,7 +118,9 @@ def _connected(stack: contextlib.ExitStack, parent: Path, parsed: argparse.Names
 
 
 def _directory(parent: Path, name: str) -> Path:
-    """Return the directory of a run that the cluster knows, or that exists here.
+    """Return the directory on this machine of a run that is here already, or that only the cluster knows.
+
+    If only the cluster knows the run, the directory does not exist yet.
 
     Raises:
         NotFound: No run matches, or several do.
@@ -138,12 +143,12 @@ def _directory(parent: Path, name: str) -> Path:
 
 
 def _local_directory(parent: Path, name: str, reason: str) -> Path:
-    """Return the directory of a run that exists here.
+    """Return the directory of a run that is on this machine.
 
     Args:
         parent: The folder that contains the runs.
-        name: The run, as for `runs.find`.
-        reason: Reason why no cluster is asked for the run, for the error message.
+        name: The name of the run, as `runs.find` takes it.
+        reason: The reason why no cluster is asked for the run. It is a part of the error message.
 
     Raises:
         NotFound: No run matches, or several do.
@@ -155,14 +160,17 @@ def _local_directory(parent: Path, name: str, reason: str) -> Path:
 
 
 def _missing_without_cluster(run_path: Path, reason: str) -> list[str]:
-    """Return the missing parts of a run whose cluster can't be asked, from the files that its driver wrote."""
+    """Return a line about the parts of a run that may be missing here, if its cluster can't be asked.
+
+    The driver of the run recorded the nodes in `run.json`. Return an empty list if no part is missing.
+    """
     info = decoder.read(run_path / RUN, RunFile)
     collected = decoder.read(run_path / COLLECTED, CollectedFile)
     single_node = info.state in (runs.ENDED, runs.FAILED) and not info.nodes
     if single_node or (collected.when is not None and not collected.missing):
         return []
-    others = [node for node in info.nodes if node.host != info.host]
-    names = ", ".join(f"{node.host} ({node.id[:8]})" for node in others)
+    other_nodes = [node for node in info.nodes if node.host != info.host]
+    names = ", ".join(f"{node.host} ({node.id[:8]})" for node in other_nodes)
     return [f"{reason}; {f'files on {names} may be missing' if names else 'other nodes may have more files'}"]
 
 

@@ -1,6 +1,6 @@
-"""Commands by task, with help texts and examples.
+"""The commands, grouped by task, with their help texts and examples.
 
-This module imports no command, so that the overview and completion stay fast.
+This module does not import the modules of the commands. Otherwise, the overview and the completion would be slow.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-# Commands by task and name. Each has a module with `add_arguments(parser)` and `run(parsed)`, a line in the help, and
-# examples with their comments; the overview shows the first example.
+# dict from task to dict from the name of a command to three values: its module in `autoprof.cli`, which has
+# `add_arguments(parser)` and `run(parsed)`; its line in the help; and its examples, a dict from example to comment. The
+# overview shows only the first example of each command.
 TASKS: dict[str, dict[str, tuple[str, str, dict[str, str]]]] = {
     "Record": {
         "run": (
@@ -135,7 +136,7 @@ COMMANDS = {name: command for commands in TASKS.values() for name, command in co
 ALIASES = {"analyze": "analyse"}
 
 
-# Columns for a command's name in the overview.
+# Width of the column with the names of commands in the overview, in characters.
 _NAME_WIDTH = 12
 _INDENT = " " * (_NAME_WIDTH + 2)
 _END = (
@@ -146,18 +147,21 @@ _END = (
 
 
 def overview(columns: int) -> str:
-    """Return the commands by task, with an example each, wrapped to a width."""
+    """Return the text of `autoprof --help`: the commands by task, each with one example.
+
+    Lines that are longer than `columns` are wrapped.
+    """
     return "\n".join(line for part in _parts() for line in _wrapped(*part, columns)) + "\n"
 
 
 def examples(name: str) -> str:
-    """Return the examples of a command, each below its comment."""
+    """Return a text with the examples of a command. Each example is below its comment."""
     lines = [f"  # {comment}\n  {example}" for example, comment in COMMANDS[name][2].items()]
     return "\n".join(["examples:", *lines])
 
 
 def _parts() -> Iterator[tuple[str, str]]:
-    """Yield the lines of the overview, each with the indent of its continuation lines."""
+    """Yield each line of the overview, and the indent of the lines into which a long line is wrapped."""
     yield "autoprof profiles LLM reinforcement-learning runs from outside.", ""
     yield "", ""
     yield "usage: autoprof COMMAND [options]", ""

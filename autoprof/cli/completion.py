@@ -10,7 +10,7 @@ from autoprof.cli.commands import ALIASES, COMMANDS
 from autoprof.cli.console import complain
 
 _HELP = "help"
-_IDS = 'for each in "${AUTOPROF_DIR:-autoprof_runs}"/*/run.json'
+_FOR_EACH_RUN = 'for each in "${AUTOPROF_DIR:-autoprof_runs}"/*/run.json'
 # Shell functions that list the runs. Python would take too long to start at each press of the Tab key.
 _RUNS = {
     "bash": "_autoprof_runs",
@@ -20,7 +20,7 @@ _RUNS = {
         "bash": f"""\
 _autoprof_runs() {{
   local each ids=latest
-  {_IDS}; do [[ -f $each ]] && each=${{each%/run.json}} && ids+=" ${{each##*/}}"; done
+  {_FOR_EACH_RUN}; do [[ -f $each ]] && each=${{each%/run.json}} && ids+=" ${{each##*/}}"; done
   compgen -W "$ids" -- "$1"
   compgen -d -- "$1"
 }}""",
@@ -60,7 +60,7 @@ def run(parsed: argparse.Namespace) -> int:
 
 
 def _full_parser(shtab: Any) -> argparse.ArgumentParser:
-    """Return a parser of the whole command line: all commands with their arguments."""
+    """Return a parser of the whole command line, with all commands and their arguments."""
     parser = argparse.ArgumentParser("autoprof")
     parser.add_argument("-V", "--version", action="store_true", help="show the version")
     # The cast is needed because typeshed accepts only a class here, although argparse takes any callable.
@@ -84,5 +84,5 @@ def _parser(command: str = "", **options: Any) -> argparse.ArgumentParser:
 
 
 def _set_completion(action: Any, function: object) -> None:
-    """Set the shell function by which shtab completes an argument."""
+    """Set the shell function that completes an argument. shtab reads it from the attribute `complete`."""
     action.complete = function

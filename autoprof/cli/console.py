@@ -1,7 +1,7 @@
-"""Output of commands: messages, tables and progress, to streams that may be full or closed.
+"""Output of the commands: messages, tables and progress. Standard output may be closed, or its disk full.
 
-Tables fit any width: text wraps at words, names are never split, and columns that do not fit are dropped. rich draws
-the progress bars; it is imported on a terminal only.
+Tables fit any width: text wraps at words, names are never split, and columns that do not fit are dropped. The library
+rich draws the progress bars. It is imported only if the output goes to a terminal.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
 
 class OutputLost(BaseException):
-    """Standard output can't be written. Not an OSError, so that commands don't take it for an error of their files."""
+    """Standard output can't be written.
+
+    This is not an OSError: a command that catches OSError would report this error as one of its files.
+    """
 
     def __init__(self, error: OSError) -> None:
         super().__init__(str(error))
@@ -50,9 +53,9 @@ class Output(io.TextIOWrapper):
 def replace_output() -> TextIO:
     """Replace `sys.stdout` by an `Output`, and return the original.
 
-    Standard streams that are closed are first opened to /dev/null. Otherwise the next file that is opened would get
-    their descriptor, and printed text would go into it. A command that `autoprof run` executes still finds them closed,
-    since Python's descriptors are not inherited.
+    A standard stream that is closed is first opened to /dev/null. Otherwise the next file that is opened would get the
+    descriptor of the stream, and printed text would go into that file. A command that `autoprof run` executes still
+    finds the stream closed, because programs do not inherit the descriptors that Python opens.
     """
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:
@@ -74,7 +77,7 @@ def restore_output(real: TextIO) -> None:
     """Flush the `Output`, and make `real` the standard output again.
 
     Raises:
-        OutputLost: The text can't be written.
+        OutputLost: The rest of the text can't be written.
     """
     ours, sys.stdout = sys.stdout, real
     if isinstance(ours, Output):
@@ -85,8 +88,11 @@ def restore_output(real: TextIO) -> None:
 
 
 def lost_output(error: OSError) -> int:
-    """Print why standard output can't be written, and return the exit status; a closed pipe is no error."""
-    # The interpreter flushes stdout again at exit; without this it would print a traceback.
+    """Print why standard output can't be written, and return the exit status 1.
+
+    A closed pipe is no error: print nothing, and return 0.
+    """
+    # The interpreter flushes stdout again at exit. With the old descriptor, the interpreter would print a traceback.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if isinstance(error, BrokenPipeError):
         return 0
@@ -95,13 +101,13 @@ def lost_output(error: OSError) -> int:
 
 
 _GAP = "  "
-# A column is text, and may wrap, if its cells are wider than this and have several words.
+# A column whose cells have several words is text, and may wrap, if it is wider than this number of characters.
 _MAX_UNWRAPPED = 30
 # Narrowest width to which a column of text wraps.
 _MIN_TEXT = 24
 _BREAKS = re.compile(r"(?<=[ ,])(?=[^ ])")
 _BOLD, _DIM, _RED, _GREEN, _YELLOW, _CYAN = "1", "2", "31", "32", "33", "36"
-# Colours by the first word of a state.
+# Colours of states, by the first word of the state.
 _STATES = {
     **dict.fromkeys(("complete", "ended", "applied", "analysed", "yes", "here", "fetched"), _GREEN),
     **dict.fromkeys(("running", "going"), _CYAN),
@@ -123,29 +129,30 @@ def table_lines(
 
     Args:
         header: Names of the columns.
-        rows: Cells, row by row.
+        rows: Rows of the table, each with one cell per column.
         columns: Width of the terminal; None for no limit.
-        drop: Columns to drop first in a narrow terminal, in this order; then the last ones, until one is left.
+        drop: Names of the columns that a narrow terminal drops first, in the order of this list. If that is not enough,
+            the last columns are dropped, until one column is left.
         colours: True to colour states and print the header in bold.
     """
-    kept, widths = _fitting(header, rows, columns, drop)
+    kept_columns, widths = _fitting(header, rows, columns, drop)
     for row_index, row in enumerate([header, *rows]):
-        cells = [_wrapped(row[column], widths[column]) for column in kept]
+        cells = [_wrapped(row[column], widths[column]) for column in kept_columns]
         for line in range(max(map(len, cells))):
             parts = []
-            for column, cell in zip(kept, cells, strict=True):
+            for column, cell in zip(kept_columns, cells, strict=True):
                 text = cell[line] if line < len(cell) else ""
                 padded = text + " " * (widths[column] - width(text))
                 style = _BOLD if row_index == 0 else _style(header[column], row[column])
                 parts.append(styled(padded, style) if colours and style and text else padded)
             yield _GAP.join(parts).rstrip()
-    if dropped := [name for column, name in enumerate(header) if column not in kept]:
+    if dropped := [name for column, name in enumerate(header) if column not in kept_columns]:
         for text in _wrapped(f"a wider terminal shows: {', '.join(dropped)}", columns or 0):
             yield styled(text, _DIM) if colours else text
 
 
 def styled(text: str, style: str) -> str:
-    """Return a text with a style, except for the blanks at its end."""
+    """Return a text with the escape sequences of a style. The blanks at the end of the text stay without style."""
     bare = text.rstrip()
     return f"\x1b[{style}m{bare}\x1b[0m{text[len(bare) :]}"
 
@@ -160,36 +167,39 @@ def width(text: str) -> int:
 def _fitting(
     header: Sequence[str], rows: Sequence[Sequence[str]], columns: int | None, drop: Sequence[str]
 ) -> tuple[list[int], list[int]]:
-    """Return the columns to show, and the width of every column."""
+    """Return the indexes of the columns to show, and a list with the width of every column.
+
+    `table_lines` describes the arguments.
+    """
     cells = [[header[column], *(row[column] for row in rows)] for column in range(len(header))]
     widths = [max(map(width, column)) for column in cells]
     min_widths = [_min_width(column, full) for column, full in zip(cells, widths, strict=True)]
-    kept = list(range(len(header)))
+    kept_columns = list(range(len(header)))
     drop_order = [*(header.index(name) for name in drop), *reversed(range(len(header)))]
     while columns is not None:
-        gaps = len(_GAP) * (len(kept) - 1)
-        excess = sum(widths[column] for column in kept) + gaps - columns
-        if excess > sum(widths[column] - min_widths[column] for column in kept) and len(kept) > 1:
-            kept.remove(next(column for column in drop_order if column in kept))
+        gaps = len(_GAP) * (len(kept_columns) - 1)
+        excess = sum(widths[column] for column in kept_columns) + gaps - columns
+        if excess > sum(widths[column] - min_widths[column] for column in kept_columns) and len(kept_columns) > 1:
+            kept_columns.remove(next(column for column in drop_order if column in kept_columns))
             continue
-        for column in sorted(kept, key=lambda column: min_widths[column] - widths[column]):
+        for column in sorted(kept_columns, key=lambda column: min_widths[column] - widths[column]):
             cut = max(0, min(excess, widths[column] - min_widths[column]))
             widths[column], excess = widths[column] - cut, excess - cut
         break
-    return kept, widths
+    return kept_columns, widths
 
 
-def _min_width(cells: Sequence[str], full: int) -> int:
-    """Return the smallest width of a column; `full` is its width without wrapping."""
+def _min_width(cells: Sequence[str], full_width: int) -> int:
+    """Return the smallest width that a column can have. `full_width` is the width of the column without wrapping."""
     words = [word for cell in cells for word in _BREAKS.split(cell)]
-    is_text = full > _MAX_UNWRAPPED and len(words) > len(cells)
-    return max(_MIN_TEXT, *(width(word.rstrip()) for word in words)) if is_text else full
+    is_text = full_width > _MAX_UNWRAPPED and len(words) > len(cells)
+    return max(_MIN_TEXT, *(width(word.rstrip()) for word in words)) if is_text else full_width
 
 
-def _wrapped(cell: str, room: int) -> list[str]:
+def _wrapped(cell: str, max_width: int) -> list[str]:
     lines, line = [], ""
     for word in _BREAKS.split(cell):
-        if line and width(f"{line}{word}".rstrip()) > room:
+        if line and width(f"{line}{word}".rstrip()) > max_width:
             lines.append(line.rstrip())
             line = ""
         line += word
@@ -201,15 +211,15 @@ def _style(name: str, cell: str) -> str:
 
 
 def complain(text: str, status: int) -> int:
-    """Print a message to stderr, and return the exit status that was passed."""
-    # If stderr can't be written, for example on a full disk, the exit status stays the same.
+    """Print a message to stderr, and return `status`, so that a command can write `return complain(...)`."""
+    # If stderr can't be written, for example because the disk is full, the command still returns the exit status.
     with suppress(OSError):
         print(f"autoprof: {plain(text)}", file=sys.stderr)
     return status
 
 
 def print_json(document: object) -> None:
-    """Print a document as JSON, with its `schema` first."""
+    """Print a document as JSON, with the field `schema` first."""
     import json
 
     import msgspec
@@ -224,10 +234,10 @@ def bar(title: str, total: int) -> Iterator[Callable[[int], object]]:
 
     Args:
         title: Text in front of the bar.
-        total: Number of bytes in all.
+        total: Number of all bytes.
 
     Yields:
-        A function that takes the number of bytes done since its last call.
+        A function to call with the number of bytes that were done since the last call.
     """
     if not _draws(sys.stderr):
         yield lambda done: None
@@ -241,13 +251,17 @@ def bar(title: str, total: int) -> Iterator[Callable[[int], object]]:
         yield lambda done: progress.advance(task, done)
 
 
-# Callback before each file is read: the number of files read, the number of files or None, the file's name.
+# A function that is called before each file is read. Its arguments are the number of files that were read, the number
+# of all files (None if it is unknown), and the name of the file.
 Reading = Callable[[int, "int | None", str], object]
 
 
 @contextmanager
 def reading(verb: str = "reading") -> Iterator[Reading]:
-    """Show the file that is being read on stderr if it is a terminal; otherwise show nothing."""
+    """Show on stderr which file is being read, if stderr is a terminal; otherwise show nothing.
+
+    Yields a function to call before each file is read.
+    """
     if not _draws(sys.stderr):
         yield lambda done, total, name: None
         return
@@ -262,17 +276,19 @@ def reading(verb: str = "reading") -> Iterator[Reading]:
         )
 
 
-# Callback that shows a status: its text, and how much of the total is done.
+# A function that shows a status. Its arguments are the text, and the amount of work that is done.
 Show = Callable[[str, int], None]
 
 
 @contextmanager
 def lines(total: int, keep_stdout: bool = False) -> Iterator[Show]:
-    """Show a status: on a terminal as one changing line on stderr, elsewhere as one line on stdout per new text.
+    """Show a status. Yields a function to call with each new status.
+
+    On a terminal, the status is one changing line on stderr. Otherwise, each new text is one line on stdout.
 
     Args:
-        total: Amount of work in all; 0 if it is not known.
-        keep_stdout: True to print nothing to stdout; lines go to stderr instead.
+        total: Amount of all work; 0 if it is unknown.
+        keep_stdout: True to print the lines to stderr instead of stdout.
     """
     if not _draws(sys.stderr):
         printed: set[str] = set()
@@ -296,7 +312,7 @@ def lines(total: int, keep_stdout: bool = False) -> Iterator[Show]:
 def show(header: Sequence[str], rows: Sequence[Sequence[str]], drop: Sequence[str] = ()) -> None:
     """Print a table to stdout, fitted to the terminal's width if stdout is a terminal.
 
-    `drop` lists the columns to drop first in a narrow terminal, in this order.
+    `drop` lists the names of the columns that a narrow terminal drops first, in the order of the list.
     """
     rows = [[plain(text) for text in row] for row in rows]
     for line in table_lines(header, rows, columns(sys.stdout), drop, coloured(sys.stdout)):
@@ -307,9 +323,9 @@ def wrapped(text: str, indent: int = 0, more: str = "") -> list[str]:
     """Return a text wrapped to the width of the terminal, or in one line if stdout is not a terminal.
 
     Args:
-        text: A sentence.
+        text: The text to wrap.
         indent: Number of spaces in front of each line.
-        more: A name after the text; it gets its own line if it does not fit.
+        more: A name to put after the text. If the name does not fit into the last line, it gets a separate line.
     """
     margin = " " * indent
     width = columns(sys.stdout)
@@ -327,7 +343,7 @@ def wrapped(text: str, indent: int = 0, more: str = "") -> list[str]:
 
 
 def columns(stream: TextIO) -> int | None:
-    """Return the width of a stream's terminal; None if it is not a terminal, or its width is not known."""
+    """Return the width of a stream's terminal; None if the stream is not a terminal, or the width is unknown."""
     if not stream.isatty():
         return None
     try:
@@ -337,7 +353,10 @@ def columns(stream: TextIO) -> int | None:
 
 
 def coloured(stream: TextIO) -> bool:
-    """Return whether to print colours to a stream: yes for a terminal, unless NO_COLOR or FORCE_COLOR decides."""
+    """Return True if text that goes to a stream is to be coloured.
+
+    NO_COLOR switches colours off, and FORCE_COLOR switches them on. Without both variables, a terminal gets colours.
+    """
     if os.environ.get("NO_COLOR"):
         return False
     return bool(os.environ.get("FORCE_COLOR")) or _draws(stream)

@@ -1,6 +1,6 @@
-"""Documents that commands print with `--json`. `make formats` writes docs/reference/json.md from them.
+"""The documents that commands print if `--json` is set. `make formats` writes docs/reference/json.md from them.
 
-The documents of report, doctor and recipes are defined beside the code that fills them.
+The documents of report, doctor and recipes are defined in the modules that fill them.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from msgspec import Struct
 
 from autoprof.rundir.records import Frame, Missing, NodeState, OpenSpan, ProcessStacks
 
-# Version of all documents: increased when a field is removed or changes its meaning.
+# Version of all documents. It is increased when a field of any document is removed or changes its meaning.
 SCHEMA = 1
 
 
 class Document(Struct, kw_only=True):
-    """The output of a command with `--json`: one object."""
+    """The one JSON object that a command with `--json` prints."""
 
     schema: int = SCHEMA  # The version of the format. New fields do not change it.
 
@@ -24,150 +24,150 @@ class Document(Struct, kw_only=True):
 class ListedCapture(Struct):
     """A capture of a step, or a trace that was merged from several."""
 
-    name: str  # Its file name, without endings.
-    bytes: int  # Its size.
+    name: str  # The file name of the capture, without endings.
+    bytes: int  # The size of the files of the capture.
     state: str  # `complete`, `truncated`, `failed` or `unfinished`.
-    meta: dict[str, Any]  # Its meta file, a [CaptureMeta or MergedMeta](files.md#capturemeta).
+    meta: dict[str, Any]  # The content of the meta file, a [CaptureMeta or MergedMeta](files.md#capturemeta).
 
 
 class ListedStep(Struct):
     """A captured step."""
 
     number: int  # The trainer's global step.
-    captures: list[ListedCapture]  # Its captures.
-    merged: list[ListedCapture]  # Traces that were merged from these captures.
+    captures: list[ListedCapture]  # The captures of the step.
+    merged: list[ListedCapture]  # The traces that were merged from these captures.
 
 
 class ListedSpan(Struct):
     """A step or a stage that has begun and not ended."""
 
     name: str  # `step`, or the name of the stage.
-    step: int | None  # The step.
-    age_s: float  # Seconds since it began.
+    step: int | None  # The global step to which the span belongs; null if it is not known.
+    age_s: float  # Seconds since the span began.
 
 
 class ListedRun(Struct):
-    """A run."""
+    """A run in the list of `autoprof ls`."""
 
-    id: str  # Its id.
-    path: str  # Its directory.
-    info: dict[str, Any]  # Its `run.json`, a [RunFile](files.md#runfile).
-    steps: list[ListedStep]  # The captured steps, in order.
+    id: str  # The run's id.
+    path: str  # The run's directory.
+    info: dict[str, Any]  # The content of `run.json`, a [RunFile](files.md#runfile).
+    steps: list[ListedStep]  # The captured steps, in the order of their numbers.
     left_out: list[str]  # Files or parts of files that could not be read, one line each.
-    state: str  # Its state. It may differ from `info`: `unfinished` if the process that started the run is gone.
-    bytes: int  # The size of its captures.
-    open: list[ListedSpan] = []  # If the run is running, the open step and the latest stage in it.
+    state: str  # The state now. If the process that started the run is gone, it is `unfinished`, unlike in `info`.
+    bytes: int  # The size of all captures of the run.
+    open: list[ListedSpan] = []  # If the run is running: the open step, and the stage that began last in that step.
 
 
 class Listed(Document):
-    """`autoprof ls --json`."""
+    """The output of `autoprof ls --json`."""
 
-    runs: list[ListedRun]  # All runs, oldest first, or the run that RUN names.
+    runs: list[ListedRun]  # All runs, oldest first; if RUN is given, only that run.
 
 
 class Merged(Document):
-    """`autoprof merge --json`."""
+    """The output of `autoprof merge --json`."""
 
-    file: str  # The merged trace.
-    bytes: int  # Its size.
-    step: int | None  # The step; null for traces that belong to no run.
-    traces: int  # The number of traces to merge, including any that were left out.
-    lines: list[str]  # The result in words, one line each, including the traces that were left out.
+    file: str  # The path of the merged trace.
+    bytes: int  # The size of the merged trace.
+    step: int | None  # The step of the traces; null for traces that belong to no run.
+    traces: int  # The number of traces to merge, including the traces that were left out.
+    lines: list[str]  # The result as lines of text. They name the traces that were left out.
 
 
 class Analysed(Struct):
     """A folder that torch_npu recorded."""
 
-    name: str  # The step's folder and the folder's name.
-    analysed: bool  # True if the analysis succeeded.
+    name: str  # The path of the folder in the run: the step's folder, a slash, and the name.
+    analysed: bool  # True if this command analysed the folder; false if the analysis failed.
 
 
 class Analyses(Document):
-    """`autoprof analyse --json`."""
+    """The output of `autoprof analyse --json`."""
 
     run: str  # The run's id.
-    folders: list[Analysed]  # The folders that were not analysed before.
+    folders: list[Analysed]  # The folders that were not analysed before this command.
 
 
 class Copied(Struct):
-    """A copy of the run."""
+    """The copy of a run, which `--to` asked for."""
 
-    to: str  # The URL, without secrets.
-    files: int  # The number of files.
-    bytes: int  # Their size.
+    to: str  # The URL of the copy, without secrets.
+    files: int  # The number of files that were copied.
+    bytes: int  # The size of the files that were copied.
 
 
 class Collected(Document):
-    """`autoprof collect --json`."""
+    """The output of `autoprof collect --json`."""
 
     run: str  # The run's id.
-    directory: str  # Its directory here.
-    nodes: list[NodeState] = []  # The nodes with their parts, each a [NodeState](files.md#nodestate).
-    missing: list[Missing] = []  # Parts that were not collected, each a [Missing](files.md#missing).
+    directory: str  # The run's directory on this machine.
+    nodes: list[NodeState] = []  # The nodes of the run, each a [NodeState](files.md#nodestate).
+    missing: list[Missing] = []  # The parts that were not collected, each a [Missing](files.md#missing).
     left_out: list[Missing] = []  # Files that are never collected: links, and names that lead out of the run.
-    when: float | None = None  # The time, in seconds since the epoch; null if no cluster could be asked.
-    copied: Copied | None = None  # The copy, with `--to`.
-    missing_lines: list[str] = []  # All missing parts, also of the copy, one line each.
+    when: float | None = None  # Seconds since the epoch at the collection; null if no cluster could be asked.
+    copied: Copied | None = None  # The copy; null without `--to`.
+    missing_lines: list[str] = []  # One line for each missing part of the run and of its copy.
 
 
 class Folder(Struct):
-    """The folder of a captured step."""
+    """The folder of a captured step on one host."""
 
-    step: int  # The step.
-    host: str  # The host.
-    path: str  # The folder there.
-    captures: int  # The number of captures.
-    bytes: int  # Their size.
+    step: int  # The captured step.
+    host: str  # The name of the host.
+    path: str  # The path of the folder on this host.
+    captures: int  # The number of captures in the folder.
+    bytes: int  # The size of the captures.
 
 
 class Triggered(Document):
-    """`autoprof trigger --json`. The fields from `captured` on are for `--wait`."""
+    """The output of `autoprof trigger --json`. Without `--wait`, `captured` and the fields after it are empty."""
 
     run: str  # The run's id.
-    request: str = ""  # The request's name; empty for `--on` and `--off`.
-    joined: bool = False  # True if an earlier, equal request is open; this command then uses that one.
+    request: str = ""  # The name of the request's file; empty for `--on` and `--off`.
+    joined: bool = False  # True if an equal request was open already, and this command uses that request.
     off: bool = False  # True if autoprof is switched off in the run.
     captured: list[int] = []  # The captured steps.
-    folders: list[Folder] = []  # Their folders, on all hosts.
-    problems: list[str] = []  # Captures that are missing or not complete, one line each.
-    reason: str = ""  # The reason why some steps were not captured.
+    folders: list[Folder] = []  # The folders of the captured steps on all hosts.
+    problems: list[str] = []  # One line for each capture that is missing or not complete.
+    reason: str = ""  # The reason why some steps were not captured; empty if all were.
 
 
 class Opened(Document):
-    """`autoprof open --json`. The command keeps serving after it printed this."""
+    """The output of `autoprof open --json`. After this output, the command serves the pages until Ctrl-C."""
 
     run: str  # The run's id.
-    url: str  # The page with links to the report and the trace.
-    report: str | None = None  # The report.
-    trace: str | None = None  # The merged trace.
-    step: int | None = None  # Its step.
+    url: str  # The URL of the page with links to the report and the trace.
+    report: str | None = None  # The URL of the report; null if it can't be shown.
+    trace: str | None = None  # The URL of the merged trace; null if it can't be shown.
+    step: int | None = None  # The step of the merged trace.
 
 
 class StackGroup(Struct):
-    """Threads, also of different processes, with the same stack in the same stage."""
+    """A group of threads that have the same stack in the same stage. They may be of different processes."""
 
-    heading: str  # The threads and their function, in words.
-    processes: list[str]  # The processes, as `host-pid`.
-    frames: list[Frame]  # The stack, outermost function first, each a [Frame](files.md#frame).
+    heading: str  # A sentence that says which threads these are, and in which function.
+    processes: list[str]  # The processes of the threads, as `host-pid`.
+    frames: list[Frame]  # The stack, with the outermost function first. Each function is a [Frame](files.md#frame).
 
 
 class Lacking(Struct):
-    """A process without a stack."""
+    """A process of which the command got no stack."""
 
-    host: str  # The host.
+    host: str  # The host of the process.
     pid: int  # The process id.
-    process: str  # Its command line, or the title that Ray gave it.
-    state: str  # `running`, `gone`, or `elsewhere`: on a host or in a container that could not be asked.
-    reason: str  # The reason why it has no stack.
-    spans: list[OpenSpan]  # The spans that are open on its timeline, each an [OpenSpan](files.md#openspan).
+    process: str  # The command line of the process, or the title that Ray gave the process.
+    state: str  # `running`, `gone`, or `elsewhere`: the process is on a host or in a container that was not asked.
+    reason: str  # The reason why there is no stack.
+    spans: list[OpenSpan]  # The open spans of the process, each an [OpenSpan](files.md#openspan).
 
 
 class Stacks(Document):
-    """`autoprof stacks --json`."""
+    """The output of `autoprof stacks --json`."""
 
     run: str  # The run's id.
-    folders: list[str]  # The folders with the files, one per host.
-    processes: list[ProcessStacks]  # The files, each a [ProcessStacks](files.md#processstacks).
-    groups: list[StackGroup]  # Threads that work on a span, then other main threads; large groups first.
+    folders: list[str]  # The folders with the processes' answers, as `host:path`.
+    processes: list[ProcessStacks]  # The answers of the processes, each a [ProcessStacks](files.md#processstacks).
+    groups: list[StackGroup]  # First the threads that work on a span, then other main threads; large groups first.
     absent: list[Lacking]  # The processes that did not answer.
-    problems: list[str]  # Hosts, files and processes that could not be read, one line each.
+    problems: list[str]  # One line for each host, file or process that could not be read.

@@ -1,4 +1,4 @@
-"""`autoprof ls`: lists runs, or the captures of one."""
+"""`autoprof ls`: lists runs, or the captures of one run."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from autoprof.rundir import deaths, processes, runs
 from autoprof.rundir.records import OpenSpan
 from autoprof.rundir.runs import CaptureFile
 
-# Runs that are checked for dead processes, the latest ones: the check reads their timelines.
+# Maximum number of runs, the latest ones, that are checked for dead processes. The check reads the timelines of the
+# runs, which takes time.
 _MAX_DEATH_CHECKS = 10
-# Captures that are listed one by one.
+# Maximum number of captures that are listed one by one. If there are more, several captures share a row.
 _MAX_LISTED = 200
-# Processes of a running run whose open spans are read: the ones that wrote last.
+# Maximum number of processes of a running run whose open spans are read. They are the processes that wrote last.
 _MAX_PROCESSES = 64
 
 
@@ -35,22 +36,22 @@ def run(parsed: argparse.Namespace) -> int:
     if parsed.name:
         return _show([arguments.find_run(parsed)], parsed.json, captures=True)
     parent = arguments.parent(parsed)
-    listed = runs.runs(parent)
-    if not listed:
+    listed_runs = runs.runs(parent)
+    if not listed_runs:
         raise runs.NotFound(f"there are no runs in {parent}; {runs.NONE_LEFT}")
-    return _show(listed, parsed.json, captures=False)
+    return _show(listed_runs, parsed.json, captures=False)
 
 
 def _state(capture: CaptureFile) -> str:
-    """Return the state of a capture; if it was not meant to have a trace, also the reason."""
+    """Return the state of a capture. If the capture was not meant to have a trace, add the reason."""
     return f"{capture.state}, {capture.meta.reason}" if capture.untraced else capture.state
 
 
-def _show(listed: list[runs.Run], as_json: bool, captures: bool) -> int:
+def _show(listed_runs: list[runs.Run], as_json: bool, captures: bool) -> int:
     if as_json:
         documents = [
             run.described() | {"state": run.state, "bytes": run.bytes, "open": msgspec.to_builtins(_open_spans(run))}
-            for run in listed
+            for run in listed_runs
         ]
         console.print_json(Listed(runs=msgspec.convert(documents, list[ListedRun])))
         return 0
@@ -63,27 +64,30 @@ def _show(listed: list[runs.Run], as_json: bool, captures: bool) -> int:
             str(len(run.captures)),
             units.size(run.bytes),
         ]
-        for run in listed
+        for run in listed_runs
     ]
     drop = ("started", "size", "captures", "steps")
     console.show(["run", "started", "state", "steps", "captures", "size"], rows, drop)
-    for run in listed:
+    for run in listed_runs:
         if run.info.no_hooks:
             console.complain(f"ls: {run.id} has no profile, because no hook was applied: {run.info.no_hooks}", 0)
-    for run in listed[-_MAX_DEATH_CHECKS:]:
+    for run in listed_runs[-_MAX_DEATH_CHECKS:]:
         if not run.state.startswith(runs.ENDED) and (died := deaths.of_run(run)):
             console.complain(f"ls: {run.id}: {deaths.sentence(died[0], len(run.info.hosts))}", 0)
     if captures:
         print()
-        console.show(["step", "capture", "state", "size"], _capture_rows(listed[0]), drop=("size", "step"))
-        for line in [line for run in listed for line in run.left_out]:
+        console.show(["step", "capture", "state", "size"], _capture_rows(listed_runs[0]), drop=("size", "step"))
+        for line in [line for run in listed_runs for line in run.left_out]:
             console.complain(f"ls: {line}", 0)
-        listed[0].keep_captures()
+        listed_runs[0].keep_captures()
     return 0
 
 
 def _capture_rows(run: runs.Run) -> list[list[str]]:
-    """Return a row for each capture; if there are many, for each step, stage and state."""
+    """Return the rows of the table of captures.
+
+    Each capture has a row. If there are many captures, those with the same step, stage and state share a row.
+    """
     captures = [(step.number, capture) for step in run.steps for capture in [*step.captures, *step.merged]]
     if len(captures) <= _MAX_LISTED:
         return [[f"{step}", capture.name, _state(capture), units.size(capture.bytes)] for step, capture in captures]
@@ -98,7 +102,10 @@ def _capture_rows(run: runs.Run) -> list[list[str]]:
 
 
 def _open_spans(run: runs.Run) -> list[ListedSpan]:
-    """Return the open step of a running run, and the stage that began last in it."""
+    """Return the open step of a running run, and the stage that began last in this step.
+
+    Return an empty list if the run is not running.
+    """
     if not run.state.startswith("running"):
         return []
     now = time.time_ns()
@@ -106,17 +113,19 @@ def _open_spans(run: runs.Run) -> list[ListedSpan]:
     spans = [
         span for state in states if state.state in (processes.RUNNING, processes.ELSEWHERE) for span in state.spans
     ]
-    latest: list[OpenSpan] = []
+    latest_spans: list[OpenSpan] = []
     for kind in ("step", "stage"):
         candidates = [
-            span for span in spans if span.kind == kind and (not latest or span.step in (None, latest[0].step))
+            span
+            for span in spans
+            if span.kind == kind and (not latest_spans or span.step in (None, latest_spans[0].step))
         ]
-        latest += sorted(candidates, key=lambda span: span.start_ns)[-1:]
-    return [ListedSpan(span.name, span.step, max(0.0, (now - span.start_ns) / 1e9)) for span in latest]
+        latest_spans += sorted(candidates, key=lambda span: span.start_ns)[-1:]
+    return [ListedSpan(span.name, span.step, max(0.0, (now - span.start_ns) / 1e9)) for span in latest_spans]
 
 
 def _open_texts(run: runs.Run) -> list[str]:
-    """Return the open step and stage of a running run in words: `step 4 for 12 s`."""
+    """Return a text for the open step of a running run, and one for the open stage, such as `step 4 for 12 s`."""
     spans = _open_spans(run)
     step = next((f" {span.step}" for span in spans if span.step is not None), "")
     names = [f"step{step}" if span.name == "step" else span.name for span in spans]

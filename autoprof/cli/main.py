@@ -13,7 +13,7 @@ from autoprof import __version__
 from autoprof.cli import console
 from autoprof.cli.commands import ALIASES, COMMANDS
 
-# Not imported from typing, whose import takes longer than all else that `autoprof --help` does.
+# Not imported from typing: that import takes longer than everything else that `autoprof --help` does.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,7 +56,7 @@ def _run(words: list[str]) -> int:
     name = ALIASES.get(first, first)
     if name not in COMMANDS:
         return _unknown(first)
-    # Imported here, because the overview does not need them.
+    # Imported here, because the overview does not need these modules.
     from autoprof.cli.arguments import Parser
     from autoprof.cli.console import complain
 
@@ -74,7 +74,7 @@ def _run(words: list[str]) -> int:
 
 
 def _unknown(name: str) -> int:
-    """Print that the first argument is neither a command nor an option, and return the exit status."""
+    """Print that `name`, the first argument of autoprof, is no command or option. Return the exit status."""
     from autoprof.base.units import did_you_mean
     from autoprof.cli.console import complain
 

@@ -39,14 +39,18 @@ def run(parsed: argparse.Namespace) -> int:
         if paths and (len(paths) > 1 or (paths[0].exists() and not (paths[0] / RUN).is_file())):
             work = merge_step.of_files(paths, options)
         else:
-            chosen = runs.find(arguments.parent(parsed), parsed.name[0] if paths else "latest")
-            work = merge_step.of_step(chosen, merge_step.chosen(chosen, parsed.step), options)
+            chosen_run = runs.find(arguments.parent(parsed), parsed.name[0] if paths else "latest")
+            work = merge_step.of_step(chosen_run, merge_step.chosen(chosen_run, parsed.step), options)
         with console.bar("merging", work.bytes) as advance:
             lines = list(merge_step.do(work, advance))
         if parsed.json:
-            made = str(work.output)
+            output_path = str(work.output)
             document = Merged(
-                file=made, bytes=files.size(made), step=work.step, traces=len(work.inputs), lines=[*map(plain, lines)]
+                file=output_path,
+                bytes=files.size(output_path),
+                step=work.step,
+                traces=len(work.inputs),
+                lines=[*map(plain, lines)],
             )
             console.print_json(document)
             return 0

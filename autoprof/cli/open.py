@@ -51,20 +51,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(parsed: argparse.Namespace) -> int:
     """Serve until Ctrl-C, and return the exit status."""
-    chosen = arguments.find_run(parsed)
+    chosen_run = arguments.find_run(parsed)
     try:
         server = Server(parsed.port)
     except OSError as error:
         return complain(_no_port(parsed.port, error), 1)
     with server:
-        # With --json, only the document goes to stdout.
+        # If --json is set, only the document goes to stdout.
         with contextlib.redirect_stdout(sys.stderr if parsed.json else sys.stdout):
-            lines = fill(server, chosen, parsed.step)
+            lines = fill(server, chosen_run, parsed.step)
         if not lines:
-            return complain(f"open: {chosen.id} has neither a report nor a trace to show", 1)
+            return complain(f"open: {chosen_run.id} has neither a report nor a trace to show", 1)
         try:
             if parsed.json:
-                console.print_json(_opened(server, chosen, parsed.step))
+                console.print_json(_opened(server, chosen_run, parsed.step))
                 sys.stdout.flush()
             else:
                 print(*lines, "Ctrl-C ends it", sep="\n", flush=True)
@@ -77,13 +77,16 @@ def run(parsed: argparse.Namespace) -> int:
 
 
 def fill(server: Server, run: Run, number: int | None) -> list[str]:
-    """Write the report and the merged trace if they are missing or outdated, and have the server offer them.
+    """Add the report of a run and the merged trace of a step to the server.
+
+    If one of these files is missing or outdated, write the file first. `number` is the number of the step; None for the
+    last captured step.
 
     Returns:
-        Lines with their addresses; none if there is neither a report nor a trace.
+        Output lines with the addresses. Empty if there is neither a report nor a trace.
 
     Raises:
-        NotFound: The run has no such step.
+        NotFound: The run has no step with this number.
     """
     items, lines = [], []
     step = _step(run, number)
@@ -107,7 +110,7 @@ def fill(server: Server, run: Run, number: int | None) -> list[str]:
 
 
 def _opened(server: Server, run: Run, number: int | None) -> Opened:
-    """Return the addresses as a document."""
+    """Return the document with the addresses that the server offers."""
     trace = next((name for name in server.contents if name not in ("", REPORT)), None)
     step = _step(run, number)
     return Opened(
@@ -120,14 +123,20 @@ def _opened(server: Server, run: Run, number: int | None) -> Opened:
 
 
 def _perfetto_text(server: Server, name: str) -> str:
-    """Return the link that opens a trace in Perfetto, or how to open it if Perfetto accepts no link to this port."""
+    """Return the link that opens a trace in Perfetto.
+
+    If Perfetto does not follow links to the server's port, return a hint how to open the trace.
+    """
     if server.server_port == PERFETTO_PORT:
         return f"{PERFETTO}/#!/?url={server.url(name)}"
     return f"use the page's button; Perfetto follows links to port {PERFETTO_PORT} only"
 
 
 def _report(run: Run) -> Path | None:
-    """Return the run's report; write it first if it is missing or older than the run's files."""
+    """Return the path of the run's report. Write the report first if it is missing or older than the run's files.
+
+    Return None if the report can't be written.
+    """
     request = ReportRequest(run=run)
     folder = Path(run.path)
     sources = [folder / RUN, *RunDir(folder).lines("journal"), *folder.glob(f"{STEP}*/*{META}")]
@@ -144,7 +153,10 @@ def _report(run: Run) -> Path | None:
 
 
 def _trace(run: Run, step: Step) -> Path | None:
-    """Return the step's merged trace; write it first if it is missing or older than its parts."""
+    """Return the path of the step's merged trace. Write the trace first if it is missing or older than its parts.
+
+    Return None if the trace can't be written.
+    """
     try:
         work = merge_step.of_step(run, step, merge_step.MergeOptions())
         folder = Path(run.path)
@@ -153,7 +165,7 @@ def _trace(run: Run, step: Step) -> Path | None:
             *RunDir(folder).lines("journal"),
             *RunDir(folder).lines("clocks"),
         ]
-        # Earlier versions of autoprof wrote a trace of a part of the step under the name of the whole.
+        # Earlier versions of autoprof wrote a merged trace with only a part of the step under the same name.
         if _is_outdated(work.output, parts) or not merge_step.is_current(work):
             with console.bar("merging", work.bytes) as advance:
                 lines = list(merge_step.do(work, progress=advance))
@@ -165,23 +177,23 @@ def _trace(run: Run, step: Step) -> Path | None:
 
 
 def _step(run: Run, number: int | None) -> Step | None:
-    """Return the step with this number; without a number, the last captured step."""
+    """Return the step with this number. Without a number, return the last captured step, if any."""
     if number is not None:
         return merge_step.chosen(run, number)
     return run.steps[-1] if run.steps else None
 
 
-def _is_outdated(made: Path, parts: list[Path]) -> bool:
-    """Return whether a file is missing, or older than one of the files that it is made from."""
+def _is_outdated(output: Path, parts: list[Path]) -> bool:
+    """Return True if the file `output` is missing, or older than one of the files `parts` from which it is made."""
     try:
-        made_ns = made.stat().st_mtime_ns
+        output_ns = output.stat().st_mtime_ns
     except OSError:
         return True
-    return any(part.stat().st_mtime_ns > made_ns for part in parts if part.is_file())
+    return any(part.stat().st_mtime_ns > output_ns for part in parts if part.is_file())
 
 
 def _has_browser() -> bool:
-    """Return whether a desktop can show a page: there is a display, and this is not an SSH session."""
+    """Return True if a browser can show a page here: there is a display, and this is not an SSH session."""
     return any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY")) and "SSH_CONNECTION" not in os.environ
 
 

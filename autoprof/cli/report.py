@@ -60,7 +60,7 @@ def run(parsed: argparse.Namespace) -> int:
 
 
 def _request(parsed: argparse.Namespace) -> ReportRequest:
-    """Return the report that the arguments ask for.
+    """Return the `ReportRequest` that the arguments of the command describe.
 
     Raises:
         NotFound: No run matches, or several do.
@@ -76,8 +76,10 @@ def _request(parsed: argparse.Namespace) -> ReportRequest:
     for option, path in (("-o", parsed.output), ("--md", parsed.md)):
         if not path:
             continue
-        whole = path is parsed.output and same_place(path, request.page) and request.page == ReportRequest(run=run).page
-        if is_whole_run(Path(path)) and not whole:
+        is_whole_report = (
+            path is parsed.output and same_place(path, request.page) and request.page == ReportRequest(run=run).page
+        )
+        if is_whole_run(Path(path)) and not is_whole_report:
             raise ValueError(
                 f"{option} {path}: this name is reserved for the report of the whole run; give another one"
             )
@@ -85,7 +87,7 @@ def _request(parsed: argparse.Namespace) -> ReportRequest:
 
 
 def _against(parsed: argparse.Namespace, run: Run) -> tuple[Run | None, int | None]:
-    """Return the run and the step that `--against` names.
+    """Return the run and the step that `--against` names. Return None for each of them that it does not name.
 
     Raises:
         NotFound: No run matches, or several do.
@@ -94,7 +96,7 @@ def _against(parsed: argparse.Namespace, run: Run) -> tuple[Run | None, int | No
     value = parsed.against
     if value is None:
         return None, None
-    # Longer numbers are the date with which a run's id begins.
+    # A longer number is the date with which the id of a run begins.
     if value.isdecimal() and len(value) < 8:
         return run, int(value)
     name, colon, step = value.rpartition(":")
@@ -105,14 +107,14 @@ def _against(parsed: argparse.Namespace, run: Run) -> tuple[Run | None, int | No
     return runs.find(arguments.parent(parsed), name), int(step) if colon else None
 
 
-def _write(figures: RunFigures, parsed: argparse.Namespace, own: Path) -> int:
-    """Write the report in the formats that the arguments name; write its page to `own` by default.
+def _write(figures: RunFigures, parsed: argparse.Namespace, default_page: Path) -> int:
+    """Write the report in the formats that the arguments name. If they name none, write the page `default_page`.
 
     Returns:
         The exit status.
     """
     texts = [(path, text) for path, text in (("-" if parsed.json else "", _json), (parsed.md, markdown.text)) if path]
-    page = parsed.output or (None if texts else own)
+    page = parsed.output or (None if texts else default_page)
     for path, text in texts:
         _put(path, text(figures))
     out = sys.stderr if parsed.json or parsed.md == "-" else sys.stdout
@@ -145,7 +147,10 @@ def _put(path: str, content: str) -> None:
 
 
 def show(figures: RunFigures, chosen: int | None = None) -> None:
-    """Print the step time, the stages and the findings of a run, or of the step `chosen`."""
+    """Print the step time, the stages and the findings: for the step `chosen`, or for the whole run.
+
+    The text is about the whole run if no step is chosen, or if the figures have no details of the step.
+    """
     step = next((step for step in figures.details if step.number == chosen), None)
     if step is None:
         _run(figures)
@@ -155,8 +160,8 @@ def show(figures: RunFigures, chosen: int | None = None) -> None:
         print(plain(f"{figures.comparison.b} against {figures.comparison.a}"))
         for line in figures.comparison.basis:
             print(*console.wrapped(plain(line)), sep="\n")
-        nothing = "nothing became much slower" if figures.comparison.rows else NOTHING_COMMON
-        _findings(figures.comparison.findings, nothing)
+        text_without_findings = "nothing became much slower" if figures.comparison.rows else NOTHING_COMMON
+        _findings(figures.comparison.findings, text_without_findings)
         print()
     if step is None:
         _findings(figures.findings, figures.verdict)
@@ -189,8 +194,8 @@ def _run(figures: RunFigures) -> None:
 def _step(figures: RunFigures, step: StepFigures) -> None:
     medians = {stage.name: stage.median_s for stage in figures.stages}
     row = next((row for row in figures.steps if row.number == step.number), None)
-    usual = f", usually {seconds(row.usual_s)}" if row is not None and row.usual_s != row.seconds else ""
-    print(plain(f"{figures.id}, step {step.number} ({step.kind}): {seconds(step.seconds)}{usual}"))
+    usual_text = f", usually {seconds(row.usual_s)}" if row is not None and row.usual_s != row.seconds else ""
+    print(plain(f"{figures.id}, step {step.number} ({step.kind}): {seconds(step.seconds)}{usual_text}"))
     print()
     total_s = sum(without_own(step.stages).values()) or 1.0
     _stages(
@@ -202,29 +207,34 @@ def _step(figures: RunFigures, step: StepFigures) -> None:
 
 
 def _stages(rows: list[list[str]]) -> None:
-    """Print the first stages, and in any case the time without a stage and autoprof's own time."""
-    last = [row for row in rows[_MAX_STAGES:] if row[0] in (OTHER, OWN)]
-    shown = rows[:_MAX_STAGES] + last
-    if shown:
-        console.show(["stage", "seconds", "share", "median"], shown)
-        if len(shown) < len(rows):
-            print(f"and {several(len(rows) - len(shown), 'more stage')}")
+    """Print the table of stages: the first rows, and always the rows of the time without a stage and of autoprof."""
+    last_rows = [row for row in rows[_MAX_STAGES:] if row[0] in (OTHER, OWN)]
+    shown_rows = rows[:_MAX_STAGES] + last_rows
+    if shown_rows:
+        console.show(["stage", "seconds", "share", "median"], shown_rows)
+        if len(shown_rows) < len(rows):
+            print(f"and {several(len(rows) - len(shown_rows), 'more stage')}")
         print()
 
 
-def _findings(findings: Sequence[Finding], nothing: str) -> None:
-    """Print findings as wrapped sentences, since they do not fit a table. Without findings, print `nothing`."""
+def _findings(findings: Sequence[Finding], text_without_findings: str) -> None:
+    """Print findings as wrapped sentences, because a table is too narrow for them.
+
+    If there are no findings, print `text_without_findings`.
+    """
     if not findings:
-        print(*console.wrapped(plain(nothing)), sep="\n")
+        print(*console.wrapped(plain(text_without_findings)), sep="\n")
         return
     costs = [seconds(finding.seconds) if finding.seconds else "-" for finding in findings[:_MAX_FINDINGS]]
     width = max(map(len, [*costs, _COSTS]))
     print(f"{_COSTS.ljust(width)}  finding")
-    printed: set[str] = set()
+    printed_evidence: set[str] = set()
     for cost, finding in zip(costs, findings, strict=False):
-        also = [line for line in finding.evidence if line.startswith("also in ") and line not in printed]
-        printed.update(also)
-        lines = console.wrapped(plain("; ".join([finding.text, *also])), width + 2, plain(finding.file or ""))
+        new_evidence = [
+            line for line in finding.evidence if line.startswith("also in ") and line not in printed_evidence
+        ]
+        printed_evidence.update(new_evidence)
+        lines = console.wrapped(plain("; ".join([finding.text, *new_evidence])), width + 2, plain(finding.file or ""))
         print(cost.ljust(width) + lines[0][width:], *lines[1:], sep="\n")
     if len(findings) > _MAX_FINDINGS:
         print(f"and {several(len(findings) - _MAX_FINDINGS, 'more finding')}")

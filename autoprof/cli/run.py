@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> int:
-    """Replace this process by the command, with autoprof on. Returns an exit status only if that fails."""
+    """Replace this process by the user's command, with autoprof on. If the command can't be run, return a status."""
     command = parsed.command[1:] if parsed.command[:1] == ["--"] else parsed.command
     if not command:
         return complain("run: no command was given; write autoprof run [options] -- COMMAND", 2)
@@ -40,7 +40,7 @@ def run(parsed: argparse.Namespace) -> int:
 
 
 def switch_on(environ: MutableMapping[str, str]) -> None:
-    """Set the variables that make autoprof start in the processes of an environment."""
+    """Set variables in `environ`, so that autoprof starts in each Python process with this environment."""
     site = os.path.join(os.path.dirname(own_recipes()), "sitecustomize")
     environ[ENABLE] = "1"
     environ["AUTOPROF_SITE"] = site

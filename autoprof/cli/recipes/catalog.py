@@ -1,4 +1,4 @@
-"""Recipes of autoprof, of installed distributions and of `AUTOPROF_RECIPES`, and whether they fit the targets here."""
+"""The recipes of autoprof, of installed distributions and of `AUTOPROF_RECIPES`, and their fit to installed targets."""
 
 from __future__ import annotations
 
@@ -39,10 +39,12 @@ class RecipeFile(NamedTuple):
 
 
 def recipe_files(extra: Iterable[str] = ()) -> list[RecipeFile]:
-    """Return all recipe files in reading order. If two hooks have the same key, the later one is used.
+    """Return all recipe files in the order in which autoprof reads them.
+
+    If two hooks have the same key, the hook that is read later is used.
 
     Args:
-        extra: Files or folders of `AUTOPROF_RECIPES`, or of `recipes` in the settings file.
+        extra: The files and folders that `AUTOPROF_RECIPES`, or `recipes` in the settings file, names.
     """
     files = [RecipeFile(path, OWN) for path in toml_files(_boot.own_recipes())]
     for entry in entry_points.declared(sys.path):
@@ -54,7 +56,7 @@ def recipe_files(extra: Iterable[str] = ()) -> list[RecipeFile]:
 
 
 def place_problems() -> Iterator[str]:
-    """Yield the errors of the entry points that declare recipes."""
+    """Yield a message for each entry point that declares recipes, but names no package with recipe files."""
     for entry in entry_points.declared(sys.path):
         subject = f"{entry.distribution}: entry point {entry.name!r} of {entry_points.GROUP} names {entry.value!r}"
         folder = entry.folder()
@@ -65,7 +67,10 @@ def place_problems() -> Iterator[str]:
 
 
 def toml_files(place: str) -> list[str]:
-    """Return the `*.toml` files of a folder, or the file itself; nothing if it is missing or unreadable."""
+    """Return the `*.toml` files in the folder `place`, or `[place]` if it is a file.
+
+    Return an empty list if the folder or file is missing or unreadable.
+    """
     if os.path.isdir(place):
         try:
             names = sorted(os.listdir(place))
@@ -80,7 +85,7 @@ FITS, NEWER, OLDER, ABSENT, WRONG = "yes", "newer than its range", "not in its r
 
 
 class RecipeHook(msgspec.Struct, frozen=True, kw_only=True):
-    """One hook of a recipe, as in its file."""
+    """One hook of a recipe, with the values in the recipe file."""
 
     name: str
     module: str
@@ -92,15 +97,15 @@ class RecipeHook(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """One recipe.
+    """One recipe, and its fit to the target that is installed here.
 
     Attributes:
-        name: The file's name without the ending.
-        origin: `autoprof`, `AUTOPROF_RECIPES`, or the distribution whose entry point names it.
-        versions: The releases of the target that it was made for; empty for all.
-        installed: The installed version of the target; empty if it has no version or is not installed.
-        fits: `yes`, or the reason why it does not fit.
-        problem: The error in the file, if any.
+        name: The name of the recipe file without the ending.
+        origin: `autoprof`, `AUTOPROF_RECIPES`, or the distribution whose entry point names the recipe.
+        versions: The releases of the target for which the recipe was made; empty for all releases.
+        installed: The installed version of the target; empty if the target has no version or is not installed.
+        fits: `yes`, or the reason why the recipe does not fit the installed target.
+        problem: The error in the recipe file; empty if the file has no error.
     """
 
     name: str
@@ -115,13 +120,13 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def entries(extra: Iterable[str]) -> list[Entry]:
-    """Return all recipes. `extra` lists the files and folders of `AUTOPROF_RECIPES`."""
+    """Return an entry for each recipe. `extra` lists the files and folders that `AUTOPROF_RECIPES` names."""
     sources = Sources()
     return [entry for file in recipe_files(extra) for entry in _entries_of_file(file, sources)]
 
 
 def named_entries(recipes: list[Entry], name: str) -> list[Entry]:
-    """Return the recipes called `name`, or else the recipes for the target `name`.
+    """Return the entries of the recipes called `name`, or else of the recipes for the target `name`.
 
     Raises:
         LookupError: Neither a recipe nor a target has this name.
@@ -135,7 +140,7 @@ def named_entries(recipes: list[Entry], name: str) -> list[Entry]:
 
 
 def catalog_hooks(extra: Iterable[str], more: Iterable[str]) -> list[BoundHook]:
-    """Return the hooks of all valid recipes, those in the files and folders `more` included."""
+    """Return the hooks of all recipes without errors, including the recipes in the files and folders `more`."""
     hooks = []
     for path in [
         *(file.path for file in recipe_files(extra)),
@@ -152,7 +157,7 @@ def own_hooks() -> list[BoundHook]:
 
 
 def by_recipe(hooks: Iterable[BoundHook]) -> list[tuple[Recipe, list[BoundHook]]]:
-    """Return the recipes of a file, each with its hooks."""
+    """Return the recipes to which the hooks of a recipe file belong, each with its hooks."""
     by_target: dict[str, list[BoundHook]] = {}
     for hook in hooks:
         by_target.setdefault(hook.recipe.target, []).append(hook)

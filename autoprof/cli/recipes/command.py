@@ -19,37 +19,37 @@ from autoprof.hooks.form import described, summary, takes
 
 
 class Catalog(Document):
-    """`autoprof recipes --json`, and `autoprof recipes NAME --json`."""
+    """The output of `autoprof recipes --json` and of `autoprof recipes NAME --json`."""
 
-    recipes: list[Entry]  # The recipes.
+    recipes: list[Entry]  # All recipes; if NAME is given, only the recipes with this name or target.
 
 
 class Checked(Document):
-    """`autoprof recipes --check FILE --json`."""
+    """The output of `autoprof recipes --check FILE --json`."""
 
-    findings: list[RecipeFinding]  # Errors in the files, and notes.
-    summaries: list[str]  # One line per file.
+    findings: list[RecipeFinding]  # The errors in the recipe files, and notes about them.
+    summaries: list[str]  # One line per recipe file, with the result of its check.
 
 
 class Option(Struct):
     """An option of a behaviour."""
 
-    means: str  # Its meaning.
-    takes: str  # Its type, in the terms of TOML.
+    means: str  # The meaning of the option.
+    takes: str  # The type of the option's value, in the terms of TOML.
     required: bool  # True if every hook with this behaviour must set it.
 
 
 class KnownBehaviour(Struct):
-    """A behaviour."""
+    """A behaviour that a hook can name."""
 
-    does: str  # Its effect.
-    options: dict[str, Option]  # Its options by name.
+    does: str  # The effect of the behaviour.
+    options: dict[str, Option]  # The options of the behaviour, by name.
 
 
 class Behaviours(Document):
-    """`autoprof recipes --behaviours --json`."""
+    """The output of `autoprof recipes --behaviours --json`."""
 
-    behaviours: dict[str, KnownBehaviour]  # The behaviours by name.
+    behaviours: dict[str, KnownBehaviour]  # All behaviours, by name.
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,6 +1,7 @@
 """Lookup of a target's modules, functions and classes: in its source, and by imports in a child process.
 
-The lookup in the source runs nothing. An import takes seconds and may do anything, so a child makes it.
+The lookup in the source runs none of the target's code. An import takes seconds and may do anything. Therefore a child
+process imports the modules.
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class Module:
-    """A parsed module: its statements, and the names that it defines or imports, also in conditional blocks."""
+    """A parsed Python module: its statements, and the names that they define or import, also in conditional blocks."""
 
     def __init__(self, name: str, source: str | bytes, is_package: bool) -> None:
         self.name = name
         package = name if is_package else name.rpartition(".")[0]
         self.defined: dict[str, Function | ast.ClassDef] = {}
         self.imported: dict[str, str] = {}
-        # Names that other statements set.
+        # Names that assignments set.
         self.assigned: set[str] = set()
-        # True if the module may have further names, by `__getattr__` or `import *`.
+        # True if the module may have other names as well, because of `__getattr__` or `import *`.
         self.open = False
         self.body = ast.parse(source).body
         for node in statements(self.body):
@@ -56,7 +57,7 @@ class Module:
                 self.assigned.update(assigned(node))
 
     def full(self, node: ast.expr) -> str:
-        """Return the full name of a base class or decorator, without its arguments."""
+        """Return the full name of the class or function in an expression, such as a base class, without arguments."""
         while isinstance(node, ast.Call | ast.Subscript):
             node = node.func if isinstance(node, ast.Call) else node.value
         head, dot, rest = ast.unparse(node).partition(".")
@@ -129,11 +130,11 @@ class Sources:
         return module
 
     def find(self, module: str, attribute: str) -> None:
-        """Look up a function, class or method of a module; it may be imported or inherited from another module.
+        """Look up a function, class or method of a module, also if the module imports or inherits it from another one.
 
         Raises:
             NotInSource: There is no function or class of this name.
-            Unknown: The source does not show it.
+            Unknown: The source does not show whether it exists.
         """
         head, *members = attribute.split(".")
         node, home = self._top(self.module(module), head)
@@ -158,44 +159,44 @@ class Sources:
         raise NotInSource(f"{module.name} has no {name}{did_you_mean(name, module.defined)}")
 
     def _member(self, owner: Class, name: str) -> tuple[Function | ast.ClassDef, Module]:
-        known: list[str] = []
+        member_names: list[str] = []
         for kind in self._lineage(owner):
             for node in statements(kind.node.body):
                 if isinstance(node, ast.ClassDef | Function):
-                    known.append(node.name)
+                    member_names.append(node.name)
                     if node.name == name:
                         return node, kind.module
                 elif name in assigned(node):
                     raise Unknown(f"{kind.node.name} sets {name} in a way that this check does not follow")
-        raise NotInSource(f"{owner.node.name} has no {name}{did_you_mean(name, known)}")
+        raise NotInSource(f"{owner.node.name} has no {name}{did_you_mean(name, member_names)}")
 
     def _lineage(self, owner: Class) -> Iterator[Class]:
         """Yield a class and its base classes, depth first.
 
         Raises:
-            Unknown: A base class was not found. Raised at the end, after the classes that were found.
+            Unknown: A base class was not found. This is raised only after all other classes were yielded.
         """
-        queue, seen = [owner], set()
-        lost = ""
+        queue, seen_ids = [owner], set()
+        missing_base = ""
         while queue:
             kind = queue.pop(0)
-            if id(kind.node) in seen:
+            if id(kind.node) in seen_ids:
                 continue
-            seen.add(id(kind.node))
+            seen_ids.add(id(kind.node))
             yield kind
             bases = []
             for node in kind.node.bases:
-                full = kind.module.full(node)
+                full_name = kind.module.full(node)
                 try:
-                    base, home = self._base(full, kind.module)
+                    base, home_module = self._base(full_name, kind.module)
                 except LookupError:
-                    lost = lost or ("" if full.rpartition(".")[2] in _EMPTY_BASES else full)
+                    missing_base = missing_base or ("" if full_name.rpartition(".")[2] in _EMPTY_BASES else full_name)
                     continue
                 if isinstance(base, ast.ClassDef):
-                    bases.append(Class(base, home))
+                    bases.append(Class(base, home_module))
             queue = bases + queue
-        if lost:
-            raise Unknown(f"the base class {lost} of {owner.node.name} was not found")
+        if missing_base:
+            raise Unknown(f"the base class {missing_base} of {owner.node.name} was not found")
 
     def _base(self, full: str, module: Module) -> tuple[Function | ast.ClassDef, Module]:
         origin, _, name = full.rpartition(".")
@@ -221,7 +222,7 @@ def _path(name: str) -> str:
     paths = _spec_paths(top)
     if not paths:
         raise NotInSource(f"{top} is not installed here")
-    known: set[str] = set()
+    module_names: set[str] = set()
     for root in paths:
         if not inner and os.path.isfile(root):
             return root
@@ -232,13 +233,16 @@ def _path(name: str) -> str:
         if os.path.isdir(base):
             return base
         names = _names(os.path.dirname(base))
-        known.update(entry.removesuffix(".py") for entry in names if not entry.startswith("__"))
-    last = name.rpartition(".")[2]
-    raise NotInSource(f"there is no module {name}{did_you_mean(last, known)}")
+        module_names.update(entry.removesuffix(".py") for entry in names if not entry.startswith("__"))
+    last_name = name.rpartition(".")[2]
+    raise NotInSource(f"there is no module {name}{did_you_mean(last_name, module_names)}")
 
 
 def _spec_paths(top: str) -> list[str]:
-    """Return the folders of a top-level package, or the file of a module; also if it is in the working directory."""
+    """Return the folders of a top-level package, or the file of a top-level module.
+
+    Also look in the working directory. Return an empty list if the name is not found.
+    """
     try:
         spec = find_spec(top) or PathFinder.find_spec(top, [os.getcwd()])
     except Exception:  # a finder of another package may raise anything
@@ -247,7 +251,7 @@ def _spec_paths(top: str) -> list[str]:
         return []
     paths = list(spec.submodule_search_locations or ())
     if spec.origin is None:
-        # A namespace package. It may also be an unrelated folder of this name, so it must contain Python files.
+        # A namespace package, or an unrelated folder with the same name. Only a package contains Python files.
         return [path for path in paths if _contains_python(path)]
     return paths or [spec.origin]
 
@@ -276,22 +280,24 @@ def in_child(module: str, *arguments: str, **variables: str) -> Any:
     """Run a module that imports targets in a child process, and return the document that it writes.
 
     Args:
-        module: Module, which gets the path of the JSON document as its first argument.
-        arguments: Its further arguments.
-        variables: Variables of its environment. AUTOPROF_DIR is a temporary folder.
+        module: The module to run. Its first argument is the path of the JSON document to write.
+        arguments: The arguments after the path.
+        variables: Additional environment variables. AUTOPROF_DIR is a temporary folder.
 
     Raises:
-        ChildFailed: The child ended without a document, or took too long.
+        ChildFailed: The child process ended without a document, or took too long.
     """
     from rich.console import Console
 
     with tempfile.TemporaryDirectory() as folder, Console(stderr=True).status("importing the targets"):
         output = os.path.join(folder, "result.json")
-        kept = {name: value for name, value in os.environ.items() if name not in (_boot.RUN_ID, _boot.RUN_INFO)}
+        inherited_variables = {
+            name: value for name, value in os.environ.items() if name not in (_boot.RUN_ID, _boot.RUN_INFO)
+        }
         try:
             child = subprocess.run(
                 [sys.executable, "-m", module, output, *arguments],
-                env=kept | {"AUTOPROF_DIR": folder} | variables,
+                env=inherited_variables | {"AUTOPROF_DIR": folder} | variables,
                 capture_output=True,
                 text=True,
                 timeout=_CHILD_TIMEOUT_S,
@@ -300,18 +306,18 @@ def in_child(module: str, *arguments: str, **variables: str) -> Any:
         except subprocess.TimeoutExpired:
             raise ChildFailed(f"importing the targets took more than {_CHILD_TIMEOUT_S} s") from None
         if not os.path.exists(output):
-            last = (child.stderr.strip().splitlines() or ["no output"])[-1]
-            raise ChildFailed(f"importing the targets ended the process (status {child.returncode}): {last}")
+            last_line = (child.stderr.strip().splitlines() or ["no output"])[-1]
+            raise ChildFailed(f"importing the targets ended the process (status {child.returncode}): {last_line}")
         return json.loads(Path(output).read_bytes())
 
 
 def is_started(module: str) -> bool:
-    """Return whether a module is the file of a script or a `__main__`, which an import would run."""
+    """Return True if an import of the module would run a program: a script's file, or a `__main__` module."""
     return bool(script(module)) or module.rpartition(".")[2] == "__main__"
 
 
 def import_problem(module: str) -> str:
-    """Import a module, and return why that failed, or an empty string."""
+    """Import a module. If that fails, return the reason. Otherwise return an empty string."""
     if is_started(module):
         return f"{module} was not imported, because an import would run it"
     try:

@@ -1,7 +1,8 @@
-"""Measurement of a program's own functions, for `autoprof recipes --new`. Standard library only: any Python loads it.
+"""Measurement of a program's own functions, for `autoprof recipes --new`.
 
-Each process of the command counts calls and seconds with `sys.setprofile`. It writes them to a file once per second,
-since a process may be killed.
+This module imports only the standard library, because any Python must be able to load it. Each process of the command
+counts the calls and the seconds of its functions with `sys.setprofile`. The process writes the counts to a file every
+second, because it may be killed.
 """
 
 from __future__ import annotations
@@ -18,14 +19,16 @@ import time
 from types import CodeType, FrameType, FunctionType, GetSetDescriptorType
 from typing import Any
 
-# Calls of a function of which the integers are recorded, to find the counter of steps.
+# Number of a function's first calls whose integers are recorded. They show which integer counts the steps.
 _MAX_SAMPLES = 8
-# Calls after which a function that took little time altogether is no longer measured: it is too short for a stage.
+# A function is no longer measured if this number of calls took less than this number of seconds altogether. Such a
+# function is too short for a stage.
 _MAX_SHORT_CALLS, _SHORT_SECONDS = 10_000, 0.1
-# Integers that are recorded per call.
+# Maximum number of integers that are recorded per call.
 _MAX_INTEGERS = 50
 _GENERATORS, _COROUTINE = 0x20 | 0x200, 0x80
-# Instructions at which a coroutine is suspended, in Python 3.10 to 3.14. A return at another one ends its call.
+# Instructions at which a coroutine is suspended, in Python 3.10 to 3.14. A return at another instruction ends the
+# coroutine's call.
 _SUSPENDING = {opcode.opmap[name] for name in ("YIELD_FROM", "YIELD_VALUE", "RESUME") if name in opcode.opmap}
 _PATHS = sysconfig.get_paths()
 _LIBRARIES = tuple(os.path.join(_PATHS[name], "") for name in ("stdlib", "platstdlib"))
@@ -33,7 +36,11 @@ _INSTALLED = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist
 
 
 class _Function:
-    """Calls and seconds of one function. Times are seconds since the measurement began."""
+    """Number of calls and seconds of one function.
+
+    `first` is the time when the first call began, and `last` the time when the last call ended, both in seconds since
+    the measurement began.
+    """
 
     def __init__(self, frame: FrameType) -> None:
         self.code = frame.f_code
@@ -43,12 +50,12 @@ class _Function:
         self.seconds = self.first = self.last = 0.0
         self.samples: list[dict[str, int]] = []
         self.has_rank = False
-        # Calls and seconds by the identity of the calling function.
+        # Number of calls and seconds, by the `id` of the calling function's code.
         self.callers: dict[int, list[float]] = {}
 
 
 class _Call:
-    """A call that has not ended. `outermost` is False for a recursive call, which is not counted."""
+    """A call that has not ended. `outermost` is False for a recursive call. Recursive calls are not counted."""
 
     __slots__ = ("begin", "caller", "frame", "function", "outermost")
 
@@ -58,12 +65,13 @@ class _Call:
         self.begin = time.perf_counter()
 
 
-# The innermost call. An asyncio task copies the context in which it is created, so its caller is known.
+# The innermost open call. An asyncio task copies the context of the call that creates the task. Therefore the caller of
+# its coroutine is known.
 _innermost: contextvars.ContextVar[_Call | None] = contextvars.ContextVar("autoprof_innermost", default=None)
 
 
 class Measurement:
-    """The functions of this process, and the file to which they are written.
+    """The measurement of the functions of this process, and the file to which it is written.
 
     Args:
         folder: Folder for the files of all processes.
@@ -79,12 +87,13 @@ class Measurement:
             os.register_at_fork(after_in_child=self._begin)
 
     def _begin(self) -> None:
-        """Begin the measurement of this process; a forked child begins its own."""
-        # Functions by the identity of their code, which `_codes` keeps alive; None if not measured.
+        """Begin the measurement of this process. A forked child process calls this method, too."""
+        # Functions by the `id` of their code; None for a function that is not measured. `_codes` keeps the codes alive,
+        # so that their ids stay unique.
         self._functions: dict[int, _Function | None] = {}
         self._codes: list[CodeType] = []
         self._suspended.clear()
-        # Two threads write: this process's own, and at exit the main thread.
+        # Two threads write the file: the thread that is started here, and at exit the main thread.
         self._lock = threading.Lock()
         self._began = time.perf_counter()
         self._path = os.path.join(self._folder, f"{os.getpid()}-{time.time_ns()}.json")
@@ -93,11 +102,14 @@ class Measurement:
         self._begin_thread()
 
     def _begin_thread(self, *event: Any) -> None:
-        """Measure the current thread."""
+        """Measure the calls in the current thread."""
         sys.setprofile(_MeasuredThread(self).profile)
 
     def function_of(self, frame: FrameType) -> _Function | None:
-        """Return the function of a frame; None if it is not the user's, is anonymous, or is a generator."""
+        """Return the function of a frame. Return None for functions that are not measured.
+
+        These are functions of libraries, functions without a name, and generators.
+        """
         code = frame.f_code
         try:
             return self._functions[id(code)]
@@ -118,7 +130,7 @@ class Measurement:
         return path != __file__
 
     def begin_call(self, function: _Function, frame: FrameType, stack: list[_Call]) -> None:
-        """Begin a call, or continue the suspended call of a coroutine."""
+        """Begin a call of a function. If a coroutine was suspended in this frame, continue its call."""
         if function.is_coroutine and (call := self._suspended.pop(frame, None)) is not None:
             stack.append(call)
             return
@@ -138,7 +150,7 @@ class Measurement:
             function.has_rank |= "self.rank" in function.samples[-1]
 
     def end_call(self, call: _Call) -> None:
-        """End a call, or note that a coroutine is suspended."""
+        """End a call. If the coroutine was only suspended, keep its call for `begin_call`."""
         function = call.function
         if function.is_coroutine and function.code.co_code[call.frame.f_lasti] in _SUSPENDING:
             self._suspended[call.frame] = call
@@ -165,7 +177,7 @@ class Measurement:
             self._write()
 
     def _write(self) -> None:
-        """Write the functions to this process's file, which is complete at any time."""
+        """Write the functions to the file of this process. The file is replaced, so that it is complete at any time."""
         functions = [function for function in list(self._functions.values()) if function and function.started]
         attributes = _attributes({function.module for function in functions})
         numbers = {id(function.code): number for number, function in enumerate(functions)}
@@ -198,7 +210,7 @@ class Measurement:
 
 
 class _MeasuredThread:
-    """The measured calls of one thread that are open."""
+    """The open calls of measured functions in one thread."""
 
     def __init__(self, measurement: Measurement) -> None:
         self._measurement = measurement
@@ -215,7 +227,10 @@ class _MeasuredThread:
 
 
 def _integers(frame: FrameType) -> dict[str, int]:
-    """Return the integers among a call's arguments and the attributes of `self`, by their paths in a recipe."""
+    """Return the integers among the arguments of a call: dict from the path in a recipe to the integer.
+
+    For a method, also return the integers among the attributes of the arguments, and of the attributes of `self`.
+    """
     code = frame.f_code
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     values = {name: frame.f_locals[name] for name in names if name in frame.f_locals}
@@ -230,7 +245,7 @@ def _integers(frame: FrameType) -> dict[str, int]:
 
 
 def _variables(value: Any) -> dict[str, Any]:
-    """Return an object's attributes, without the execution of a property or of `__getattr__`."""
+    """Return the attributes of an object by name. Neither a property nor `__getattr__` is called."""
     attributes = next((vars(kind)["__dict__"] for kind in type(value).__mro__ if "__dict__" in vars(kind)), None)
     variables = attributes.__get__(value) if type(attributes) is GetSetDescriptorType else None
     if type(variables) is not dict:  # a module, a class, or an object with slots
@@ -239,7 +254,7 @@ def _variables(value: Any) -> dict[str, Any]:
 
 
 def _attributes(modules: set[str]) -> dict[int, str]:
-    """Return the attributes by which recipes name the functions of modules, by the identity of the function's code."""
+    """Return the attribute by which a recipe names each function of the modules, by the `id` of the function's code."""
     attributes: dict[int, str] = {}
     for module in modules:
         holders = [("", vars(sys.modules[module]))] if module in sys.modules else []
@@ -258,7 +273,10 @@ def _attributes(modules: set[str]) -> dict[int, str]:
 
 
 def _module_name(function: _Function) -> str:
-    """Return a module's name in a recipe: the file's name for a script, `package.module` after `python -m`."""
+    """Return the name of a function's module in a recipe.
+
+    For `__main__`, this is the name of the script's file, or `package.module` after `python -m`.
+    """
     if function.module != "__main__":
         return function.module
     spec = getattr(sys.modules["__main__"], "__spec__", None)

@@ -27,22 +27,23 @@ from autoprof.config import kinds
 from autoprof.hooks.recipe import script
 
 SECONDS = 60
-# Calls that make a function a repeated one.
+# Minimum number of calls of a repeated function.
 _MIN_CALLS = 3
-# Least seconds of a step.
+# Minimum duration of a step in seconds.
 _MIN_STEP = 1e-3
-# Least shares: of the measured time, for the loop of the steps; of the steps, for a stage without and with a kind.
+# Minimum shares: of the loop in the measured time; of a stage without a kind in the steps' time; of a stage with a kind
+# in the steps' time.
 _MIN_LOOP, _MIN_STAGE, _MIN_KIND = 0.01, 0.03, 0.001
-# Share of the loop's time above which one function is the whole step.
+# Minimum share of a function in the loop's time if the function is the whole step.
 _WHOLE_STEP = 0.9
 _MAX_STAGES = 12
-# Names of functions that are one step, and of the attributes and parameters that count steps.
+# Patterns of the names of functions that are one step, and of the attributes and parameters that count steps.
 _STEP = re.compile(
     r"_*((do|run|fit|one|single|ppo|grpo|rl|async|make)_)*((train|training|learn)_)?((one|single)_)?"
     r"(step|iteration|iter)(_once)?"
 )
 _COUNTER = re.compile(r"(^|_)(steps?|iterations?|iter|updates?)(_|$)")
-# Roles by the kind of stage.
+# The role of a stage, by the kind of the stage.
 _ROLES = {
     "generate": "rollout",
     "reward": "reward",
@@ -54,7 +55,7 @@ _ROLES = {
     "optimizer": "actor",
     "weight_sync": "actor",
 }
-# Seconds for the command to end after each signal.
+# Signals that end the command, each with the seconds to wait until the command has ended.
 _SIGNALS = ((signal.SIGINT, 10), (signal.SIGTERM, 5), (signal.SIGKILL, 5))
 _SITE = """import importlib.util, sys
 sys.path[:] = [path for path in sys.path if path != {folder!r}]
@@ -73,27 +74,32 @@ finally:
 
 
 def run(command: list[str], output: str | None, seconds: float, packages: list[str]) -> int:
-    """Measure a command, write the proposed recipe to a file or to standard output, and return an exit status."""
+    """Measure a command for at most `seconds`, and write the proposed recipe. Return the exit status.
+
+    The recipe goes to the file `output`, or to standard output if no file is given.
+    """
     if not command:
         return complain("recipes: --new: no command was given; write autoprof recipes --new -- python train.py", 2)
     with tempfile.TemporaryDirectory(prefix="autoprof-new-", ignore_cleanup_errors=True) as folder:
         text = _SITE.format(folder=folder, measure=measure.__file__, packages=packages)
         Path(folder, "sitecustomize.py").write_text(text, encoding="utf-8")
         complain(f"measuring for at most {seconds:g} s; Ctrl-C stops earlier. The program runs slower meanwhile.", 0)
-        began = time.monotonic()
+        start_s = time.monotonic()
         try:
             status = _run(command, folder, seconds)
         except OSError as error:
             return not_run("recipes: --new", command[0], error)
-        took = time.monotonic() - began
+        duration_s = time.monotonic() - start_s
         processes = _read(Path(folder))
     steps = [step for process in processes if (step := _step(process)) is not None]
     if not steps:
-        return complain(f"recipes: --new: {_nothing(processes, status, took)}", 1)
+        return complain(f"recipes: --new: {_nothing(processes, status, duration_s)}", 1)
     if status:
-        complain(f"the command failed with status {status} after {took:.0f} s; the recipe has what it did before", 0)
+        complain(
+            f"the command failed with status {status} after {duration_s:.0f} s; the recipe has what it did before", 0
+        )
     draft = _Draft(max(steps, key=lambda step: step.seconds), processes)
-    recipe = draft.text(" ".join(shlex.join(command).split()), took)  # a comment is one line
+    recipe = draft.text(" ".join(shlex.join(command).split()), duration_s)  # a comment is one line
     if output is None:
         print(recipe, end="")
         return 0
@@ -105,10 +111,13 @@ def run(command: list[str], output: str | None, seconds: float, packages: list[s
 
 
 def _run(command: list[str], folder: str, seconds: float) -> int | None:
-    """Run a command for at most `seconds`; return its exit status as in shells, or None if it was stopped."""
+    """Run a command for at most `seconds`.
+
+    Return the exit status as shells do (128 + N after signal N). Return None if the command was stopped.
+    """
     path = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")]))
     environ = os.environ | {"PYTHONPATH": path, _boot.ENABLE: "0"}
-    # Its own session, so that a signal reaches all processes of the command and no other one.
+    # The command gets its own session, so that a signal reaches all processes of the command, and no others.
     process = subprocess.Popen(command, env=environ, stdout=sys.stderr, start_new_session=True)
     with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
         status = process.wait(timeout=seconds)
@@ -123,11 +132,11 @@ def _run(command: list[str], folder: str, seconds: float) -> int | None:
 
 
 class _MeasuredFunction(msgspec.Struct, eq=False):
-    """A measured function, as `measure.py` writes it.
+    """A measured function, with the values that `measure.py` writes.
 
     Attributes:
-        callers: Index of each function that calls it, with calls and seconds.
-        called: Functions that it calls, with calls and seconds.
+        callers: For each function that calls this function: its index, the number of calls, and their seconds.
+        called: For each function that this function calls: the function, the number of calls, and their seconds.
     """
 
     module: str
@@ -150,24 +159,26 @@ class _MeasuredFunction(msgspec.Struct, eq=False):
 
     @property
     def target(self) -> str:
-        """Return the target of a recipe with the function."""
+        """Return the target of a recipe that hooks the function."""
         return script(self.module) or self.module.partition(".")[0]
 
     @property
     def is_step(self) -> bool:
-        """Return whether the function is one step by its name."""
+        """Return True if the function's name is a name for one step, such as `train_step`."""
         return _STEP.fullmatch(self.name) is not None
 
-    def callees(self, above: tuple[_MeasuredFunction, ...] = ()) -> Iterator[tuple[_MeasuredFunction, int, float]]:
-        """Yield each function that it calls, with calls and seconds.
+    def callees(
+        self, outer_functions: tuple[_MeasuredFunction, ...] = ()
+    ) -> Iterator[tuple[_MeasuredFunction, int, float]]:
+        """Yield each function that this function calls, with the number of calls and their seconds.
 
-        A hook can't name a nested function, so its callees take its place.
+        A hook can't name a nested function. Therefore the functions that a nested function calls take its place.
         """
         for function, calls, seconds in self.called:
             if function.attribute:
                 yield function, calls, seconds
-            elif function not in (*above, self):
-                yield from function.callees((*above, self))
+            elif function not in (*outer_functions, self):
+                yield from function.callees((*outer_functions, self))
 
 
 class _MeasuredProcess(msgspec.Struct):
@@ -178,13 +189,13 @@ class _MeasuredProcess(msgspec.Struct):
 
 
 class _Step(msgspec.Struct):
-    """The functions with which steps begin and end.
+    """The steps of a process, and the functions with which a step begins and ends.
 
     Attributes:
-        function: The function that is one step, or that is called first in each step.
-        loop: The function that makes all steps.
+        function: The function that is one step, or the first function that each step calls.
+        loop: The function that runs all steps.
         is_whole: True if `function` is the whole step.
-        seconds: Seconds of all steps.
+        seconds: Seconds of all steps together.
     """
 
     process: _MeasuredProcess
@@ -207,7 +218,10 @@ def _read(folder: Path) -> list[_MeasuredProcess]:
 
 
 def _step(process: _MeasuredProcess) -> _Step | None:
-    """Return the step of a process: the repeated calls that take most of the time; None if nothing was repeated."""
+    """Return the steps of a process: the repeated calls that take most of the time.
+
+    Return None if no function was repeated, or if the repeated calls are too short.
+    """
     loops = []
     for caller in process.functions:
         repeated = [
@@ -219,45 +233,45 @@ def _step(process: _MeasuredProcess) -> _Step | None:
             loops.append((sum(seconds for *_, seconds in repeated), caller, repeated))
     if not loops:
         return None
-    longest = max(seconds for seconds, *_ in loops)
-    if longest < _MIN_LOOP * process.seconds:
+    longest_s = max(seconds for seconds, *_ in loops)
+    if longest_s < _MIN_LOOP * process.seconds:
         return None
-    # A function that is a step by its name is preferred to the loop around it.
+    # A loop that calls a function with the name of a step is preferred to the loops around it.
     seconds, caller, repeated = max(
-        (loop for loop in loops if loop[0] >= longest / 2),
+        (loop for loop in loops if loop[0] >= longest_s / 2),
         key=lambda loop: (any(function.is_step for function, *_ in loop[2]), loop[0]),
     )
-    named = [item for item in repeated if item[0].is_step and item[2] >= seconds / 2]
-    main, rounds, main_seconds = max(named or repeated, key=lambda item: item[2])
-    if main_seconds < _MIN_STEP * rounds:
+    named_steps = [item for item in repeated if item[0].is_step and item[2] >= seconds / 2]
+    main_function, main_calls, main_s = max(named_steps or repeated, key=lambda item: item[2])
+    if main_s < _MIN_STEP * main_calls:
         return None
-    if main_seconds >= _WHOLE_STEP * (main.last - main.first):
-        return _Step(process, main, caller, True, rounds, main_seconds)
-    first, calls, _ = min(
-        (item for item in repeated if abs(item[1] - rounds) <= 1), key=lambda item: (item[0].first, -item[1])
+    if main_s >= _WHOLE_STEP * (main_function.last - main_function.first):
+        return _Step(process, main_function, caller, True, main_calls, main_s)
+    first_function, calls, _ = min(
+        (item for item in repeated if abs(item[1] - main_calls) <= 1), key=lambda item: (item[0].first, -item[1])
     )
-    return _Step(process, first, caller, False, calls, seconds)
+    return _Step(process, first_function, caller, False, calls, seconds)
 
 
-def _nothing(processes: list[_MeasuredProcess], status: int | None, took: float) -> str:
-    """Return why there is no recipe, and what to do about it."""
+def _nothing(processes: list[_MeasuredProcess], status: int | None, took_s: float) -> str:
+    """Return a message with the reason why no recipe can be proposed, and with a remedy."""
     if not processes:
         return f"the command (status {status}) ran no Python that was measured; start python without -I, -E or -S"
     if status:
-        return f"the command failed with status {status} after {took:.1f} s, before a function was repeated"
+        return f"the command failed with status {status} after {took_s:.1f} s, before a function was repeated"
     functions = [function for process in processes for function in process.functions if function.attribute]
     modules = sorted({function.module for function in functions})
-    where = f"the {units.count(len(functions), 'measured function')} of {', '.join(modules) or 'the command'}"
+    subject = f"the {units.count(len(functions), 'measured function')} of {', '.join(modules) or 'the command'}"
     ended = "the command ended" if status == 0 else "the time was over"
     remedy = "run more steps" if status == 0 else "raise --seconds"
     return (
-        f"{ended} after {took:.1f} s, and none of {where} was called {_MIN_CALLS} times or more for a noticeable "
+        f"{ended} after {took_s:.1f} s, and none of {subject} was called {_MIN_CALLS} times or more for a noticeable "
         f"time; {remedy}, or name an installed package that has the steps with --package"
     )
 
 
 class _Draft:
-    """The hooks of a recipe, by the measured step."""
+    """The hooks that a new recipe will contain, derived from the measured steps."""
 
     def __init__(self, step: _Step, processes: list[_MeasuredProcess]) -> None:
         self._step = step
@@ -269,7 +283,7 @@ class _Draft:
 
     @property
     def targets(self) -> list[str]:
-        """Return the targets of the hooks; the step's is the first."""
+        """Return the targets of the hooks. The target of the step's hook comes first."""
         return list(dict.fromkeys(function.target for function, *_ in self._hooks))
 
     def _add_step(self) -> None:
@@ -287,19 +301,23 @@ class _Draft:
             self._add("loop", step.loop, "step.loop", "It makes all steps, so the last step ends with it.")
 
     def _stages(self, processes: list[_MeasuredProcess]) -> list[tuple[_MeasuredFunction, int, float]]:
-        """Return the stages with calls and seconds, in the order of their first calls."""
+        """Return the functions that become stages, in the order of their first calls.
+
+        Each function comes with the number of its calls and their seconds.
+        """
         step = self._step
         top = step.function if step.is_whole else step.loop
-        inside = [item for item in top.callees() if item[0].last > step.function.first]
-        stages = _stages(step, inside, {top})
-        # Functions with a kind that the step does not call: functions of workers, validation and checkpoints.
-        outside = {"validate", "checkpoint"} - {function.kind for function, *_ in stages}
+        step_calls = [item for item in top.callees() if item[0].last > step.function.first]
+        stages = _stages(step, step_calls, {top})
+        # Add functions with a kind that the step does not call: functions of workers, validation and checkpoints.
+        outside_kinds = {"validate", "checkpoint"} - {function.kind for function, *_ in stages}
         stages += [
             (function, function.calls, function.seconds)
             for process in processes
             for function in process.functions
             if function.attribute and function.calls and function.kind
-            if (process is not step.process or function.kind in outside) and function.seconds > _MIN_KIND * step.seconds
+            if (process is not step.process or function.kind in outside_kinds)
+            and function.seconds > _MIN_KIND * step.seconds
         ]
         merged: dict[tuple[str, str], tuple[_MeasuredFunction, int, float]] = {}
         for function, calls, seconds in stages:
@@ -322,8 +340,8 @@ class _Draft:
         self._add(name, function, behaviour, comment, kind=function.kind, options=options)
 
     def _add(self, name: str, function: _MeasuredFunction, behaviour: str, comment: str, **keys: Any) -> None:
-        used = {table["name"] for other, _, table in self._hooks if other.target == function.target}
-        while name in used or f"{function.target}/{name}" in self._known:
+        used_names = {table["name"] for other, _, table in self._hooks if other.target == function.target}
+        while name in used_names or f"{function.target}/{name}" in self._known:
             name = f"my-{name}"
         table = {"name": name, "module": function.module, "attribute": function.attribute, "behaviour": behaviour}
         self._hooks.append((function, comment.strip(), table | {key: value for key, value in keys.items() if value}))
@@ -349,7 +367,10 @@ class _Draft:
 def _stages(
     step: _Step, calls: Iterable[tuple[_MeasuredFunction, int, float]], seen: set[_MeasuredFunction]
 ) -> list[tuple[_MeasuredFunction, int, float]]:
-    """Return the stages among calls and the calls inside them: functions with a kind, and other long ones."""
+    """Return the functions that become stages, among `calls` and the calls inside them.
+
+    A stage is a function with a kind, or a function that takes long. `seen` has the functions examined before.
+    """
     stages = []
     for function, count, seconds in calls:
         if function in seen or seconds < _MIN_KIND * step.seconds:
@@ -366,7 +387,10 @@ def _stages(
 
 
 def _number(function: _MeasuredFunction) -> tuple[dict[str, Any], str]:
-    """Return the options for the step's number, and a comment on it: the integer that grew by 1 with each call."""
+    """Return the options that name the step's number in a recipe, and a comment about the number.
+
+    The number is an integer that grew by 1 with each call of `function`. Without such an integer, return no options.
+    """
     samples = function.samples
     counters = [
         path

@@ -43,53 +43,53 @@ FIRED, LEFT_ALONE, NOT_CALLED, NOT_IMPORTED, INSTALLED, FAILED = (
 class TriedProcess(Struct):
     """A process in which a hook fired."""
 
-    process: str  # Its command line, or the title that Ray gave it.
-    host: str  # The host.
-    pid: int  # Its process id.
-    calls: int  # The number of calls for which the hook fired in it.
-    steps: list[int]  # The steps of these calls, if the process knew them.
+    process: str  # The command line of the process, or the title that Ray gave the process.
+    host: str  # The host of the process.
+    pid: int  # The process id.
+    calls: int  # The number of calls in this process for which the hook fired.
+    steps: list[int]  # The steps of these calls; empty if the process did not know its step.
 
 
 class TriedHook(Struct):
     """The result of a hook, after the command has ended."""
 
-    name: str  # Its name in the recipe.
-    place: str  # Its module and attribute.
-    behaviour: str  # Its behaviour.
+    name: str  # The name of the hook in the recipe.
+    place: str  # The module and the attribute that the hook names, as `module:attribute`.
+    behaviour: str  # The behaviour of the hook.
     # `fired`, `left alone` (by `when`, `unless`, or the names in its tables), `not called`, `not imported`, `skipped`,
     # `failed`, `installed` (the hook changed a class and wraps no function).
     state: str
-    said: str  # The reason why it did not fire, or the error.
-    calls: int  # The number of calls for which it fired, in all processes.
-    left_alone: int  # The number of calls that it left alone.
-    steps: list[int]  # The steps in which it fired, if the processes knew them.
-    processes: list[TriedProcess]  # The processes in which it fired.
+    said: str  # The reason why the hook did not fire, or its error; empty if it fired without errors.
+    calls: int  # The number of calls in all processes for which the hook fired.
+    left_alone: int  # The number of calls that the hook left alone.
+    steps: list[int]  # The steps in which the hook fired; empty if no process knew its step.
+    processes: list[TriedProcess]  # The processes in which the hook fired.
 
 
 class TriedStage(Struct):
     """A stage or span on the timeline."""
 
-    role: str  # Its role.
-    stage: str  # Its name.
-    kind: str  # Its kind, if any.
-    times: int  # The number of times that it occurred.
-    steps: list[int]  # The steps in which it occurred.
+    role: str  # The role of the stage.
+    stage: str  # The name of the stage.
+    kind: str  # The kind of the stage; empty if the stage has none.
+    times: int  # The number of times that the stage ran.
+    steps: list[int]  # The steps in which the stage ran.
 
 
 class Tried(Document):
-    """`autoprof recipes --try RECIPE --json -- COMMAND`."""
+    """The output of `autoprof recipes --try RECIPE --json -- COMMAND`."""
 
-    recipe: str  # The recipe's file.
+    recipe: str  # The path of the recipe file.
     status: int  # The exit status of the command.
-    hooks: list[TriedHook]  # The recipe's hooks.
-    steps: list[int]  # The steps that have ended.
-    stages: list[TriedStage]  # The stages and spans of all recipes.
-    errors: list[str]  # Errors of autoprof, also from other recipes.
+    hooks: list[TriedHook]  # The hooks of the recipe, each with its result.
+    steps: list[int]  # The steps that ended during the command.
+    stages: list[TriedStage]  # The stages and spans on the timeline, also from hooks of other recipes.
+    errors: list[str]  # The errors of autoprof, including those from hooks of other recipes.
 
 
-# Processes that are shown per hook.
+# Maximum number of processes that are shown per hook.
 _MAX_PROCESSES = 4
-# Calls of a hook in a process: their step, True if the hook fired for them, and their number.
+# A count of calls of a hook in one process: the step of the calls, True if the hook fired for them, and their number.
 _Count = tuple[int | None, bool, int]
 
 
@@ -123,7 +123,10 @@ def run(file_or_name: str, argv: list[str], as_json: bool) -> int:
 
 
 def _environment(path: str, folder: str) -> dict[str, str]:
-    """Return the environment of the command: a separate run in `folder`, which is neither collected nor copied."""
+    """Return the environment variables for the command.
+
+    They make the command a separate run in `folder`, which is neither collected nor copied.
+    """
     environ = dict(os.environ)
     switch_on(environ)
     for name in (_boot.RUN_ID, _boot.RUN_INFO, _boot.STARTER):
@@ -141,7 +144,7 @@ def _environment(path: str, folder: str) -> dict[str, str]:
 def _run(command: list[str], environ: dict[str, str], as_json: bool) -> int | None:
     """Run the command and return its exit status as in shells, or None if it can't be run."""
     try:
-        # With --json, only the document goes to standard output.
+        # If --json is set, only the document goes to standard output.
         process = subprocess.Popen(command, env=environ, stdout=sys.stderr if as_json else None)
     except OSError as error:
         not_run("recipes: --try", command[0], error)
@@ -192,7 +195,10 @@ def _result(path: str, status: int, hooks: list[BoundHook], folder: Path) -> Tri
 
 
 def _counts(directory: Path) -> dict[str, dict[str, list[_Count]]]:
-    """Return the counts by process (`<host>-<pid>`) and hook. If a pid was used twice, it has several files."""
+    """Return the counts of calls: dict from process (`<host>-<pid>`) to dict from hook key to list of counts.
+
+    Two processes that had the same pid one after the other have separate files.
+    """
     counts: dict[str, dict[str, list[_Count]]] = defaultdict(lambda: defaultdict(list))
     for path in sorted((directory / call_counts.FOLDER).glob("*.txt")):
         process = path.name.removesuffix(".txt").rpartition(".")[0]
@@ -238,7 +244,7 @@ def _tried_hook(hook: BoundHook, processes: Iterable[tuple[ProcessState, dict[st
 
 
 def _why_not(hook: BoundHook, entries: list[tuple[str, str]], tried: TriedHook) -> tuple[str, str]:
-    """Return the state of a hook that did not fire, and the reason."""
+    """Return the state of a hook that did not fire in any process, and the reason why it did not."""
     applied = sum(state == "applied" for state, _ in entries)
     where = f"applied in {units.count(applied, 'process', 'processes')}"
     if tried.left_alone:
