@@ -1,5 +1,6 @@
-"""Benchmarks of autoprof beside similar tools (peers): `make bench`, or `python -m bench [--quick] [NAMES...]`.
+"""Benchmarks of autoprof and of similar tools (peers): `make bench`, or `python -m bench [--quick] [NAMES...]`.
 
-Each module is one benchmark. It has the number of its turns (`TURNS`, `QUICK`) and `run(turns)`, which returns its
-tables and goals. RESULTS.md quotes its docstring. Programs that need a separate process are in `children/`.
+Each benchmark is a module. `TURNS` and `QUICK` are its numbers of turns, without and with `--quick`. `run(turns)`
+returns the tables and goals. RESULTS.md quotes the docstring of the module. Programs that need a separate process are
+in `children/`.
 """

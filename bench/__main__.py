@@ -1,4 +1,4 @@
-"""Runner of benchmarks: prints their tables and updates RESULTS.md.
+"""Runner of the benchmarks: prints the tables of each benchmark and updates RESULTS.md.
 
 python -m bench [--quick] [--turns N] [--thorough] [--keep FOLDER] [NAMES...]
 """
@@ -26,10 +26,16 @@ NAMES = (
 
 
 def measure(name: str, *, quick: bool, turns: int | None, thorough: bool) -> Section:
-    """Run one benchmark. `thorough` includes the long measurements of benchmarks that have some.
+    """Run one benchmark, and return its section of the results.
+
+    Args:
+        name: The name of the benchmark.
+        quick: True to run only a few turns.
+        turns: The number of turns; None for the benchmark's own number.
+        thorough: True to include long measurements, which only some benchmarks have.
 
     Raises:
-        Failed: It could not be measured.
+        Failed: The benchmark could not be measured.
     """
     module = import_module(f"bench.{name}")
     turns = turns or (module.QUICK if quick else module.TURNS)
@@ -48,7 +54,7 @@ def measure(name: str, *, quick: bool, turns: int | None, thorough: bool) -> Sec
 
 
 def machine() -> str:
-    """Describe this machine without a name that identifies it."""
+    """Return a description of this machine, without a name that identifies the machine."""
     cores = len(os.sched_getaffinity(0))
     words = [f"{cores} core{'s' if cores > 1 else ''}", platform.machine(), f"Python {platform.python_version()}"]
     for target in ("torch", "verl"):
@@ -85,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             failed = True
             print(f"{name} could not be measured; its section is not changed.\n{error}\n", file=sys.stderr, flush=True)
             continue
-        # Load and save after each benchmark, so that its result is kept if a later one is interrupted.
+        # Load and save after each benchmark, so that its result is kept if a later benchmark is interrupted.
         sections = results.load(store) | {name: section}
         results.save((sections[each] for each in NAMES if each in sections), store, page)
         print(results.render([section]).partition("## ")[2], flush=True)

@@ -1,16 +1,16 @@
 """Start-up time that autoprof adds to a Python interpreter
 
-Whole processes that do nothing. Each peer has a separate environment without pip, so that an interpreter runs the
-`.pth` file of one peer only. autoprof is installed as the wheel of this checkout. CPU time is the user and system time
-of a process. Instructions are counted by callgrind with `PYTHONHASHSEED=0`, and do not vary.
+Whole processes that do nothing are measured. Each peer has a separate environment without pip, so that an interpreter
+runs the `.pth` file of one peer only. autoprof is installed as the wheel of this checkout. CPU time is the user and
+system time of a process. Instructions are counted by callgrind with `PYTHONHASHSEED=0`, and do not vary.
 
-`opentelemetry-instrument` and `ddtrace-run` first run another interpreter, then the program's. The lines "in each
-process" are the cost of each interpreter under them; compare autoprof with these. Exporters, telemetry and remote
-configuration, which need a server, are off in both.
+The commands `opentelemetry-instrument` and `ddtrace-run` first run another interpreter, then the program's. The rows
+"in each process" are the cost of each interpreter that these commands start. autoprof should be compared with these
+rows. Exporters, telemetry and remote configuration, which need a server, are off in both peers.
 
 The process that starts a run searches once for recipes of other distributions, when it first imports a package outside
-of the standard library. Its children get the result. The last table measures this: an import of msgspec in the
-environment of the real targets.
+of the standard library. The children of this process get the result of the search. The last table has the cost of the
+search: processes import msgspec in the environment of the real targets.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ _COLLECTED = re.compile(r"Collected : (\d+)")
 
 @dataclass(frozen=True)
 class Start:
-    """A way to start a process: a peer's interpreter, with its command in front if it has one.
+    """A way to start a process: by the interpreter of a peer, or by a command of the peer that starts the interpreter.
 
     Attributes:
-        repeats: Number of starts in a turn, of which the mean is taken. Short starts need more.
+        repeats: Number of starts in a turn. The result is their mean. Short starts need more repeats.
     """
 
     peer: str
@@ -60,13 +60,13 @@ class Start:
     repeats: int = 5
 
     def line(self, python: Path) -> list[str]:
-        """Return the command line."""
-        before = [str(python.parent / self.command)] if self.command else []
-        return [*before, str(python), "-c", self.code]
+        """Return the command line that starts the process."""
+        command_words = [str(python.parent / self.command)] if self.command else []
+        return [*command_words, str(python), "-c", self.code]
 
 
 def starts(folder: Path) -> dict[str, Start]:
-    """Return all cases. coverage writes its data into `folder`."""
+    """Return the ways to start a process, by case. coverage writes its data into `folder`."""
     settings = folder / "coveragerc"
     settings.write_text(f"[run]\ndata_file = {folder}/data\n")
     return {
@@ -91,27 +91,27 @@ def starts(folder: Path) -> dict[str, Start]:
 
 
 def under(peer: str) -> dict[str, str]:
-    """Return the environment variables of a process that a peer's command has started."""
+    """Return the environment variables that the command of a peer sets for the processes that it starts."""
     python = interpreter(peer)
     path = {"PYTHONPATH": str(site_packages(python) / _BOOTSTRAPS[peer])} if python else {}
     return _NO_SERVER[peer] | path
 
 
 def run(turns: int) -> Findings:
-    """Measure all installed peers."""
+    """Measure the start-up time of all installed peers."""
     with tempfile.TemporaryDirectory() as name:
         cases = starts(Path(name))
         notes = [
             missing(peer) for peer in dict.fromkeys(start.peer for start in cases.values()) if not interpreter(peer)
         ]
-        there = {case: start for case, start in cases.items() if interpreter(start.peer)}
+        installed_cases = {case: start for case, start in cases.items() if interpreter(start.peer)}
         tables = []
-        if BARE in there:
-            timed = in_turns({case: _timed(start) for case, start in there.items()}, turns, warm=2)
-            tables.append(Table(title=CPU, unit="ms", base=BARE, values=timed[CPU]))
-        if BARE in there and shutil.which("valgrind"):
-            tables.append(_counted(there, notes))
-        elif BARE in there:
+        if BARE in installed_cases:
+            cpu_times = in_turns({case: _timed(start) for case, start in installed_cases.items()}, turns, warm=2)
+            tables.append(Table(title=CPU, unit="ms", base=BARE, values=cpu_times[CPU]))
+        if BARE in installed_cases and shutil.which("valgrind"):
+            tables.append(_counted(installed_cases, notes))
+        elif BARE in installed_cases:
             notes.append("instructions were not counted: valgrind is not installed")
         tables.append(_first_imports(turns))
     return Findings(tables=tables, goals=_GOALS, notes=notes)
@@ -130,9 +130,9 @@ def _timed(start: Start) -> Case:
 
 
 def _counted(cases: Mapping[str, Start], notes: list[str]) -> Table:
-    """Count the instructions of one start of each case; another start takes as many.
+    """Return the table of the instructions of one start per case. Further starts take the same number.
 
-    Commands are left out: callgrind stops counting when the command becomes the program.
+    Cases with a command are left out, because callgrind stops counting when the command becomes the program.
     """
     values = {}
     for case, start in cases.items():
@@ -141,11 +141,11 @@ def _counted(cases: Mapping[str, Start], notes: list[str]) -> Table:
             continue
         line = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null", *start.line(python)]
         try:
-            said = processes.run(line, {**start.variables, "PYTHONHASHSEED": "0"}).errors
+            callgrind_output = processes.run(line, {**start.variables, "PYTHONHASHSEED": "0"}).errors
         except Failed as error:
             notes.append(f"{case}: its instructions were not counted: {str(error).splitlines()[0]}")
             continue
-        values[case] = [int(_COLLECTED.findall(said)[-1]) / 1e6]
+        values[case] = [int(_COLLECTED.findall(callgrind_output)[-1]) / 1e6]
     return Table(title=COUNTED, unit="million", base=BARE, values=values)
 
 
@@ -161,8 +161,8 @@ def _first_imports(turns: int) -> Table:
             FIRST: sum(processes.run([MAIN, "-c", "import msgspec"], variables).cpu_s for _ in range(5)) * 200
         }
 
-    taken = in_turns({case: timed(variables) for case, variables in cases.items()}, turns, warm=2)
-    return Table(title=FIRST, unit="ms", base="import msgspec", values=taken[FIRST])
+    cpu_times = in_turns({case: timed(variables) for case, variables in cases.items()}, turns, warm=2)
+    return Table(title=FIRST, unit="ms", base="import msgspec", values=cpu_times[FIRST])
 
 
 def _child(peer: str) -> dict[str, str]:

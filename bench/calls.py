@@ -1,13 +1,13 @@
 """Cost of a call of a hooked function outside of windows
 
-A method that returns its argument, and the same as an awaited coroutine function. Each case runs in a separate process.
-The whole call is measured, with the loop around it. autoprof's wrappers are put there by a recipe, in a process with
-autoprof on, in a step without a capture. A `stage.pass` hook is called in every forward pass; it is measured outside
-and inside of a stage that counts passes. A `stage` hook is called a few times per step and writes a span to the
-timeline, a line in a file.
+The hooked function is a method that returns its argument, or an awaited coroutine function that does. Each case runs in
+a separate process. The whole call is measured, with the loop around it. A recipe puts autoprof's wrapper around the
+function, in a process with autoprof on, in a step without a capture. A `stage.pass` hook is called in every forward
+pass. It is measured outside and inside of a stage that counts passes. A `stage` hook is called a few times per step. It
+writes a span to the timeline, which is a line in a file.
 
-Peers: OpenTelemetry's span with an SDK without a processor, and with the API alone; ddtrace's wrapper, which replaces
-the function's code, and ddtrace's span, which a filter drops.
+The peers are OpenTelemetry's span with an SDK that has no processor, OpenTelemetry's span with the API alone, ddtrace's
+wrapper, which replaces the code of the function, and ddtrace's span, which a filter drops.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from bench.results import Findings
 TURNS, QUICK = 10, 1
 
 PASS, WRAPT = "autoprof, stage.pass", "wrapt.FunctionWrapper"
-# Cases: the peer whose environment is used (empty: the project's), and the case's name in children/calls.py.
+# dict from case to the peer whose environment is used (empty: the project's), and the name of the case in
+# children/calls.py.
 CASES = {
     "bare call": ("", "bare"),
     "closure": ("", "closure"),
@@ -42,25 +43,25 @@ _DDTRACE = {"DD_INSTRUMENTATION_TELEMETRY_ENABLED": "false", "DD_REMOTE_CONFIGUR
 
 
 def run(turns: int) -> Findings:
-    """Measure all installed peers."""
+    """Measure a call with autoprof, and with each installed peer."""
     with tempfile.TemporaryDirectory() as folder:
-        cases = {case: _measured(*where, Path(folder)) for case, where in there(CASES).items()}
-        taken = in_turns(cases, turns, warm=0)
+        cases = {case: _measured(*python_and_name, Path(folder)) for case, python_and_name in there(CASES).items()}
+        nanoseconds = in_turns(cases, turns, warm=0)
     return Findings(
         tables=[
-            Table(title=title, unit="ns", base=WRAPT, values=taken[kind])
+            Table(title=title, unit="ns", base=WRAPT, values=nanoseconds[kind])
             for kind, title in (("sync", "Function"), ("async", "Coroutine function"))
         ],
         goals=[
             Goal(
-                text=f"{what}, stage.pass: at most 0.4 of wrapt.FunctionWrapper",
-                table=what,
+                text=f"{function_kind}, stage.pass: at most 0.4 of wrapt.FunctionWrapper",
+                table=function_kind,
                 case=PASS,
                 limit=0.4,
                 remedy="a wrapper that tests one flag and calls the function directly while its hook has nothing to "
                 "do; the closure alone is the minimum.",
             )
-            for what in ("Function", "Coroutine function")
+            for function_kind in ("Function", "Coroutine function")
         ],
         notes=absent(CASES),
     )
@@ -77,7 +78,9 @@ def _measured(python: Path, name: str, folder: Path) -> Case:
         }
 
     def measure() -> dict[str, float]:
-        said: dict[str, float] = json.loads(processes.run([python, CHILDREN / "calls.py", name], variables).output)
-        return said
+        nanoseconds: dict[str, float] = json.loads(
+            processes.run([python, CHILDREN / "calls.py", name], variables).output
+        )
+        return nanoseconds
 
     return measure

@@ -1,22 +1,22 @@
-"""Figures of the code, without timing: `make figures`. Two runs print the same.
+"""Counts of the code, such as modules and calls, without timing: `make figures`. Two runs print the same counts.
 
-* Modules are the `*.py` of `autoprof/`. Lines of code have a token other than comments and docstrings. Lines of tests
-  are all lines of `*.py` in `tests/`.
+* Modules are the `*.py` files of `autoprof/`. A line of code has a token other than comments and docstrings. Lines of
+  tests are all lines of the `*.py` files in `tests/`.
 * Calls of a stage are calls of autoprof's named Python functions in the stage's thread, counted by `sys.setprofile`.
-  Files are the files of these functions. File changes are calls into another file than the call before, the first
-  call included.
+  Files are the files that define these functions. File changes are calls of a function in another file than the
+  previous call. The first call is included.
 * File operations are calls of `posix` functions that take a path or a descriptor, and of `fcntl` and `_io`, from
   autoprof's code in the same thread.
 * A captured stage is recorded by torch's profiler (`AUTOPROF_CONTENTS=cpu`). Each stage is counted in several steps,
-  and the smallest count is shown: the first one imports modules, and flushes of the timeline depend on the time.
+  and the smallest count is shown: the first stage imports modules, and flushes of the timeline depend on the time.
 * Modules imported are entries of `sys.modules`, packages included, after the command has read a made run of 8 ranks.
   Modules called have a function that the command calls in its main thread.
-* Files of a process have its pid in their name, while it is in a stage of an uncaptured step.
+* Files of a process are the files with its pid in their names. They are counted during a stage of an uncaptured step.
 * Broad clauses are `except` clauses that name `Exception` or `BaseException`, alone or in a tuple, and bare ones.
   `with seam.guard(...)` and `seam.suppress(Exception)` count, too.
 * Class names used twice are names that more than one `class` statement in `autoprof/` defines.
 
-`TARGETS` has the target of each figure.
+`TARGETS` has the target of each count.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _NO_CODE = {
     tokenize.ENCODING,
     tokenize.ENDMARKER,
 }
-# Rows in order, each with its target.
+# Rows of the table, in the order of the table, each with its target.
 TARGETS = {
     "modules": "150",
     "lines of code": "22,000",
@@ -74,7 +74,7 @@ TARGETS = {
 
 
 def code_lines(source: str) -> int:
-    """Return the number of lines with code: without comments, docstrings and blank lines."""
+    """Return the number of lines with code. Comments, docstrings and blank lines do not count."""
     lines: set[int] = set()
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type not in _NO_CODE:
@@ -91,12 +91,12 @@ def _docstring_lines(tree: ast.Module) -> Iterator[int]:
 
 
 def broad_clauses(tree: ast.Module) -> int:
-    """Return the number of clauses and `with` blocks that catch everything."""
+    """Return the number of `except` clauses and `with` blocks that catch all exceptions."""
     nodes = list(ast.walk(tree))
-    caught = [node.type for node in nodes if isinstance(node, ast.ExceptHandler)]
+    caught_types = [node.type for node in nodes if isinstance(node, ast.ExceptHandler)]
     calls = [node.context_expr for node in nodes if isinstance(node, ast.withitem)]
     blocks = [call for call in calls if isinstance(call, ast.Call) and _catches_everything(call)]
-    return sum(_is_broad(each) for each in caught) + len(blocks)
+    return sum(_is_broad(each) for each in caught_types) + len(blocks)
 
 
 def _catches_everything(call: ast.Call) -> bool:
@@ -111,13 +111,13 @@ def _is_broad(caught: ast.expr | None) -> bool:
 
 
 def used_twice(trees: Sequence[ast.Module]) -> int:
-    """Return the number of names that more than one class has."""
+    """Return the number of names that more than one class statement defines."""
     names = Counter(node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
     return sum(count > 1 for count in names.values())
 
 
 def of_code(package: Path = ROOT / "autoprof", tests: Path = ROOT / "tests") -> dict[str, int]:
-    """Return the figures of the sources."""
+    """Return the counts that come from the source files alone, by row of the table."""
     sources = [path.read_text() for path in sorted(package.rglob("*.py"))]
     trees = [ast.parse(source) for source in sources]
     return {
@@ -130,46 +130,46 @@ def of_code(package: Path = ROOT / "autoprof", tests: Path = ROOT / "tests") -> 
 
 
 def of_stage(folder: Path, *, captured: bool) -> dict[str, int]:
-    """Return the figures of a stage in a run of the toy trainer."""
-    way = "captured" if captured else "uncaptured"
-    counted = _child([way], folder, AUTOPROF_STEPS="::" if captured else "", AUTOPROF_CONTENTS="cpu")
-    return {f"{way} stage: {name}": count for name, count in counted.items()}
+    """Return the counts of one stage in a run of the toy trainer, by row of the table."""
+    stage_kind = "captured" if captured else "uncaptured"
+    counts = _child([stage_kind], folder, AUTOPROF_STEPS="::" if captured else "", AUTOPROF_CONTENTS="cpu")
+    return {f"{stage_kind} stage: {name}": count for name, count in counts.items()}
 
 
 def of_processes(folder: Path) -> dict[str, int]:
-    """Return the numbers of files of processes in a run of the toy trainer."""
+    """Return the number of files that each process has in a run of the toy trainer, by row of the table."""
     files = _child(["files"], folder, AUTOPROF_STEPS="")
     return {"files of the process that starts a run": len(files["first"]), "files of a worker": len(files["worker"])}
 
 
 def of_commands(folder: Path) -> dict[str, int]:
-    """Return the figures of commands that read a made run."""
-    size = ["--ranks", "8", "--steps", "12", "--gpus", "4"]
-    processes.run([MAIN, "-m", "bench.large_runs", folder / RUN_ID, *size])
+    """Return the counts of modules that commands import and call, by row of the table. The commands read a made run."""
+    size_options = ["--ranks", "8", "--steps", "12", "--gpus", "4"]
+    processes.run([MAIN, "-m", "bench.large_runs", folder / RUN_ID, *size_options])
     run = [RUN_ID, "--dir", str(folder)]
-    ways = {"doctor": ["doctor"], "doctor RUN": ["doctor", *run], "report": ["report", *run]}
-    found = {}
-    for command, arguments in ways.items():
+    arguments_by_title = {"doctor": ["doctor"], "doctor RUN": ["doctor", *run], "report": ["report", *run]}
+    counts = {}
+    for command, arguments in arguments_by_title.items():
         for name, count in _child(["command", *arguments]).items():
-            found[f"{command}: modules {name}"] = count
-    return found
+            counts[f"{command}: modules {name}"] = count
+    return counts
 
 
 def _child(arguments: Sequence[str], folder: Path | None = None, **variables: str) -> dict[str, Any]:
-    on = _TOY | {"AUTOPROF_DIR": str(folder)} if folder else {}
-    said = processes.run([MAIN, _CHILD, *arguments], on | variables).output
-    found: dict[str, Any] = json.loads(said.splitlines()[-1])
-    return found
+    autoprof_variables = _TOY | {"AUTOPROF_DIR": str(folder)} if folder else {}
+    output = processes.run([MAIN, _CHILD, *arguments], autoprof_variables | variables).output
+    result: dict[str, Any] = json.loads(output.splitlines()[-1])
+    return result
 
 
 def table(found: Mapping[str, int]) -> str:
-    """Return the figures beside their targets."""
+    """Return a Markdown table with the counts and their targets."""
     rows = [[name, f"{found[name]:,}", target] for name, target in TARGETS.items()]
     return grid(["", "today", "target"], rows)
 
 
 def main() -> None:
-    """Print the figures."""
+    """Count, and print the table."""
     with tempfile.TemporaryDirectory() as folder:
         toy = Path(folder, "toy")
         found = of_code() | of_stage(toy, captured=False) | of_stage(toy, captured=True)

@@ -1,9 +1,10 @@
 """Cost of a step's begin and end with more actors
 
-A trainer with small Ray actors, in one process with autoprof. Its steps do nothing, so their time is the time that
-autoprof adds at their begin and end. It is compared with the framework's own broadcast: `ray.get` of an empty call to
-each actor. In a window, whole steps of all ranks are recorded (`AUTOPROF_MODE=continuous`, `AUTOPROF_RANKS=all`), and
-autoprof calls each actor at the end of the step. Outside of windows it calls no actor.
+A process with autoprof has a trainer with small Ray actors. The steps of the trainer do nothing. Therefore their time
+is the time that autoprof adds at the begin and end of a step. This time is compared with the framework's own broadcast:
+`ray.get` of an empty call to each actor. In a window, whole steps of all ranks are recorded
+(`AUTOPROF_MODE=continuous`, `AUTOPROF_RANKS=all`), and autoprof calls each actor at the end of the step. Outside of
+windows, autoprof calls no actor.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from bench.results import Findings
 
 TURNS, QUICK = 8, 3
 COUNTS, FEW = (1, 8, 64, 256), (1, 8)
-# With 256 actors on two cores, the start takes ten minutes and each turn one.
+# With 256 actors on two cores, the start takes ten minutes, and each turn takes one minute.
 TIMEOUT_S = 2400
 
 # Prefix of the line in which a child prints its result.
@@ -28,13 +29,13 @@ BROADCAST, OUTSIDE, INSIDE = "ray.get of a call to each", "autoprof, no window",
 
 
 class Grown(msgspec.Struct):
-    """The child's answer for one number of actors.
+    """The measurements of the child process with one number of actors.
 
     Attributes:
         values: Milliseconds for each turn, by case.
-        counts: Average counts of a step, by case: files made, looks at `control/`, entries written to Ray's store and
-            read from it.
-        worker_mb: Memory of an actor's process in MB, with its part of shared memory.
+        counts: Average counts of a step, by case: files made, looks at `control/`, entries written to Ray's store, and
+            entries read from the store.
+        worker_mb: Memory of an actor's process in MB, including the process's part of shared memory.
     """
 
     values: dict[str, list[float]]
@@ -43,28 +44,33 @@ class Grown(msgspec.Struct):
 
 
 def run(turns: int) -> Findings:
-    """Measure each number of actors in a process with its own cluster."""
-    grown = {count: _measure(count, turns) for count in (COUNTS if turns > QUICK else FEW)}
-    first, last = min(grown), max(grown)
+    """Measure each number of actors in a separate process with a separate Ray cluster."""
+    measurements = {count: _measure(count, turns) for count in (COUNTS if turns > QUICK else FEW)}
+    min_actors, max_actors = min(measurements), max(measurements)
     tables = [
-        Table(title=_title(count), unit="ms", base=BROADCAST, values=found.values) for count, found in grown.items()
+        Table(title=_title(count), unit="ms", base=BROADCAST, values=measurement.values)
+        for count, measurement in measurements.items()
     ]
-    growth = {case: {_title(count): found.values[case] for count, found in grown.items()} for case in (OUTSIDE, INSIDE)}
+    values_by_case = {
+        case: {_title(count): measurement.values[case] for count, measurement in measurements.items()}
+        for case in (OUTSIDE, INSIDE)
+    }
     tables += [
-        Table(title=f"Growth, {case}", unit="ms", base=_title(first), values=each) for case, each in growth.items()
+        Table(title=f"Growth, {case}", unit="ms", base=_title(min_actors), values=values)
+        for case, values in values_by_case.items()
     ]
     remedy = "fewer calls at the end of a captured step; autoprof does nothing else for each actor."
     goals = [
         Goal(
-            text=f"a step's begin and end with {last} actors, {case}, at most the framework's own call to each",
-            table=_title(last),
+            text=f"a step's begin and end with {max_actors} actors, {case}, at most the framework's own call to each",
+            table=_title(max_actors),
             case=case,
             limit=1.0,
             remedy=remedy,
         )
         for case in (OUTSIDE, INSIDE)
     ]
-    return Findings(tables=tables, goals=goals, notes=_notes(grown))
+    return Findings(tables=tables, goals=goals, notes=_notes(measurements))
 
 
 def _measure(count: int, turns: int) -> Grown:
@@ -83,11 +89,11 @@ def _measure(count: int, turns: int) -> Grown:
             "RAY_AUTH_MODE": "disabled",
             "OMP_NUM_THREADS": "1",
         }
-        said = processes.run(
+        output = processes.run(
             [MAIN, CHILDREN / "growth.py", str(count), str(turns)], variables, timeout_s=TIMEOUT_S
         ).output
-    # Ray may print lines after it.
-    (line,) = (line for line in said.splitlines() if line.startswith(FOUND))
+    # Ray may print lines after the result.
+    (line,) = (line for line in output.splitlines() if line.startswith(FOUND))
     return msgspec.json.decode(line.removeprefix(FOUND), type=Grown)
 
 
@@ -95,14 +101,14 @@ def _title(count: int) -> str:
     return f"{count} actors" if count > 1 else "1 actor"
 
 
-def _notes(grown: dict[int, Grown]) -> list[str]:
+def _notes(measurements: dict[int, Grown]) -> list[str]:
     notes = []
     for case in (OUTSIDE, INSIDE):
-        for count, found in grown.items():
-            did = ", ".join(f"{amount:g} {what}" for what, amount in found.counts[case].items())
-            notes.append(f"a step with {_title(count)}, {case}, in the driver: {did}")
-    count, last = max(grown.items())
+        for count, measurement in measurements.items():
+            counts_text = ", ".join(f"{amount:g} {what}" for what, amount in measurement.counts[case].items())
+            notes.append(f"a step with {_title(count)}, {case}, in the driver: {counts_text}")
+    count, largest = max(measurements.items())
     return [
         *notes,
-        f"an actor's process takes {last.worker_mb:.0f} MB with {_title(count)}, with its part of shared memory",
+        f"an actor's process takes {largest.worker_mb:.0f} MB with {_title(count)}, with its part of shared memory",
     ]

@@ -1,9 +1,9 @@
 """CPU time that autoprof adds to the import of a target
 
-Whole processes that import one target and end, in the environment of the real targets. CPU time with autoprof on, in
-the process that starts a run and in a child process, is compared with CPU time with autoprof off. With autoprof on, the
-recipes are read, the hooks are applied, and their states are written to a file. The process that starts a run also ends
-it.
+Whole processes are measured that import one target and end, in the environment of the real targets. The CPU time with
+autoprof on, in the process that starts a run and in a child process, is compared with the CPU time with autoprof off.
+With autoprof on, the process reads the recipes, applies the hooks, and writes the states of the hooks to a file. The
+process that starts a run also ends the run.
 """
 
 from __future__ import annotations
@@ -25,24 +25,28 @@ OFF = "off"
 
 
 def run(turns: int) -> Findings:
-    """Measure the targets that are installed."""
+    """Measure the import of each installed target."""
     tables, notes = [], []
     with tempfile.TemporaryDirectory() as folder:
-        on = {"AUTOPROF": "1", "AUTOPROF_DIR": folder}
+        run_variables = {"AUTOPROF": "1", "AUTOPROF_DIR": folder}
         variables = {
             OFF: {},
-            "on, starts a run": on,
-            "on, in a child": {**on, RUN_ID: "bench", FOUND: sys.prefix},
+            "on, starts a run": run_variables,
+            "on, in a child": {**run_variables, RUN_ID: "bench", FOUND: sys.prefix},
         }
         for module in MODULES:
-            try:  # this also fills the caches
+            try:  # this import also fills the caches
                 processes.run([MAIN, "-c", f"import {module}"])
             except processes.Failed:
                 notes.append(f"{module} can't be imported here")
                 continue
             title = f"import {module}, CPU time"
-            taken = in_turns({case: _timed(module, title, of) for case, of in variables.items()}, turns, warm=0)
-            tables.append(Table(title=title, unit="ms", base=OFF, values=taken[title], differences=True))
+            cpu_times = in_turns(
+                {case: _timed(module, title, case_variables) for case, case_variables in variables.items()},
+                turns,
+                warm=0,
+            )
+            tables.append(Table(title=title, unit="ms", base=OFF, values=cpu_times[title], differences=True))
     return Findings(tables=tables, notes=notes)
 
 

@@ -1,11 +1,11 @@
 """Cost of a stage inside of a window
 
-The same stage, of about a second, in one process, in four ways:
+A stage of about a second runs in one process in four ways:
 
 * without a profiler;
 * with `torch.profiler` added by hand, which writes a trace (`tensorboard_trace_handler`, plain JSON);
-* the same without a trace: started before, stopped after, nothing exported;
-* by autoprof: a recipe hooks the toy trainer's step and stage, the step is captured, and the hooked call is measured.
+* with `torch.profiler` added by hand, which is started before the stage and stopped after it, but exports nothing;
+* with autoprof: a recipe hooks the toy trainer's step and stage, the step is captured, and the hooked call is measured.
 
 While autoprof writes the trace, the next case waits.
 """
@@ -30,7 +30,7 @@ STAGE = "Stage"
 
 
 def run(turns: int) -> Findings:
-    """Measure in a process that has torch."""
+    """Measure the stage in a child process, which imports torch."""
     with tempfile.TemporaryDirectory() as folder:
         variables = {
             "AUTOPROF": "1",
@@ -39,8 +39,8 @@ def run(turns: int) -> Findings:
             "AUTOPROF_STEPS": f"1:{turns + 2}",
             "AUTOPROF_RECIPES": str(CHILDREN / "toy.toml"),
         }
-        said = processes.run([MAIN, CHILDREN / "inside.py", str(turns), str(ROUNDS)], variables).output
-    taken = msgspec.json.decode(said.splitlines()[-1], type=Taken)
+        output = processes.run([MAIN, CHILDREN / "inside.py", str(turns), str(ROUNDS)], variables).output
+    seconds = msgspec.json.decode(output.splitlines()[-1], type=Taken)
     goal = Goal(
         text="a captured stage, at most 1.02 of torch.profiler by hand, which also writes a trace",
         table=STAGE,
@@ -49,4 +49,4 @@ def run(turns: int) -> Findings:
         remedy="an export without the interpreter's lock. torch's (2.13, `kineto_results.save`) holds it from begin "
         "to end, so autoprof's writing thread also delays the training thread.",
     )
-    return Findings(tables=[Table(title=STAGE, unit="s", base=BY_HAND, values=taken[STAGE])], goals=[goal])
+    return Findings(tables=[Table(title=STAGE, unit="s", base=BY_HAND, values=seconds[STAGE])], goals=[goal])

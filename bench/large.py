@@ -1,10 +1,12 @@
 """Cost of the commands, and of a run's end, with more ranks and steps
 
-Run directories as verl writes them on hosts of 8 GPUs, made by bench/large_runs.py: five stages of each rank in each
-step, two captured steps of all ranks, one host whose files were never collected, and a run that was killed and resumed
-once. Each command runs in a new process. CPU time is the user and system time of all its processes; memory is the peak
-of the largest process. `report again` can use the index that the first report wrote. `end of the run` is the work of
-the process that started the run at its exit, without imports.
+bench/large_runs.py makes run directories as verl writes them on hosts of 8 GPUs. Each rank has five stages in each
+step. Two steps are captured on all ranks. The files of one host were never collected. The run was killed and resumed
+once.
+
+Each command runs in a new process. CPU time is the user and system time of all processes of the command. Memory is the
+peak of its largest process. `report again` can use the index that the first report wrote. `end of the run` is the work,
+without imports, that the process that started the run does at its exit.
 
 `make bench BENCH="large --thorough"` also measures 4,096 ranks.
 """
@@ -35,17 +37,18 @@ END = "end of the run"
 NAMES = (LS, LS_RUN, DOCTOR, REPORT, AGAIN, MERGE, END)
 CPU, PEAK = "CPU time", "peak of memory"
 TIMEOUT_S = 3600
-# Bytes on disk, with a margin: for each step of a rank, and for its other files (hooks, captures, merged traces).
+# Bytes on disk, with a margin: for each step of a rank, and for all other files of a rank (hooks, captures, merged
+# traces).
 _STEP_BYTES, _RANK_BYTES = 2_000, 300_000
 
 
 def run(turns: int) -> Findings:
-    """Measure 64 and 512 ranks, and 64 ranks with ten times as many steps."""
+    """Measure runs of 64 and of 512 ranks, and a run of 64 ranks with ten times as many steps."""
     few, _, _ = shapes = QUICK_SHAPES if turns <= QUICK else (FEW, MANY, LONG)
-    taken, notes = _taken(shapes, turns)
+    measured_values, notes = _taken(shapes, turns)
     base = _title(few)
     tables = [
-        Table(title=f"{name}: {quantity}", unit=unit, base=base, values=taken[f"{name}: {quantity}"])
+        Table(title=f"{name}: {quantity}", unit=unit, base=base, values=measured_values[f"{name}: {quantity}"])
         for quantity, unit in ((CPU, "s"), (PEAK, "MB"))
         for name in NAMES
     ]
@@ -53,18 +56,18 @@ def run(turns: int) -> Findings:
 
 
 def run_thoroughly(turns: int) -> Findings:
-    """Measure also 4,096 ranks, once."""
+    """Measure what `run` measures, and one turn with a run of 4,096 ranks."""
     findings = run(turns)
-    taken, notes = _taken([HUGE], 1)
+    measured_values, notes = _taken([HUGE], 1)
     for quantity, unit in ((CPU, "s"), (PEAK, "MB")):
-        values = {name: taken[f"{name}: {quantity}"][_title(HUGE)] for name in NAMES}
+        values = {name: measured_values[f"{name}: {quantity}"][_title(HUGE)] for name in NAMES}
         findings.tables.append(Table(title=f"{_title(HUGE)}: {quantity}", unit=unit, base=LS, values=values))
     findings.notes += [*notes, f"{_title(HUGE)}: one turn"]
     return findings
 
 
 def _goals(few: Shape, many: Shape, long: Shape) -> list[Goal]:
-    """Return the goals: steps cost `ls` nothing, and the cost of ranks is at most proportional."""
+    """Return the goals: more steps do not slow `ls`, and other commands cost at most proportionally to the ranks."""
     goals = [
         Goal(
             text=f"{name}, {_title(long)}: at most 1.1 of {_title(few)}",
@@ -90,7 +93,7 @@ def _goals(few: Shape, many: Shape, long: Shape) -> list[Goal]:
 
 
 def _taken(shapes: Sequence[Shape], turns: int) -> tuple[Taken, list[str]]:
-    """Make the runs and measure; return the measurements, and notes on the sizes of runs and outputs."""
+    """Make a run of each shape, and measure. Return the measurements, and notes on the sizes of runs and outputs."""
     with tempfile.TemporaryDirectory() as place:
         _check_disk(Path(place), shapes)
         runs = {shape: _Run(shape, Path(place, f"{shape.ranks}-{shape.steps}")) for shape in shapes}
@@ -108,29 +111,33 @@ def _check_disk(place: Path, shapes: Iterable[Shape]) -> None:
     Raises:
         Failed: The free space is too small.
     """
-    needed = sum(shape.ranks * (shape.steps * _STEP_BYTES + _RANK_BYTES) for shape in shapes)
-    if (free := shutil.disk_usage(place).free) < needed:
-        raise Failed(f"{place}: {free / 1e9:.1f} GB free, {needed / 1e9:.1f} GB needed; TMPDIR names another folder")
+    needed_bytes = sum(shape.ranks * (shape.steps * _STEP_BYTES + _RANK_BYTES) for shape in shapes)
+    if (free_bytes := shutil.disk_usage(place).free) < needed_bytes:
+        raise Failed(
+            f"{place}: {free_bytes / 1e9:.1f} GB free, {needed_bytes / 1e9:.1f} GB needed; TMPDIR names another folder"
+        )
 
 
 class _Run:
-    """A made run, and the commands on it.
+    """A made run directory, and the commands that read it.
 
     Attributes:
-        notes: The sizes of the run and of the outputs of commands.
+        notes: Texts with the sizes of the run and of the commands' outputs.
     """
 
     def __init__(self, shape: Shape, parent: Path) -> None:
         self._shape = shape
         self._parent = parent
         self._folder = parent / RUN_ID
-        size = ["--ranks", str(shape.ranks), "--steps", str(shape.steps), "--gpus", str(shape.gpus)]
-        said = processes.run([MAIN, "-m", "bench.large_runs", self._folder, *size], timeout_s=TIMEOUT_S).output
-        made = json.loads(said)
-        self.notes = [f"{_title(shape)}: {made['files']:,} files, {made['bytes'] / 1e6:,.0f} MB"]
+        size_options = ["--ranks", str(shape.ranks), "--steps", str(shape.steps), "--gpus", str(shape.gpus)]
+        output = processes.run(
+            [MAIN, "-m", "bench.large_runs", self._folder, *size_options], timeout_s=TIMEOUT_S
+        ).output
+        sizes = json.loads(output)
+        self.notes = [f"{_title(shape)}: {sizes['files']:,} files, {sizes['bytes'] / 1e6:,.0f} MB"]
 
     def measure(self) -> dict[str, float]:
-        """Run all commands; return CPU time and peak of memory of each."""
+        """Run all commands. Return the CPU time and the peak of memory of each command, by table title."""
         step = str(self._shape.captured[0])
         arguments = {
             LS: ["ls"],
@@ -141,14 +148,16 @@ class _Run:
             MERGE: ["merge", RUN_ID, "--step", step],
         }
         self._remove_outputs()
-        used = {name: self._command(given) for name, given in arguments.items()}
-        used[END] = self._end()
-        sizes = {name: used[name]["output"] for name in (LS, LS_RUN, DOCTOR)}
+        usage_by_name = {name: self._command(command_arguments) for name, command_arguments in arguments.items()}
+        usage_by_name[END] = self._end()
+        sizes = {name: usage_by_name[name]["output"] for name in (LS, LS_RUN, DOCTOR)}
         sizes |= {REPORT: self._size(file_names.REPORT), MERGE: self._size(self._merged), END: self._size("run.json")}
         outputs = ", ".join(f"{name} {size / 1e3:,.1f} kB" for name, size in sizes.items())
         self.notes = [self.notes[0], f"{_title(self._shape)}, outputs: {outputs}"]
         titles = {CPU: "cpu", PEAK: "peak"}
-        return {f"{name}: {title}": each[key] for name, each in used.items() for title, key in titles.items()}
+        return {
+            f"{name}: {title}": usage[key] for name, usage in usage_by_name.items() for title, key in titles.items()
+        }
 
     @property
     def _merged(self) -> str:
@@ -159,7 +168,7 @@ class _Run:
         """Run a command of autoprof.
 
         Raises:
-            Failed: The exit status is not 0. Status 1 of doctor is accepted: it found a problem.
+            Failed: The exit status is not 0. Status 1 of doctor is accepted: doctor found a problem.
         """
         command: list[str | Path] = [
             MAIN,
@@ -171,20 +180,20 @@ class _Run:
             "--dir",
             self._parent,
         ]
-        said = processes.run(command, timeout_s=TIMEOUT_S).output
-        used: dict[str, float] = json.loads(said)
-        if used["status"] not in ((0, 1) if arguments[0] == "doctor" else (0,)):
-            raise Failed(f"autoprof {arguments[0]}: status {used['status']}: {used['errors']}")
-        return used
+        output = processes.run(command, timeout_s=TIMEOUT_S).output
+        usage: dict[str, float] = json.loads(output)
+        if usage["status"] not in ((0, 1) if arguments[0] == "doctor" else (0,)):
+            raise Failed(f"autoprof {arguments[0]}: status {usage['status']}: {usage['errors']}")
+        return usage
 
     def _end(self) -> dict[str, float]:
         command: list[str | Path] = [MAIN, CHILDREN / "run_end.py", self._folder, *map(str, self._shape)]
-        said = processes.run(command, {"PYTHONPATH": str(ROOT)}, timeout_s=TIMEOUT_S).output
-        used: dict[str, float] = json.loads(said)
-        return used
+        output = processes.run(command, {"PYTHONPATH": str(ROOT)}, timeout_s=TIMEOUT_S).output
+        usage: dict[str, float] = json.loads(output)
+        return usage
 
     def _remove_outputs(self) -> None:
-        """Remove the outputs of an earlier turn."""
+        """Remove the files that the commands wrote in an earlier turn."""
         meta = self._merged.removesuffix(file_names.TRACE) + file_names.META
         for name in (file_names.REPORT, file_names.CACHE, self._merged, meta):
             (self._folder / name).unlink(missing_ok=True)

@@ -2,14 +2,14 @@
 
 python -m bench.large_runs FOLDER --ranks N [--steps N] [--gpus N] [--exits]
 
-The processes are as in a GRPO run of verl: one starts the run, one counts the steps, and each rank is a worker with
-five stages in each step. Two steps are captured, of all ranks. The run is killed in the middle and resumed under the
-same id, a few steps back. The files of the last host were never collected. Workers write no exit line, because Ray
-kills them; with `--exits` they write one, like ranks of torchrun and srun. The runs have no samples; bench/timeline.py
-measures those.
+The processes are as in a GRPO run of verl: one process starts the run, one counts the steps, and each rank is a worker
+with five stages in each step. Two steps are captured on all ranks. The run is killed in the middle, and resumed under
+the same id, a few steps earlier. The files of the last host were never collected. Workers write no exit line, because
+Ray kills them. With `--exits`, they write an exit line, like the ranks of torchrun and srun. The runs have no samples,
+which bench/timeline.py measures.
 
-Each process is simulated: autoprof's own objects write its files under its host name, pid and clock. So the files have
-the right format.
+Each process is simulated: autoprof's own objects write the files of the process under its host name, pid and clock.
+Therefore the files have the right format.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from bench.processes import ROOT
 from tests.support import report_runs, traces
 
 RUN_ID = "20261115-100000-abcdef"
-# The clocks when the first attempt starts.
+# The two clocks at the start of the first attempt.
 START_NS, BOOT_NS = report_runs.START_NS, 10**12
 COMMAND = "python -m verl.trainer.main_ppo"
 VERSIONS = {"verl": "0.9.1", "ray": "2.60.0", "vllm": "0.27.1", "torch": "2.13.0"}
@@ -61,7 +61,7 @@ _NAMES = [stage.name for stage in STAGES]
 
 
 class PlayedClock:
-    """Both clocks of a played host. `now` is in nanoseconds since the first attempt started."""
+    """Both clocks of a simulated host. `now` is their time, in nanoseconds since the start of the first attempt."""
 
     def __init__(self, now: int) -> None:
         self.now = now
@@ -81,7 +81,7 @@ class PlayedClock:
 
 @contextlib.contextmanager
 def played(host: str, pid: int, clock: PlayedClock, title: str = COMMAND) -> Iterator[None]:
-    """Make autoprof's code in this process see another host name, pid, time and process title."""
+    """Until the `with` block ends, make autoprof's code see a simulated process: host name, pid, time and title."""
     values: list[tuple[Any, str, Any]] = [
         (identity, "HOST", host),
         (hook_log, "process_title", lambda: title),
@@ -90,20 +90,20 @@ def played(host: str, pid: int, clock: PlayedClock, title: str = COMMAND) -> Ite
         (originals.time, "time_ns", clock.unix_ns),
         (originals.time, "monotonic_ns", clock.monotonic_ns),
     ]
-    before = [(module, name, getattr(module, name)) for module, name, _ in values]
+    original_values = [(module, name, getattr(module, name)) for module, name, _ in values]
     for module, name, value in values:
         setattr(module, name, value)
     try:
         yield
     finally:
-        for module, name, value in before:
+        for module, name, value in original_values:
             setattr(module, name, value)
-        # Nothing of the played process is written at the exit of this one.
+        # At its exit, this process must write nothing for the simulated process.
         process.reset()
 
 
 def info(folder: Path, shape: Shape, attempt: Attempt) -> RunInfo:
-    """Return the facts that the process that starts the run hands on."""
+    """Return the facts about an attempt that the process that starts it passes to the other processes."""
     return RunInfo(
         id=folder.name,
         directory=str(folder),
@@ -118,10 +118,10 @@ def info(folder: Path, shape: Shape, attempt: Attempt) -> RunInfo:
 
 
 def make(folder: Path, shape: Shape, exits: bool = False) -> None:
-    """Write the directory of a run. `exits`: workers of the second attempt write an exit line."""
+    """Write the directory of a run. If `exits` is true, the workers of the second attempt write an exit line."""
     for attempt in shape.attempts:
         _start(folder, shape, attempt)
-        # The missing host is the last one.
+        # The missing host is the last host, so its ranks are the last ranks.
         ranks = range(shape.collected)
         with multiprocessing.get_context("fork").Pool(len(os.sched_getaffinity(0))) as pool:
             pool.map(functools.partial(_worker, folder, shape, attempt, exits), ranks)
@@ -131,19 +131,19 @@ def make(folder: Path, shape: Shape, exits: bool = False) -> None:
 
 
 def finish(folder: Path, shape: Shape) -> None:
-    """End the run in the process that started it."""
+    """End the run as the process that started the last attempt does."""
     attempt = shape.attempts[-1]
     clock = PlayedClock(attempt.begin_ns(attempt.steps[-1] + 1))
     with played(shape.hosts[0], attempt.pid(0), clock):
         run = Runtime(info(folder, shape, attempt))
-        # A real process keeps this from the time when it resumed the run.
+        # A real process has read this value when it resumed the run.
         run._earlier = decoder.read(run.rundir.run_json, RunFile).earlier
         run.nodes = [{"id": _node(host), "host": host, "directory": str(folder)} for host in shape.hosts]
         end.end_run(run)
 
 
 def _start(folder: Path, shape: Shape, attempt: Attempt) -> None:
-    """Write `run.json` and the hooks of the process that starts an attempt."""
+    """Write `run.json` and the states of the hooks, as the process that starts an attempt does."""
     with played(shape.hosts[0], attempt.pid(0), PlayedClock(attempt.start_ns)):
         run = Runtime(info(folder, shape, attempt))
         run.hooks.versions.update(VERSIONS)
@@ -155,26 +155,26 @@ def _start(folder: Path, shape: Shape, attempt: Attempt) -> None:
 
 
 def _worker(folder: Path, shape: Shape, attempt: Attempt, exits: bool, rank: int) -> None:
-    """Write the files of one rank."""
+    """Write the files of one rank in one attempt."""
     clock = PlayedClock(attempt.start_ns + LOADING_NS)
     draw = random.Random(rank)
     with played(_host(shape, rank), attempt.pid(2 + rank), clock, "ray::WorkerDict.actor_rollout_ref_update_actor"):
         run = Runtime(info(folder, shape, attempt))
         _write_hooks(run)
         for step in attempt.steps:
-            last = attempt.killed and step == attempt.steps[-1]
-            for stage in STAGES[:4] if last else STAGES:
+            is_last_step = attempt.killed and step == attempt.steps[-1]
+            for stage in STAGES[:4] if is_last_step else STAGES:
                 clock.now = attempt.begin_ns(step) + int(stage.begin * SECOND)
                 end_ns = attempt.begin_ns(step) + int((stage.end - draw.random() * 0.1) * SECOND)
                 if step in shape.captured:
                     _captured_stage(run, clock, stage, step, rank, end_ns)
                     continue
                 span = _span(run, "stage", stage.name, step, stage.role, rank)
-                if last and stage is STAGES[3]:
+                if is_last_step and stage is STAGES[3]:
                     return
                 clock.now = end_ns
                 span.end()
-            # A real process looks every ten seconds, but only these steps change something.
+            # A real process looks for hangs every ten seconds, but only a look in these steps changes a file.
             if step % 50 == 0:
                 run.timeline.look()
         if exits:
@@ -193,12 +193,12 @@ def _captured_stage(run: Runtime, clock: PlayedClock, stage: Stage, step: int, r
     _cost(run, clock, subject, "export", 50_000_000)
     folder = run.rundir.make(run.rundir.step(step))
     base = str(folder / subject.file_name(1))
-    raw = base + file_names.TRACE.removesuffix(".gz") + file_names.PART
-    files.write(Path(raw), _trace(stage, start.unix_ns, originals.os.getpid()))
-    # In a real run the finisher is another process.
+    raw_path = base + file_names.TRACE.removesuffix(".gz") + file_names.PART
+    files.write(Path(raw_path), _trace(stage, start.unix_ns, originals.os.getpid()))
+    # In a real run, the finisher is a separate process.
     meta = msgspec.to_builtins(_meta(run, subject, Clock(start, stop)))
-    done = {"raw": raw, "base": base, "trace": base + file_names.TRACE, "meta_path": base + file_names.META}
-    job.finish(done | {"meta": meta, "max_bytes": 1 << 30})
+    job_fields = {"raw": raw_path, "base": base, "trace": base + file_names.TRACE, "meta_path": base + file_names.META}
+    job.finish(job_fields | {"meta": meta, "max_bytes": 1 << 30})
 
 
 def _cost(run: Runtime, clock: PlayedClock, subject: Subject, name: str, took_ns: int) -> None:
@@ -208,7 +208,7 @@ def _cost(run: Runtime, clock: PlayedClock, subject: Subject, name: str, took_ns
 
 
 def _trainer(folder: Path, shape: Shape, attempt: Attempt) -> None:
-    """Write the files of the process that counts the steps: their spans, timers, and the clocks of the other hosts."""
+    """Write the files of the process that counts the steps: spans, timers, and the clock offsets of other hosts."""
     clock = PlayedClock(attempt.start_ns + LOADING_NS)
     with played(shape.hosts[0], attempt.pid(1), clock, "ray::TaskRunnerV1.run"):
         run = Runtime(info(folder, shape, attempt))
@@ -236,7 +236,7 @@ def _span(run: Runtime, kind: str, name: str, step: int, role: str, rank: int | 
 
 
 def _write_hooks(run: Runtime) -> None:
-    """Write the outcomes of hooks, and the first calls of those with a stage."""
+    """Write the states of the hooks, and the first call of each hook with a stage."""
     run.hooks.node, run.hooks.ray, run._registered = _node(identity.HOST), "192.0.2.2:6379", True
     run.hooks.versions.update(VERSIONS)
     for hook in _hooks():
@@ -281,9 +281,9 @@ def _meta(run: Runtime, subject: Subject, clock: Clock) -> CaptureMeta:
 
 def _trace(stage: Stage, start_ns: int, pid: int) -> bytes:
     """Return a trace in Kineto's layout: 300 events of a process and its GPU."""
-    base = report_runs.BASE_NS
-    made = _trace_at_start(stage).replace(str(base).encode(), str(base + start_ns - START_NS).encode(), 1)
-    return made.replace(b'"pid": 1,', b'"pid": %d,' % pid)
+    base_ns = report_runs.BASE_NS
+    trace = _trace_at_start(stage).replace(str(base_ns).encode(), str(base_ns + start_ns - START_NS).encode(), 1)
+    return trace.replace(b'"pid": 1,', b'"pid": %d,' % pid)
 
 
 @functools.cache
@@ -296,7 +296,7 @@ def _offset(host: str, clock: PlayedClock) -> Offset:
 
 
 def _collected(folder: Path, shape: Shape) -> CollectedFile:
-    """Return the result of collecting: the last host did not answer."""
+    """Return the content of `collected.json` after a collection in which the last host did not answer."""
     states = dict.fromkeys(shape.hosts, "collected") | {shape.hosts[0]: "here"}
     missing = []
     if shape.missing:
@@ -311,16 +311,20 @@ def _host(shape: Shape, rank: int) -> str:
 
 
 def _node(host: str) -> str:
-    """Return Ray's id of a node."""
+    """Return the id that Ray gives the node of a host."""
     return f"{host.encode().hex():0<56}"
 
 
 def described(folder: Path, shape: Shape) -> dict[str, Any]:
-    """Return the size of a made run, its files and their bytes."""
-    found = [path for path in folder.rglob("*") if path.is_file()]
+    """Return the shape of a made run, the number of its files, and their bytes."""
+    file_paths = [path for path in folder.rglob("*") if path.is_file()]
     return {
         **{"ranks": shape.ranks, "hosts": len(shape.hosts), "missing": shape.missing, "steps": shape.steps},
-        **{"captured": shape.captured, "files": len(found), "bytes": sum(path.stat().st_size for path in found)},
+        **{
+            "captured": shape.captured,
+            "files": len(file_paths),
+            "bytes": sum(path.stat().st_size for path in file_paths),
+        },
     }
 
 
@@ -332,10 +336,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--gpus", type=int, default=8, help="the ranks on each host")
     parser.add_argument("--exits", action="store_true", help="workers write an exit line")
-    said = parser.parse_args()
-    shape = Shape(said.ranks, said.steps, said.gpus)
-    make(said.folder.absolute(), shape, said.exits)
-    print(json.dumps(described(said.folder, shape)))
+    parsed = parser.parse_args()
+    shape = Shape(parsed.ranks, parsed.steps, parsed.gpus)
+    make(parsed.folder.absolute(), shape, parsed.exits)
+    print(json.dumps(described(parsed.folder, shape)))
 
 
 if __name__ == "__main__":

@@ -1,19 +1,19 @@
-"""Sizes of large runs: ranks, hosts, steps, attempts, and the stages of a step."""
+"""The shapes of large runs: the numbers of ranks, hosts and steps, the attempts, and the stages of a step."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 SECOND = 10**9
-# Above the largest pid of Linux (4,194,304): no process of this machine has one of these.
+# Larger than the largest pid of Linux (4,194,304), so that no process of this machine has the pid of a simulated one.
 FIRST_PID = 5_000_000
-# From the start of an attempt to its first step: imports, and loading the model.
+# Time from the start of an attempt to its first step. The imports and the loading of the model take it.
 LOADING_NS = 120 * SECOND
 STEP_NS = 30 * SECOND
 
 
 class Stage(NamedTuple):
-    """A stage of a worker, and the trainer's timer around it. Times are seconds since the step began."""
+    """A stage of a worker, and the trainer's timer around it. `begin` and `end` are seconds since the step began."""
 
     name: str
     role: str
@@ -49,17 +49,17 @@ class Shape(NamedTuple):
 
     @property
     def collected(self) -> int:
-        """Return the number of ranks with collected files."""
+        """Return the number of ranks whose files were collected."""
         return self.ranks - (self.gpus if self.missing else 0)
 
     @property
     def captured(self) -> tuple[int, int]:
-        """Return the captured steps: one of each attempt."""
+        """Return the captured steps: one step of each attempt."""
         return self.steps // 3, 2 * self.steps // 3 + 1
 
     @property
     def attempts(self) -> tuple[Attempt, Attempt]:
-        """Return the attempts. The first is killed in its last step; the second starts at the last checkpoint."""
+        """Return the attempts. The first is killed in its last step. The second starts at the last checkpoint."""
         killed = self.steps // 2
         resumed = killed - max(1, self.steps // 30)
         first = Attempt(0, 0, range(1, killed + 1))
@@ -68,7 +68,7 @@ class Shape(NamedTuple):
 
 
 class Attempt(NamedTuple):
-    """An attempt at the run. `start_ns` is in nanoseconds since the first attempt started."""
+    """An attempt at the run. `start_ns` is its start, in nanoseconds since the start of the first attempt."""
 
     number: int
     start_ns: int
@@ -76,13 +76,16 @@ class Attempt(NamedTuple):
 
     @property
     def killed(self) -> bool:
-        """Return True if it is killed in its last step."""
+        """Return True if the attempt is killed in its last step."""
         return self.number == 0
 
     def pid(self, number: int) -> int:
-        """Return a pid: 0 is the process that starts the run, 1 counts the steps, 2 and above are the ranks."""
+        """Return the pid of a process of the attempt.
+
+        Number 0 is the process that starts the run, 1 is the process that counts the steps, and 2 + N is rank N.
+        """
         return FIRST_PID + 100_000 * self.number + number
 
     def begin_ns(self, step: int) -> int:
-        """Return the start of a step, in nanoseconds since the first attempt started."""
+        """Return the start of a step, in nanoseconds since the start of the first attempt."""
         return self.start_ns + LOADING_NS + (step - self.steps[0]) * STEP_NS

@@ -1,9 +1,9 @@
 """Cost for a step to listen to `autoprof trigger`, with no request
 
-A trainer lists the run's `control/` when a step begins. The same code is measured in a separate process, on this
-machine's disk: with an empty folder, and with 1,000 old requests. It is compared with calls that a trainer on Ray makes
-anyway: a put into Ray's key-value store, which announces the step, and a call of an actor that returns at once, several
-per step and worker.
+A trainer lists the run's `control/` when a step begins. The code that lists the folder is measured in a separate
+process, on this machine's disk: with an empty folder, and with 1,000 old requests. The time is compared with calls that
+a trainer on Ray makes anyway: a put into Ray's key-value store, which announces the step, and a call of an actor that
+returns at once. A trainer makes several such calls per step and worker.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CASES = {
 
 
 def run(turns: int) -> Findings:
-    """Measure all cases."""
+    """Measure all cases, each in a separate process."""
     with tempfile.TemporaryDirectory() as folder:
         values = in_turns({case: _measured(name, Path(folder)) for case, name in CASES.items()}, turns, warm=0)
     table = "Step"

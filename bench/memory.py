@@ -1,8 +1,8 @@
 """Memory that autoprof adds to a process
 
-Private memory at the end of a process (`Anonymous` in `/proc/self/smaps_rollup`), and its peak of memory, with mapped
-files (`VmHWM`). First interpreters that do nothing, each peer in a separate environment, then processes that have
-imported a target.
+Two values are measured: the private memory at the end of a process (`Anonymous` in `/proc/self/smaps_rollup`), and the
+peak of its memory, including mapped files (`VmHWM`). The first tables are about interpreters that do nothing, with each
+peer in a separate environment. The other tables are about processes that have imported a target.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _OWN, _PEAK = "Private memory", "Peak of memory"
 
 
 def run(turns: int) -> Findings:
-    """Measure the installed peers and targets."""
+    """Measure the memory with each installed peer, and of each installed target with autoprof."""
     peers = {
         BARE: ("bare", {}),
         "autoprof, off": ("autoprof", {}),
@@ -46,24 +46,24 @@ def run(turns: int) -> Findings:
     cases = {case: _measured(*where) for case, where in there(peers).items()}
     tables = _tables(cases, turns, BARE, "an interpreter that does nothing") if BARE in cases else []
     with tempfile.TemporaryDirectory() as folder:
-        on = {"AUTOPROF": "1", "AUTOPROF_DIR": folder}
+        run_variables = {"AUTOPROF": "1", "AUTOPROF_DIR": folder}
         for module in MODULES:
-            imported = {
+            import_cases = {
                 OFF: _measured(MAIN, {}, module),
-                "on, starts a run": _measured(MAIN, on, module),
-                "on, in a child": _measured(MAIN, {**on, RUN_ID: "bench", FOUND: sys.prefix}, module),
+                "on, starts a run": _measured(MAIN, run_variables, module),
+                "on, in a child": _measured(MAIN, {**run_variables, RUN_ID: "bench", FOUND: sys.prefix}, module),
             }
             try:
-                tables += _tables(imported, min(turns, 3), OFF, f"import {module}")
+                tables += _tables(import_cases, min(turns, 3), OFF, f"import {module}")
             except processes.Failed:
                 notes.append(f"{module} can't be imported here")
     return Findings(tables=tables, notes=notes)
 
 
 def _tables(cases: Mapping[str, Case], turns: int, base: str, what: str) -> list[Table]:
-    taken = in_turns(cases, turns, warm=0)
+    megabytes = in_turns(cases, turns, warm=0)
     return [
-        Table(title=f"{kind}: {what}", unit="MB", base=base, values=taken[kind], differences=True)
+        Table(title=f"{kind}: {what}", unit="MB", base=base, values=megabytes[kind], differences=True)
         for kind in (_OWN, _PEAK)
     ]
 
@@ -72,9 +72,9 @@ def _measured(python: Path, variables: Mapping[str, str], modules: str = "") -> 
     code = f"import {modules}\n{_PRINT}" if modules else _PRINT
 
     def measure() -> dict[str, float]:
-        said = processes.run([python, "-c", code], variables).output
-        fields = {name: rest.split() for name, _, rest in (line.partition(":") for line in said.splitlines())}
-        kilobytes = {name: int(rest[0]) for name, rest in fields.items() if rest[1:] == ["kB"]}
+        output = processes.run([python, "-c", code], variables).output
+        fields = {name: words.split() for name, _, words in (line.partition(":") for line in output.splitlines())}
+        kilobytes = {name: int(words[0]) for name, words in fields.items() if words[1:] == ["kB"]}
         return {_OWN: kilobytes["Anonymous"] * 1.024e-3, _PEAK: kilobytes["VmHWM"] * 1.024e-3}
 
     return measure

@@ -1,7 +1,7 @@
-"""Paired runs: in each turn every case runs once, and ratios are taken within the turn.
+"""Paired measurements: in each turn every case runs once, and ratios are taken within the turn.
 
 If the machine is slow for a while, all cases of a turn are slow, and their ratios do not change. The order of the cases
-changes with each turn, so that no case always follows the same one.
+changes with each turn, so that no case always follows the same other case.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import NamedTuple
 
 import msgspec
 
-# One run of a case. It returns the measured values by the title of their table.
+# A function that runs a case once. It returns the measured values, by the title of their table.
 Case = Callable[[], Mapping[str, float]]
-# Values for each turn, by table and case.
+# Measured values: dict from table title to dict from case to one value per turn.
 Taken = dict[str, dict[str, list[float]]]
 
 
 class Spread(NamedTuple):
-    """The median of some values, and the range of their middle half. With fewer than four values, the range of all."""
+    """The median of values, and the range of their middle half. With fewer than four values, it is the range of all."""
 
     middle: float
     low: float
@@ -35,10 +35,10 @@ class Spread(NamedTuple):
 
 
 class Table(msgspec.Struct, kw_only=True):
-    """One quantity of several cases, turn by turn.
+    """One measured quantity of several cases, with a value for each turn.
 
     Attributes:
-        base: The case that the others are compared with.
+        base: The case with which the other cases are compared.
         differences: True if the table also shows differences from the base.
     """
 
@@ -49,30 +49,30 @@ class Table(msgspec.Struct, kw_only=True):
     differences: bool = False
 
     def spread(self, case: str) -> Spread:
-        """Return the spread of a case."""
+        """Return the spread of a case's values."""
         return Spread.of(self.values[case])
 
     def ratio(self, case: str, base: str = "") -> Spread:
-        """Return the ratio of a case to another one, or to the table's base, within the turns."""
+        """Return the spread of the ratios, one per turn, of a case to the case `base`, or to the table's base."""
         pairs = zip(self.values[case], self.values[base or self.base], strict=True)
         return Spread.of([value / other for value, other in pairs])
 
     def difference(self, case: str) -> Spread:
-        """Return the difference of a case from the base, within the turns."""
+        """Return the spread of the differences, one per turn, of a case from the table's base."""
         pairs = zip(self.values[case], self.values[self.base], strict=True)
         return Spread.of([value - other for value, other in pairs])
 
     def noise(self, case: str) -> float | None:
-        """Return the range of a case's values, relative to their median; None with a single turn."""
+        """Return the range of a case's values, divided by their median. Return None if there is only one turn."""
         values = self.values[case]
         return (max(values) - min(values)) / statistics.median(values) if len(values) > 1 else None
 
 
 class Goal(msgspec.Struct, kw_only=True):
-    """A goal: a case should be at most `limit` times another one.
+    """A goal: the values of a case should be at most `limit` times the values of another case.
 
     Attributes:
-        table: Title of the table that has both.
+        table: Title of the table that has both cases.
         base: The other case; empty for the table's base.
         within_noise: True if the noise of the base may be added to the limit.
         remedy: A change that would reach the goal.
@@ -88,7 +88,7 @@ class Goal(msgspec.Struct, kw_only=True):
 
 
 class Verdict(NamedTuple):
-    """Verdict on a goal. `met` is None if it is undecided."""
+    """Verdict on a goal. `met` is True, False, or None for an undecided goal."""
 
     ratio: Spread
     met: bool | None
@@ -108,13 +108,16 @@ def judge(goal: Goal, tables: Sequence[Table]) -> Verdict | None:
 
 
 def in_turns(cases: Mapping[str, Case], turns: int, *, warm: int = 1) -> Taken:
-    """Run every case once per turn. The first `warm` turns fill caches and are not kept."""
+    """Run every case once per turn, and return the measured values.
+
+    Before that, run `warm` turns that only fill caches. Their values are not kept.
+    """
     taken: Taken = {}
     for turn in range(-warm, turns):
         order = list(cases)
         random.Random(turn).shuffle(order)
         for case in order:
-            measured = cases[case]()
-            for table, value in measured.items() if turn >= 0 else ():
+            values_by_table = cases[case]()
+            for table, value in values_by_table.items() if turn >= 0 else ():
                 taken.setdefault(table, {}).setdefault(case, []).append(value)
     return {table: {case: by_case[case] for case in cases if case in by_case} for table, by_case in taken.items()}

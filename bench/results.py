@@ -1,6 +1,6 @@
-"""Results of the benchmarks: kept in results.json, shown in RESULTS.md.
+"""Results of the benchmarks, which results.json keeps and RESULTS.md shows.
 
-A run of a benchmark replaces its own section. Other sections do not change; each has its date and its machine.
+A run of a benchmark replaces the section of this benchmark only. Each section has its own date and machine.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ and in brackets the range of their middle half. With fewer than four turns, it i
 
 
 class Findings(msgspec.Struct, kw_only=True):
-    """Measurements of one benchmark, and its goals.
+    """The measurements of one benchmark, and the goals of the benchmark.
 
     Attributes:
-        notes: Cases that were left out, with the reason, and other remarks.
+        notes: Texts about the cases that were left out, each with the reason, and other remarks.
     """
 
     tables: list[Table]
@@ -38,7 +38,7 @@ class Findings(msgspec.Struct, kw_only=True):
 
 
 class Section(msgspec.Struct, kw_only=True):
-    """A benchmark's part of the results."""
+    """The part of the results that belongs to one benchmark."""
 
     name: str
     about: str
@@ -51,12 +51,12 @@ class Section(msgspec.Struct, kw_only=True):
 
 
 def load(path: Path = STORE) -> dict[str, Section]:
-    """Load the saved sections, by name."""
+    """Return the saved sections, by the name of their benchmark."""
     return msgspec.json.decode(path.read_bytes(), type=dict[str, Section]) if path.exists() else {}
 
 
 def save(sections: Iterable[Section], path: Path = STORE, page: Path = PAGE) -> None:
-    """Save these sections, and write the page."""
+    """Save the sections in the file `path`, and write the Markdown page."""
     by_name = {section.name: section for section in sections}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(msgspec.json.format(msgspec.json.encode(by_name), indent=1) + b"\n")
@@ -64,7 +64,7 @@ def save(sections: Iterable[Section], path: Path = STORE, page: Path = PAGE) -> 
 
 
 def render(sections: Sequence[Section]) -> str:
-    """Return the whole page."""
+    """Return the Markdown page with all goals and sections."""
     goals = [row for section in sections for row in _goal_rows(section)]
     parts = [_INTRODUCTION]
     if goals:
@@ -88,7 +88,7 @@ def grid(header: Sequence[str], rows: Sequence[Sequence[str]], texts: int = 1) -
 
 
 def show(table: Table) -> str:
-    """Return one table."""
+    """Return the Markdown table for one measured quantity."""
     header = ["", table.unit, f"to “{table.base}”"] + ([f"more, {table.unit}"] if table.differences else [])
     rows = []
     for case in table.values:
@@ -100,13 +100,13 @@ def show(table: Table) -> str:
 
 
 def spread(found: Spread) -> str:
-    """Return a ratio: its median, and the range of its middle half."""
+    """Return the text for a spread of ratios: the median, and the range of the middle half."""
     middle, low, high = (_ratio(value) for value in found)
     return f"{middle} ({low} to {high})" if low != high else middle
 
 
 def number(value: float) -> str:
-    """Return a number with three significant digits, and with all digits before the point."""
+    """Return the text for a number: three significant digits, and all digits before the point."""
     size = abs(value)
     return f"{value:.0f}" if size >= 100 else f"{value:.1f}" if size >= 10 else f"{value:.2f}"
 
@@ -117,9 +117,9 @@ def _ratio(value: float) -> str:
 
 def _section(section: Section) -> str:
     title, _, about = section.about.partition("\n")
-    how = f"{section.date}, {section.machine}; {_count(section.turns, 'turn')}, {section.minutes:.1f} min"
+    conditions = f"{section.date}, {section.machine}; {_count(section.turns, 'turn')}, {section.minutes:.1f} min"
     quick = " A quick run: too few turns to rely on." if section.quick else ""
-    parts = [f"## {section.name}: {title}", about.strip(), f"*{how}.*{quick}"]
+    parts = [f"## {section.name}: {title}", about.strip(), f"*{conditions}.*{quick}"]
     for table in section.findings.tables:
         parts += [f"**{table.title}**", show(table)]
     parts += ["\n".join(f"* {line}" for line in [*_goal_lines(section), *section.findings.notes])]
@@ -141,10 +141,10 @@ def _goal_lines(section: Section) -> list[str]:
         if verdict is None:
             lines.append(f"Goal: {goal.text}. Not measured.")
             continue
-        said = f"Goal: {goal.text}. **{_word(verdict).capitalize()}**, {spread(verdict.ratio)}."
+        text = f"Goal: {goal.text}. **{_word(verdict).capitalize()}**, {spread(verdict.ratio)}."
         if verdict.noise is not None:
-            said += f" Noise: turns of the same case differ by {verdict.noise:.1%}."
-        lines.append(said if verdict.met is not False else f"{said} To reach it: {goal.remedy}")
+            text += f" Noise: turns of the same case differ by {verdict.noise:.1%}."
+        lines.append(text if verdict.met is not False else f"{text} To reach it: {goal.remedy}")
     return lines
 
 

@@ -1,9 +1,9 @@
 """Time that autoprof adds to a step of verl outside of windows
 
-Real runs on the CPU: verl 0.9's GRPO of `examples/verl_cpu` (trainer, actor, reference, vLLM). The likeliest token is
-always chosen, so that all runs do the same work. "On" means `AUTOPROF=1` with a window that never opens. The time of a
-run is the median of verl's own step times (`timing_s/step`), without the first step. A ratio is taken between the two
-runs of a turn. Noise is the difference between the runs without autoprof.
+The runs are real runs on the CPU: verl 0.9's GRPO of `examples/verl_cpu` (trainer, actor, reference, vLLM). The
+likeliest token is always chosen, so that all runs do the same work. "On" means `AUTOPROF=1` with a window that never
+opens. The time of a run is the median of verl's own step times (`timing_s/step`), without the first step. A ratio is
+taken between the two runs of a turn. The noise is the difference between the runs without autoprof.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _TIMED = re.compile(r"\bstep:(\d+) - .*?\btiming_s/step:([0-9.eE+-]+)")
 
 
 def run(turns: int) -> Findings:
-    """Measure whole runs."""
+    """Measure runs with autoprof off and on."""
     on = {"AUTOPROF": "1", "AUTOPROF_STEPS": "1000000"}
     values = in_turns({OFF: _median_step({}), ON: _median_step(on)}, turns, warm=0)[STEP]
     goal = Goal(
@@ -51,7 +51,7 @@ def run(turns: int) -> Findings:
 
 
 def step_times(output: str) -> dict[int, float]:
-    """Read the seconds of each step that verl printed, by the step's number."""
+    """Return the duration of each step that verl printed: dict from step number to seconds."""
     return {int(number): float(seconds) for number, seconds in _TIMED.findall(output)}
 
 
@@ -59,14 +59,14 @@ def _median_step(variables: dict[str, str]) -> Case:
     def measure() -> dict[str, float]:
         with tempfile.TemporaryDirectory() as folder:
             command = [str(ROOT / "examples" / "verl_cpu" / "run_grpo.sh"), f"trainer.total_training_steps={STEPS}"]
-            given = environment(PYTHON=str(MAIN), DETERMINISTIC="1", **variables)
+            environ = environment(PYTHON=str(MAIN), DETERMINISTIC="1", **variables)
             try:
-                finished = trees.run_framework(command, cwd=Path(folder), env=given, timeout_s=TIMEOUT_S)
+                result = trees.run_framework(command, cwd=Path(folder), env=environ, timeout_s=TIMEOUT_S)
             except AssertionError as error:
                 raise Failed(str(error)) from None
-        times = step_times(finished.output)
-        if finished.status or len(times) < STEPS:
-            raise Failed("verl's run failed:\n" + "\n".join(finished.output.splitlines()[-40:]))
-        return {STEP: statistics.median(seconds for number, seconds in times.items() if number > 1)}
+        seconds_by_step = step_times(result.output)
+        if result.status or len(seconds_by_step) < STEPS:
+            raise Failed("verl's run failed:\n" + "\n".join(result.output.splitlines()[-40:]))
+        return {STEP: statistics.median(seconds for number, seconds in seconds_by_step.items() if number > 1)}
 
     return measure

@@ -1,9 +1,11 @@
 """Time for which the training thread waits at the end of a capture
 
-The same work, a trace of 120 MB, is recorded in one process by autoprof, by verl's own profiler (verl.utils.profiler,
-with its function and its handler, which compress in the training thread), and by torch.profiler with plain JSON. The
-first table has the time from the end of the work until the thread continues. The second table has the time of other
-work while autoprof writes and compresses the trace, compared with the same work without it.
+In one process, the same work is recorded by autoprof, by verl's own profiler, and by torch.profiler with plain JSON.
+The trace has 120 MB. The function and the handler of verl's own profiler (verl.utils.profiler) compress the trace in
+the training thread.
+
+The first table has the time from the end of the work until the thread continues. The second table has the time of other
+work while autoprof writes and compresses the trace, compared with the time of this work while nothing is written.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ STOP, MEANWHILE = "Stop", "Other work while autoprof writes"
 
 
 def run(turns: int) -> Findings:
-    """Measure in a process that has torch and verl."""
+    """Measure in a child process, which imports torch and verl."""
     megabytes = MEGABYTES if turns > QUICK else QUICK_MEGABYTES
     with tempfile.TemporaryDirectory() as folder:
         variables = {
@@ -35,12 +37,12 @@ def run(turns: int) -> Findings:
             "AUTOPROF_DIR": folder,
             "AUTOPROF_CONTENTS": "cpu",
         }
-        said = processes.run([MAIN, CHILDREN / "stop.py", str(turns), str(megabytes), folder], variables).output
-    taken = msgspec.json.decode(said.splitlines()[-1], type=Taken)
+        output = processes.run([MAIN, CHILDREN / "stop.py", str(turns), str(megabytes), folder], variables).output
+    seconds = msgspec.json.decode(output.splitlines()[-1], type=Taken)
     return Findings(
         tables=[
-            Table(title=STOP, unit="s", base=VERL, values=taken[STOP]),
-            Table(title=MEANWHILE, unit="s", base=UNDISTURBED, values=taken[MEANWHILE]),
+            Table(title=STOP, unit="s", base=VERL, values=seconds[STOP]),
+            Table(title=MEANWHILE, unit="s", base=UNDISTURBED, values=seconds[MEANWHILE]),
         ],
         goals=[
             Goal(

@@ -1,13 +1,15 @@
 """Cost of the timeline
 
-One span of a sample, from its begin until it is queued for the file. First as autoprof keeps it, with four ids and two
-counts, and then with the hooked coroutine function from which autoprof reads them. It is compared with a dict written
-as a line of JSON, with or without a flush (only flushed lines survive if the process is killed), and with
-OpenTelemetry's span, which its batch processor exports as JSON to a file. A stage's span is written at once. For steps
-that hang, autoprof notes the duration of each step and stage, and a thread checks every ten seconds.
+The first table has the cost of one span of a sample, from the begin of the span until it is queued for the file. The
+span is measured alone, with four ids and two counts, and together with the hooked coroutine function from which
+autoprof reads the ids and counts. The cost is compared with a dict that is written as a line of JSON, with and without
+a flush (only flushed lines survive if the process is killed), and with OpenTelemetry's span, which its batch processor
+exports as JSON to a file. The span of a stage is written at once. To find steps that hang, autoprof notes the duration
+of each step and stage, and a thread checks the durations every ten seconds.
 
-Then a step of 512 samples, each a task with a turn and a reward: without autoprof, and with hooks on all three. The
-functions do nothing, so the time is spent in loops, tasks and spans.
+The second table has the time of a step of 512 samples, without autoprof and with hooks. Each sample is a task with a
+turn and a reward. The sample, the turn and the reward are hooked. The functions do nothing, so the time is spent in
+loops, tasks and spans.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ TURNS, QUICK = 10, 1
 SPAN, STEP = "One span", "A step of 512 samples, 1,536 spans"
 BY_HAND, KEPT = "json.dumps, a line, flushed", "autoprof, kept"
 BARE, HOOKED = "no hooks", "autoprof"
-# Cases: the peer whose environment is used (empty: the project's), and the case's name in children/timeline.py.
+# dict from case to the peer whose environment is used (empty: the project's), and the name of the case in
+# children/timeline.py.
 SPANS = {
     BY_HAND: ("", "json-flushed"),
     "json.dumps, a line": ("", "json"),
@@ -38,21 +41,27 @@ SPANS = {
 }
 STEPS = {BARE: ("", "step-bare"), HOOKED: ("", "autoprof-step")}
 _RUN_STEPS = 10_000
-# Spans of a step without samples, by verl's driver and workers: step, stages and timers of a GRPO run.
+# Number of spans in a step of a GRPO run of verl, except the spans of samples: the step, the stages and the timers of
+# the driver and the workers.
 _OTHERS = 24
 
 
 def run(turns: int) -> Findings:
-    """Measure all installed ways."""
+    """Measure autoprof, JSON by hand, and each installed peer."""
     with tempfile.TemporaryDirectory() as folder:
         sizes: dict[str, float] = {}
         spans, steps = (
             in_turns(
-                {case: _measured(*where, Path(folder), sizes) for case, where in there(cases).items()}, turns, warm=0
+                {
+                    case: _measured(*python_and_name, Path(folder), sizes)
+                    for case, python_and_name in there(cases).items()
+                },
+                turns,
+                warm=0,
             )
             for cases in (SPANS, STEPS)
         )
-    few, many = sizes["autoprof-stage"] * _OTHERS, sizes["autoprof-step"]
+    step_bytes, sample_bytes = sizes["autoprof-stage"] * _OTHERS, sizes["autoprof-step"]
     return Findings(
         tables=[
             Table(title=SPAN, unit="us", base=BY_HAND, values=spans["value"]),
@@ -68,9 +77,9 @@ def run(turns: int) -> Findings:
             )
         ],
         notes=[
-            f"on disk: {many / 512 / 3:.0f} bytes a span of a sample, {sizes['autoprof-stage']:.0f} a stage's",
-            f"{_RUN_STEPS:,} steps of {_OTHERS} steps, stages and timers: {few * _RUN_STEPS / 1e6:.0f} MB",
-            f"{_RUN_STEPS:,} steps with 512 samples in each: {(few + many) * _RUN_STEPS / 1e9:.1f} GB",
+            f"on disk: {sample_bytes / 512 / 3:.0f} bytes a span of a sample, {sizes['autoprof-stage']:.0f} a stage's",
+            f"{_RUN_STEPS:,} steps of {_OTHERS} steps, stages and timers: {step_bytes * _RUN_STEPS / 1e6:.0f} MB",
+            f"{_RUN_STEPS:,} steps with 512 samples in each: {(step_bytes + sample_bytes) * _RUN_STEPS / 1e9:.1f} GB",
             *absent(SPANS),
         ],
     )
@@ -87,8 +96,8 @@ def _measured(python: Path, name: str, folder: Path, sizes: dict[str, float]) ->
         }
 
     def measure() -> dict[str, float]:
-        said: dict[str, float] = json.loads(processes.run([python, CHILDREN / "timeline.py", name], variables).output)
-        sizes[name] = said.pop("bytes")
-        return said
+        result: dict[str, float] = json.loads(processes.run([python, CHILDREN / "timeline.py", name], variables).output)
+        sizes[name] = result.pop("bytes")
+        return result
 
     return measure
