@@ -60,8 +60,8 @@ def _copy(run: Path, to: str) -> None:
 
     log.configure("warning")
     try:
-        missing = Sending(run, to).send(lambda done: None)
-        warn_missing(missing, f"autoprof collect {run.name} --to URL continues the copy")
+        missing_parts = Sending(run, to).send(lambda done: None)
+        warn_missing(missing_parts, f"autoprof collect {run.name} --to URL continues the copy")
     except (NoTarget, OSError) as error:
         seam.pass_on(error)
         log.warning(f"the run is not copied: {error}")

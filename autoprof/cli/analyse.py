@@ -66,8 +66,8 @@ def _analyse(run: Run, number: int | None, progress: console.Reading) -> Iterato
     steps = run.steps if number is None else [runs.step(run, number)]
     folders = [folder for step in steps for folder in _folders(RunDir(Path(run.path)).step(step.number))]
     if not folders:
-        where = f"step {number} of {run.id}" if number is not None else run.id
-        raise NotFound(f"{where} has no complete torch_npu folders (*{file_names.NPU_FOLDER})")
+        subject = f"step {number} of {run.id}" if number is not None else run.id
+        raise NotFound(f"{subject} has no complete torch_npu folders (*{file_names.NPU_FOLDER})")
     unanalysed_folders = [folder for folder in folders if not job.analysed(str(folder))]
     if unanalysed_folders:
         _check_torch_npu()

@@ -38,7 +38,7 @@ class Parser(argparse.ArgumentParser):
     def parse_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> argparse.Namespace:
-        """Return the parsed arguments. Exit with status 2 if an argument is unknown_arguments."""
+        """Return the parsed arguments. Exit with status 2 if an argument is unknown."""
         parsed, unknown_arguments = self.parse_known_args(args, namespace)
         if not unknown_arguments:
             return parsed

@@ -49,27 +49,27 @@ def run(parsed: argparse.Namespace) -> int:
         )
         return complain(f"collect: --to {redacted(parsed.to)}: {reason}", 2)
     fields: dict[str, Any] = {}
-    missing: list[str] = []
+    missing_lines: list[str] = []
     try:
         with contextlib.ExitStack() as stack:
             try:
                 ray, folder = _connected(stack, parent, parsed)
             except cluster.Unreachable as error:
                 folder = _local_directory(parent, parsed.name, str(error))
-                missing += _missing_without_cluster(folder, str(error))
-                if not missing and not parsed.json:
+                missing_lines += _missing_without_cluster(folder, str(error))
+                if not missing_lines and not parsed.json:
                     print(plain(f"{error}; run {folder.name} is complete here"))
             else:
                 result = gather.collect(ray, folder, progress=partial(console.bar, "collecting"))
                 fields = msgspec.to_builtins(result)
-                missing += [part.line for part in result.missing]
+                missing_lines += [part.line for part in result.missing]
                 if not parsed.json:
                     _show(result)
         if parsed.to:
             sending = Sending(folder, parsed.to)
-            with console.bar("copying", sum(size for _, size, _ in sending.files())) as done:
-                not_copied = sending.send(done)
-            missing += [f"{redacted(parsed.to)}: {part.line}" for part in not_copied]
+            with console.bar("copying", sum(size for _, size, _ in sending.files())) as advance:
+                not_copied = sending.send(advance)
+            missing_lines += [f"{redacted(parsed.to)}: {part.line}" for part in not_copied]
             fields |= {"copied": {"to": redacted(parsed.to), "files": sending.sent, "bytes": sending.bytes}}
             if not parsed.json:
                 size = f"{units.count(sending.sent, 'file')}, {units.size(sending.bytes)}"
@@ -77,17 +77,17 @@ def run(parsed: argparse.Namespace) -> int:
     except (Busy, NoTarget) as error:
         return complain(f"collect: {error}", 1)
     except OSError as error:
-        where = error.filename or parent
+        path = error.filename or parent
         return complain(
-            f"collect: {where}: {error.strerror}; run the command again to continue from the files that are here", 1
+            f"collect: {path}: {error.strerror}; run the command again to continue from the files that are here", 1
         )
     if parsed.json:
-        fields = {"run": folder.name, "directory": str(folder)} | fields | {"missing_lines": missing}
+        fields = {"run": folder.name, "directory": str(folder)} | fields | {"missing_lines": missing_lines}
         console.print_json(msgspec.convert(fields, Collected))
     else:
-        for line in missing:
+        for line in missing_lines:
             print(plain(f"missing: {line}"))
-    return 1 if missing else 0
+    return 1 if missing_lines else 0
 
 
 def _connected(stack: contextlib.ExitStack, parent: Path, parsed: argparse.Namespace) -> tuple[Any, Path]:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class OutputLost(BaseException):
     """Standard output can't be written.
 
-    This is not an OSError: a command that catches OSError would report this error as one of its files.
+    This is not an OSError: a command that catches OSError would report this error as an error of the command's files.
     """
 
     def __init__(self, error: OSError) -> None:

@@ -42,20 +42,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(words: list[str]) -> int:
-    first = words[0] if words else "help"
-    if first in _VERSION:
+    first_word = words[0] if words else "help"
+    if first_word in _VERSION:
         print(f"autoprof {__version__}")
         return 0
-    if first in _HELP and not words[1:]:
+    if first_word in _HELP and not words[1:]:
         from autoprof.cli import commands
 
         sys.stdout.write(commands.overview(_columns()))
         return 0
-    if first in _HELP:
-        first, words = words[1], [words[1], "--help"]
-    name = ALIASES.get(first, first)
+    if first_word in _HELP:
+        first_word, words = words[1], [words[1], "--help"]
+    name = ALIASES.get(first_word, first_word)
     if name not in COMMANDS:
-        return _unknown(first)
+        return _unknown(first_word)
     # Imported here, because the overview does not need these modules.
     from autoprof.cli.arguments import Parser
     from autoprof.cli.console import complain

@@ -248,17 +248,17 @@ def _check_nsys(report: Report, settings: Settings) -> None:
         )
 
 
-def _check_recipes(report: Report, extra: Sequence[str]) -> None:
+def _check_recipes(report: Report, recipe_places: Sequence[str]) -> None:
     """Add the recipes that are not autoprof's own to the facts, and the errors of entry points to the problems."""
-    for file in catalog.recipe_files(extra):
+    for file in catalog.recipe_files(recipe_places):
         if file.origin != catalog.OWN:
             report.facts[f"recipe {file.name}"] = f"{file.path}, from {file.origin}"
     report.problems += catalog.place_problems()
 
 
-def _check_versions(report: Report, versions: dict[str, str], extra: Sequence[str]) -> None:
+def _check_versions(report: Report, versions: dict[str, str], recipe_places: Sequence[str]) -> None:
     """Add a note for each target that is newer than the releases for which its recipes were made."""
-    files = catalog.recipe_files(extra)
+    files = catalog.recipe_files(recipe_places)
     for target, version in sorted(versions.items()):
         for path in [file.path for file in files if target in file.targets]:
             try:
@@ -315,9 +315,9 @@ VLLM = {
 def unread(names: Iterable[str], version: str) -> Iterator[str]:
     """Yield a note for each variable in `names` that other releases of vLLM read, but not the release `version`."""
     variables = set(names)
-    for versions, read in VLLM.items():
+    for versions, read_variables in VLLM.items():
         if version and not fits(version, versions):
-            for name in sorted(variables.intersection(read)):
+            for name in sorted(variables.intersection(read_variables)):
                 yield f"{name} is set, but vLLM {version} does not read it ({versions} do); autoprof does not need it"
 
 
@@ -344,7 +344,7 @@ def main(output: str) -> None:
             run.hooks.skipped(hook, f"{hook.recipe.target} is not installed")
     content = {
         "hooks": {key: {"state": line.state, "reason": line.reason} for key, line in run.hooks.hooks.items()},
-        "errors": {where: {"last": line.last} for where, line in run.hooks.errors.items()},
+        "errors": {source: {"last": line.last} for source, line in run.hooks.errors.items()},
         "versions": run.hooks.versions,
         "tool": profilers.outlook(run.settings.tool),
     }

@@ -59,9 +59,9 @@ def examine_run(run: runs.Run) -> Report:
         if state.damaged
     ]
     shifts = {file.host: file.shift_ns for file in journals_of(Path(run.path))[0]}
-    opened = read.read_open_spans(run, time.time_ns(), shifts)
-    _check_hangs(report, run, opened, executed_s)
-    _check_steps(report, run, opened, executed_s)
+    open_spans = read.read_open_spans(run, time.time_ns(), shifts)
+    _check_hangs(report, run, open_spans, executed_s)
+    _check_steps(report, run, open_spans, executed_s)
     _check_captures(report, run)
     notes, problems = devices(run)
     report.notes += notes + out_of_memory(RunDir(Path(run.path)))
@@ -150,29 +150,29 @@ def _steps(run: runs.Run) -> str:
     return run.info.settings.steps if "steps" in run.fields.get("settings", {}) else "?"
 
 
-def _check_hangs(report: Report, run: runs.Run, opened: OpenSpans, executed_s: Mapping[int, float]) -> None:
+def _check_hangs(report: Report, run: runs.Run, open_spans: OpenSpans, executed_s: Mapping[int, float]) -> None:
     """Add a problem for each step that is or was stuck, and for samples that ended with an exception.
 
     `executed_s` is a dict from the number of an ended step to its seconds.
     """
-    hangs, notes = sentences.hangs_of_run(run.path, opened, executed_s)
+    hangs, notes = sentences.hangs_of_run(run.path, open_spans, executed_s)
     report.notes += notes
-    for finding in [*hangs, *findings.failures_of_run(opened)]:
+    for finding in [*hangs, *findings.failures_of_run(open_spans)]:
         report.problems.append(finding.text)
         subject = "the run" if finding.step is None else f"step {finding.step}"
         report.notes += [f"{subject}: {line}" for line in finding.evidence]
 
 
-def _check_steps(report: Report, run: runs.Run, opened: OpenSpans, executed_s: Mapping[int, float]) -> None:
+def _check_steps(report: Report, run: runs.Run, open_spans: OpenSpans, executed_s: Mapping[int, float]) -> None:
     numbers = sorted(executed_s)
     executed = units.ranges(numbers) if numbers else "none"
-    report.facts["steps executed"] = "; ".join([executed, *_open_steps(opened)])
+    report.facts["steps executed"] = "; ".join([executed, *_open_steps(open_spans)])
     report.facts["steps captured"] = ", ".join(str(step.number) for step in run.steps) or "none"
     if run.info.no_hooks:
         report.problems.append(f"no hook was applied: {run.info.no_hooks}")
         return
     if not numbers:
-        _check_begun(report, run, opened)
+        _check_begun(report, run, open_spans)
         return
     try:
         steps = Steps.parse(run.info.settings.steps)
@@ -184,34 +184,34 @@ def _check_steps(report: Report, run: runs.Run, opened: OpenSpans, executed_s: M
     for number in requested_steps:
         if number not in captured_steps:
             report.problems.append(f"step {number} was asked for and executed, but has no folder")
-    if not requested_steps and steps.any and not opened.going_on:
+    if not requested_steps and steps.any and not open_spans.going_on:
         report.problems.append("the run executed none of the steps that AUTOPROF_STEPS asks for")
 
 
-def _open_steps(opened: OpenSpans) -> list[str]:
+def _open_steps(open_spans: OpenSpans) -> list[str]:
     """Return a list with a text about the open step: its number, and the time since it began.
 
     If several steps are open, the text is about the latest step. If no step is open, the list is empty.
     """
-    steps = sorted((row for row in opened.rows()[0] if row.kind == "step"), key=lambda row: row.start_ns)
+    steps = sorted((row for row in open_spans.rows()[0] if row.kind == "step"), key=lambda row: row.start_ns)
     return [
-        f"step {row.step} {'has been' if open_until_now(row.state, opened.going_on) else 'was'} open for "
-        f"{read.open_for(row, opened.going_on)}"
+        f"step {row.step} {'has been' if open_until_now(row.state, open_spans.going_on) else 'was'} open for "
+        f"{read.open_for(row, open_spans.going_on)}"
         for row in steps[-1:]
     ]
 
 
-def _check_begun(report: Report, run: runs.Run, opened: OpenSpans) -> None:
+def _check_begun(report: Report, run: runs.Run, open_spans: OpenSpans) -> None:
     """Add a problem if no step of the run has begun.
 
     If the run started recently, add a note instead, because the run may still be loading its model.
     """
-    if _open_steps(opened):
+    if _open_steps(open_spans):
         return
-    if not opened.going_on:
+    if not open_spans.going_on:
         report.problems.append("no step was recorded, because no hook for a step fired; --all lists the hooks")
         return
-    age = opened.now_ns / 1e9 - run.info.started
+    age = open_spans.now_ns / 1e9 - run.info.started
     text = f"no step has begun for {units.seconds(age)} since the run started: no hook for a step has fired"
     (report.problems if age >= sentences.STILL_S else report.notes).append(f"{text}; --all lists the hooks")
 

@@ -131,12 +131,12 @@ def named_entries(recipes: list[Entry], name: str) -> list[Entry]:
     Raises:
         LookupError: Neither a recipe nor a target has this name.
     """
-    chosen = [entry for entry in recipes if entry.name == name] or [entry for entry in recipes if entry.target == name]
-    if not chosen:
+    named = [entry for entry in recipes if entry.name == name] or [entry for entry in recipes if entry.target == name]
+    if not named:
         names = sorted({entry.name for entry in recipes})
         hint = did_you_mean(name, {*names, *(entry.target for entry in recipes)})
         raise LookupError(f"there is no recipe {name!r}{hint}; the recipes are {', '.join(names)}")
-    return chosen
+    return named
 
 
 def catalog_hooks(extra: Iterable[str], more: Iterable[str]) -> list[BoundHook]:

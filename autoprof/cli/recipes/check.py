@@ -222,7 +222,10 @@ def main(output: str, *paths: str) -> None:
         results = [
             _check_target(path, content, hooks, sources) for content, hooks in catalog.by_recipe(recipe.load(path))
         ]
-        checked[path] = "; ".join(scope for scope, _ in results), [finding for _, found in results for finding in found]
+        checked[path] = (
+            "; ".join(scope for scope, _ in results),
+            [finding for _, findings in results for finding in findings],
+        )
     with open(output, "wb") as file:
         file.write(msgspec.json.encode(checked))
 
@@ -411,10 +414,10 @@ def _without_end(path: str, hooks: list[BoundHook], others: Iterable[BoundHook])
         for hook in hooks
         if (end := _ENDS.get(hook.hook.behaviour)) is not None
         and not any(
-            other.recipe.target == hook.recipe.target
-            and other.hook.behaviour == end
-            and _can_end(other.behaviour, hook.behaviour)
-            for other in known_hooks
+            known_hook.recipe.target == hook.recipe.target
+            and known_hook.hook.behaviour == end
+            and _can_end(known_hook.behaviour, hook.behaviour)
+            for known_hook in known_hooks
         )
     ]
 
@@ -427,7 +430,10 @@ def _can_end(end: behaviours.Behaviour, begin: behaviours.Behaviour) -> bool:
     if bool(getattr(end, "of", "")) != bool(getattr(begin, "of", "")):
         return False
     pairs = [(getattr(end, name, ""), getattr(begin, name, "")) for name in ("stage", "role")]
-    return all(not ended or not isinstance(begun, str) or ended == begun for ended, begun in pairs)
+    return all(
+        not end_value or not isinstance(begin_value, str) or end_value == begin_value
+        for end_value, begin_value in pairs
+    )
 
 
 if __name__ == "__main__":

@@ -171,8 +171,8 @@ def _check(files_or_folders: list[str], as_json: bool) -> int:
                 text = "it is not a readable file" if os.path.exists(place) else "there is no such file"
             findings.append(RecipeFinding(file=place, table="", key="", text=text))
         paths += files
-    others = catalog.catalog_hooks(arguments.setting("recipes"), files_or_folders)
-    file_findings, summaries = check.check_files(list(dict.fromkeys(paths)), others)
+    other_hooks = catalog.catalog_hooks(arguments.setting("recipes"), files_or_folders)
+    file_findings, summaries = check.check_files(list(dict.fromkeys(paths)), other_hooks)
     findings += file_findings
     if as_json:
         console.print_json(Checked(findings=findings, summaries=summaries))
@@ -183,7 +183,7 @@ def _check(files_or_folders: list[str], as_json: bool) -> int:
 
 
 def _behaviours(as_json: bool) -> int:
-    known = {
+    behaviours = {
         name: KnownBehaviour(
             summary(kind),
             {
@@ -194,9 +194,9 @@ def _behaviours(as_json: bool) -> int:
         for name, kind in check.known_behaviours().items()
     }
     if as_json:
-        console.print_json(Behaviours(behaviours=known))
+        console.print_json(Behaviours(behaviours=behaviours))
         return 0
-    for name, content in known.items():
+    for name, content in behaviours.items():
         print(f"{name}: {content.does}")
         for name, option in content.options.items():
             print(f"    {name}{' (required)' if option.required else ''}: {option.means} Takes {option.takes}.")

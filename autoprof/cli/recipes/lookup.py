@@ -323,8 +323,8 @@ def import_problem(module: str) -> str:
     try:
         importlib.import_module(module)
     except BaseException as error:
-        missing = error.name if isinstance(error, ModuleNotFoundError) else None
-        if missing is not None and f"{module}.".startswith(f"{missing}."):
-            return f"there is no module {missing} in this release"
+        missing_module = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing_module is not None and f"{module}.".startswith(f"{missing_module}."):
+            return f"there is no module {missing_module} in this release"
         return f"importing {module} raised {type(error).__name__}: {error}"
     return ""

@@ -235,10 +235,10 @@ def _integers(frame: FrameType) -> dict[str, int]:
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     values = {name: frame.f_locals[name] for name in names if name in frame.f_locals}
     for path, holder in [*values.items()] if names[:1] == ("self",) else []:
-        own = _variables(holder)
-        values.update({f"{path}.{name}": value for name, value in own.items()})
+        attributes = _variables(holder)
+        values.update({f"{path}.{name}": value for name, value in attributes.items()})
         if path == "self":
-            for name, value in own.items():
+            for name, value in attributes.items():
                 values.update({f"self.{name}.{inner}": number for inner, number in _variables(value).items()})
     integers = {path: value for path, value in values.items() if type(value) is int}
     return dict([*integers.items()][:_MAX_INTEGERS])

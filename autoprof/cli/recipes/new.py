@@ -294,8 +294,8 @@ class _Draft:
             name, behaviour, meaning = "step-begin", "step.begin", "It is the first call of each step"
             if not step.loop.attribute:
                 number += " The last step has no end: its loop is not in a function that a hook can name."
-        took = f"The steps took {step.seconds:.2f} s of {step.process.seconds:.2f} s."
-        comment = f"{meaning}: {units.count(step.calls, 'call')}. {took}\n{number}"
+        duration_text = f"The steps took {step.seconds:.2f} s of {step.process.seconds:.2f} s."
+        comment = f"{meaning}: {units.count(step.calls, 'call')}. {duration_text}\n{number}"
         self._add(name, step.function, behaviour, comment, options=options)
         if not step.is_whole and step.loop.attribute:
             self._add("loop", step.loop, "step.loop", "It makes all steps, so the last step ends with it.")

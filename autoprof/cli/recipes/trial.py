@@ -174,12 +174,12 @@ def _result(path: str, status: int, hooks: list[BoundHook], folder: Path) -> Tri
                     steps.add(line.step)
                 elif line.kind == "stage":
                     stages[line.role, line.name, line.stage_kind].append(-1 if line.step is None else line.step)
-    known = {hook.key for hook in hooks}
+    recipe_keys = {hook.key for hook in hooks}
     errors = dict.fromkeys(
         f"{source}: {error.last}"
         for record, _ in processes
         for source, error in record.errors.items()
-        if source not in known
+        if source not in recipe_keys
     )
     return Tried(
         recipe=path,
@@ -246,14 +246,14 @@ def _tried_hook(hook: BoundHook, processes: Iterable[tuple[ProcessState, dict[st
 def _why_not(hook: BoundHook, entries: list[tuple[str, str]], tried: TriedHook) -> tuple[str, str]:
     """Return the state of a hook that did not fire in any process, and the reason why it did not."""
     applied = sum(state == "applied" for state, _ in entries)
-    where = f"applied in {units.count(applied, 'process', 'processes')}"
+    applied_text = f"applied in {units.count(applied, 'process', 'processes')}"
     if tried.left_alone:
         calls = units.count(tried.left_alone, "call")
         return LEFT_ALONE, f"{calls} did not fit its when or unless, or had a name that none of its tables has"
     if applied and type(hook.behaviour).install is not Behaviour.install:
-        return INSTALLED, f"{where}: it changes the class that it names; calls are not counted"
+        return INSTALLED, f"{applied_text}: it changes the class that it names; calls are not counted"
     if applied:
-        return NOT_CALLED, f"{where}, but {hook.hook.attribute} was not called"
+        return NOT_CALLED, f"{applied_text}, but {hook.hook.attribute} was not called"
     skipped = next(((state, reason) for state, reason in entries if reason != WAITING), None)
     if skipped is not None:
         return skipped
@@ -282,6 +282,10 @@ def _where(hook: TriedHook) -> str:
         return hook.said
     left_alone = f"; {units.count(hook.left_alone, 'call')} left alone" if hook.left_alone else ""
     excess = len(hook.processes) - _MAX_PROCESSES
-    more = f"; and {units.count(excess, 'more process', 'more processes')}" if excess > 0 else ""
-    shown = sorted(hook.processes, key=lambda process: -process.calls)[:_MAX_PROCESSES]
-    return "; ".join(f"{process.process} ({process.pid}): {process.calls}" for process in shown) + more + left_alone
+    more_text = f"; and {units.count(excess, 'more process', 'more processes')}" if excess > 0 else ""
+    shown_processes = sorted(hook.processes, key=lambda process: -process.calls)[:_MAX_PROCESSES]
+    return (
+        "; ".join(f"{process.process} ({process.pid}): {process.calls}" for process in shown_processes)
+        + more_text
+        + left_alone
+    )

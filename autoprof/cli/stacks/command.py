@@ -86,12 +86,12 @@ def ask_nodes(ray: Any, run: str, name: str, why: bytes, wait_s: float, native: 
     }
     if not calls:
         raise cluster.Gone(f"all nodes of run {registered.id} are gone")
-    done, late = ray.wait(list(calls.values()), num_returns=len(calls), timeout=wait_s + _NODE_EXTRA_S)
-    for call in late:
+    done_calls, late_calls = ray.wait(list(calls.values()), num_returns=len(calls), timeout=wait_s + _NODE_EXTRA_S)
+    for call in late_calls:
         ray.cancel(call)
     for node_id, call in calls.items():
         try:
-            if call not in done:
+            if call not in done_calls:
                 raise TimeoutError(f"no answer within {wait_s + _NODE_EXTRA_S:g} s")
             answers.append(msgspec.convert(ray.get(call), Answer))
         except Exception as error:  # the node has died since
@@ -109,28 +109,31 @@ _MAX_FRAMES = 12
 
 def page_lines(processes: Sequence[ProcessStacks], absent: Sequence[Lacking]) -> Iterator[str]:
     """Yield the output lines about the stacks, the open spans and the processes without a stack."""
-    working = groups.at_work(processes)
-    yield from _group_lines("", working, _MAX_GROUPS, "process", "processes")
-    waiting = groups.tasks(processes)
-    yield from _group_lines("tasks of asyncio", waiting, _MAX_TASK_GROUPS, "task", "tasks")
+    thread_groups = groups.at_work(processes)
+    yield from _group_lines("", thread_groups, _MAX_GROUPS, "process", "processes")
+    task_groups = groups.tasks(processes)
+    yield from _group_lines("tasks of asyncio", task_groups, _MAX_TASK_GROUPS, "task", "tasks")
     yield from _open_span_lines(processes)
     yield from _other_lines(groups.beside(processes))
     yield from _absent_lines(absent)
 
 
-def _group_lines(title: str, listed: Sequence[Group], limit: int, noun: str, plural: str) -> Iterator[str]:
-    if title and listed:
+def _group_lines(title: str, all_groups: Sequence[Group], limit: int, noun: str, plural: str) -> Iterator[str]:
+    if title and all_groups:
         yield from ("", f"{title}:")
-    for group in listed[:limit]:
+    for group in all_groups[:limit]:
         yield ""
         yield heading(group, noun, plural)
         frames = group.frames
         if len(frames) > _MAX_FRAMES:
             yield f"    ... {units.count(len(frames) - _MAX_FRAMES, 'outer function')}"
         yield from (f"    {place(frame)}" for frame in frames[-_MAX_FRAMES:])
-    if len(listed) > limit:
-        more = sum(len(group.members) for group in listed[limit:])
-        yield from ("", f"... {units.count(more, noun, plural)} more, with {len(listed) - limit} other stacks")
+    if len(all_groups) > limit:
+        more_count = sum(len(group.members) for group in all_groups[limit:])
+        yield from (
+            "",
+            f"... {units.count(more_count, noun, plural)} more, with {len(all_groups) - limit} other stacks",
+        )
 
 
 def heading(group: Group, noun: str, plural: str) -> str:
@@ -188,17 +191,17 @@ def _open_span_lines(processes: Sequence[ProcessStacks]) -> Iterator[str]:
             yield f"        {text} ({process.host}-{process.pid})"
 
 
-def _other_lines(listed: Sequence[Group]) -> Iterator[str]:
+def _other_lines(all_groups: Sequence[Group]) -> Iterator[str]:
     """Yield an output line for each group of other threads: their number, the innermost function, and their names."""
-    if listed:
+    if all_groups:
         yield from ("", "other threads:")
-    for group in listed[:_MAX_OTHERS]:
+    for group in all_groups[:_MAX_OTHERS]:
         frame = group.place
         names = ", ".join(groups.several([member.stack.name or "without a name" for member in group.members], 2))
         yield f"    {len(group.members)} in {place(frame) if frame is not None else 'nothing'}: {names}"
-    if len(listed) > _MAX_OTHERS:
-        more = sum(len(group.members) for group in listed[_MAX_OTHERS:])
-        yield f"    ... {units.count(more, 'thread')} more, with {len(listed) - _MAX_OTHERS} other stacks"
+    if len(all_groups) > _MAX_OTHERS:
+        more_count = sum(len(group.members) for group in all_groups[_MAX_OTHERS:])
+        yield f"    ... {units.count(more_count, 'thread')} more, with {len(all_groups) - _MAX_OTHERS} other stacks"
 
 
 def _absent_lines(absent: Sequence[Lacking]) -> Iterator[str]:
@@ -292,15 +295,15 @@ def _running_run(parsed: argparse.Namespace) -> runs.Run:
     Raises:
         NotFound: No run matches, or the run is not running.
     """
-    chosen = arguments.find_run(parsed)
-    if parsed.name == runs.LATEST and not chosen.state.startswith("running"):
+    chosen_run = arguments.find_run(parsed)
+    if parsed.name == runs.LATEST and not chosen_run.state.startswith("running"):
         # An earlier run may still be running.
         for run in reversed(runs.runs(arguments.parent(parsed))):
             if run.state.startswith("running"):
                 return run
-    if not chosen.state.startswith("running"):
-        raise runs.NotFound(f"run {chosen.id} is not running: its state is {chosen.outcome}")
-    return chosen
+    if not chosen_run.state.startswith("running"):
+        raise runs.NotFound(f"run {chosen_run.id} is not running: its state is {chosen_run.outcome}")
+    return chosen_run
 
 
 def _print_answers(run_id: str, answers: list[Answer], parsed: argparse.Namespace) -> int:

@@ -102,13 +102,13 @@ def at_work(processes: Sequence[ProcessStacks]) -> list[Group]:
 
     In both parts, large groups come first.
     """
-    grouped = _grouped(
+    all_groups = _grouped(
         Member(process, thread, _spans(process, thread))
         for process in processes
         for thread in process.threads
         if thread.main or thread.spans
     )
-    return sorted(grouped, key=lambda group: not group.members[0].spans)
+    return sorted(all_groups, key=lambda group: not group.members[0].spans)
 
 
 def beside(processes: Sequence[ProcessStacks]) -> list[Group]:
@@ -123,8 +123,10 @@ def beside(processes: Sequence[ProcessStacks]) -> list[Group]:
 
 def tasks(processes: Sequence[ProcessStacks]) -> list[Group]:
     """Return the groups of asyncio's tasks. The groups of tasks that work on a span come first."""
-    grouped = _grouped(Member(process, task, _spans(process, task)) for process in processes for task in process.tasks)
-    return sorted(grouped, key=lambda group: not group.members[0].spans)
+    all_groups = _grouped(
+        Member(process, task, _spans(process, task)) for process in processes for task in process.tasks
+    )
+    return sorted(all_groups, key=lambda group: not group.members[0].spans)
 
 
 def _spans(process: ProcessStacks, stack: Thread | Task) -> list[OpenSpan]:

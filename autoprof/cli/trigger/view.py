@@ -43,7 +43,7 @@ class View(msgspec.Struct, frozen=True):
     Attributes:
         host: The name of the host.
         info: The content of `run.json`; empty if there is no such file.
-        alive: True if the process that was asked about is running on the host.
+        alive: True if the run is running. In a cluster, this means the process that counts the steps.
         off: True if autoprof is switched off in the run.
         requests: The fields of each request and its state, by the name of the request's file.
         steps: The folders of the steps that were asked about, by step. Steps without a folder are missing.
@@ -258,10 +258,10 @@ def _became(content: Mapping[str, Any] | None) -> Became | None:
 def same(fields: Mapping[str, Any], trigger: Trigger) -> bool:
     """Return True if a request with these JSON fields is equal to `trigger`. The runs that they name may differ."""
     try:
-        other = requests.checked(msgspec.convert(fields, Trigger))
+        request = requests.checked(msgspec.convert(fields, Trigger))
     except requests.UNREADABLE:
         return False
-    return msgspec.structs.replace(other, run=trigger.run) == trigger
+    return msgspec.structs.replace(request, run=trigger.run) == trigger
 
 
 def find_in_ray(ray: Any, name: str) -> InRay:
@@ -358,13 +358,13 @@ class InRay:
             raise Gone(f"the node of the run's trainer, {self.run.host}, is gone")
         nodes = [self.run.node, *sorted(alive - {self.run.node})] if steps else [self.run.node]
         calls = [self._call(node, steps) for node in nodes]
-        done, late = self._ray.wait(calls, num_returns=len(calls), timeout=cluster._PATIENCE_S)
-        for call in late:
+        done_calls, late_calls = self._ray.wait(calls, num_returns=len(calls), timeout=cluster._PATIENCE_S)
+        for call in late_calls:
             self._ray.cancel(call)
-        if calls[0] in late:
+        if calls[0] in late_calls:
             raise self._unreachable(f"no answer within {cluster._PATIENCE_S:g} s")
         views = []
-        for call in (each for each in calls if each in done):
+        for call in (call for call in calls if call in done_calls):
             try:
                 views.append(view(self._answer(call)))
             except Gone:  # another node has died since
