@@ -96,7 +96,7 @@ def broad_clauses(tree: ast.Module) -> int:
     caught_types = [node.type for node in nodes if isinstance(node, ast.ExceptHandler)]
     calls = [node.context_expr for node in nodes if isinstance(node, ast.withitem)]
     blocks = [call for call in calls if isinstance(call, ast.Call) and _catches_everything(call)]
-    return sum(_is_broad(each) for each in caught_types) + len(blocks)
+    return sum(_is_broad(caught_type) for caught_type in caught_types) + len(blocks)
 
 
 def _catches_everything(call: ast.Call) -> bool:
@@ -162,19 +162,19 @@ def _child(arguments: Sequence[str], folder: Path | None = None, **variables: st
     return result
 
 
-def table(found: Mapping[str, int]) -> str:
+def table(counts: Mapping[str, int]) -> str:
     """Return a Markdown table with the counts and their targets."""
-    rows = [[name, f"{found[name]:,}", target] for name, target in TARGETS.items()]
+    rows = [[name, f"{counts[name]:,}", target] for name, target in TARGETS.items()]
     return grid(["", "today", "target"], rows)
 
 
 def main() -> None:
     """Count, and print the table."""
     with tempfile.TemporaryDirectory() as folder:
-        toy = Path(folder, "toy")
-        found = of_code() | of_stage(toy, captured=False) | of_stage(toy, captured=True)
-        found |= of_processes(toy) | of_commands(Path(folder, "made"))
-    print(table(found))
+        toy_folder = Path(folder, "toy")
+        counts = of_code() | of_stage(toy_folder, captured=False) | of_stage(toy_folder, captured=True)
+        counts |= of_processes(toy_folder) | of_commands(Path(folder, "made"))
+    print(table(counts))
 
 
 if __name__ == "__main__":

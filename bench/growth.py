@@ -105,7 +105,7 @@ def _notes(measurements: dict[int, Grown]) -> list[str]:
     notes = []
     for case in (OUTSIDE, INSIDE):
         for count, measurement in measurements.items():
-            counts_text = ", ".join(f"{amount:g} {what}" for what, amount in measurement.counts[case].items())
+            counts_text = ", ".join(f"{amount:g} {kind}" for kind, amount in measurement.counts[case].items())
             notes.append(f"a step with {_title(count)}, {case}, in the driver: {counts_text}")
     count, largest = max(measurements.items())
     return [

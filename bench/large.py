@@ -97,8 +97,8 @@ def _taken(shapes: Sequence[Shape], turns: int) -> tuple[Taken, list[str]]:
     with tempfile.TemporaryDirectory() as place:
         _check_disk(Path(place), shapes)
         runs = {shape: _Run(shape, Path(place, f"{shape.ranks}-{shape.steps}")) for shape in shapes}
-        taken = in_turns({_title(shape): each.measure for shape, each in runs.items()}, turns, warm=0)
-    return taken, [line for each in runs.values() for line in each.notes]
+        values = in_turns({_title(shape): made_run.measure for shape, made_run in runs.items()}, turns, warm=0)
+    return values, [line for made_run in runs.values() for line in made_run.notes]
 
 
 def _title(shape: Shape) -> str:

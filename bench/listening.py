@@ -52,7 +52,7 @@ def run(turns: int) -> Findings:
 
 def _measured(name: str, folder: Path) -> Case:
     def measure() -> dict[str, float]:
-        said: dict[str, float] = json.loads(started([MAIN, CHILDREN / "listening.py", name, folder]).output)
-        return said
+        result: dict[str, float] = json.loads(started([MAIN, CHILDREN / "listening.py", name, folder]).output)
+        return result
 
     return measure

@@ -71,10 +71,10 @@ def _large(folder: Path, megabytes: int) -> Taken:
     )
 
 
-def _merged(way: str, folder: str, source: str) -> Case:
+def _merged(merger: str, folder: str, source: str) -> Case:
     def measure() -> dict[str, float]:
         # The peak of memory of a child process is at least its parent's memory. The parent of these processes is small.
-        output = processes.run([MAIN, CHILDREN / "merge.py", way, Path(folder), source]).output
+        output = processes.run([MAIN, CHILDREN / "merge.py", merger, Path(folder), source]).output
         result: dict[str, float] = json.loads(output.splitlines()[-1])
         return result
 

@@ -55,12 +55,12 @@ class Table(msgspec.Struct, kw_only=True):
     def ratio(self, case: str, base: str = "") -> Spread:
         """Return the spread of the ratios, one per turn, of a case to the case `base`, or to the table's base."""
         pairs = zip(self.values[case], self.values[base or self.base], strict=True)
-        return Spread.of([value / other for value, other in pairs])
+        return Spread.of([value / base_value for value, base_value in pairs])
 
     def difference(self, case: str) -> Spread:
         """Return the spread of the differences, one per turn, of a case from the table's base."""
         pairs = zip(self.values[case], self.values[self.base], strict=True)
-        return Spread.of([value - other for value, other in pairs])
+        return Spread.of([value - base_value for value, base_value in pairs])
 
     def noise(self, case: str) -> float | None:
         """Return the range of a case's values, divided by their median. Return None if there is only one turn."""
@@ -112,12 +112,12 @@ def in_turns(cases: Mapping[str, Case], turns: int, *, warm: int = 1) -> Taken:
 
     Before that, run `warm` turns that only fill caches. Their values are not kept.
     """
-    taken: Taken = {}
+    kept_values: Taken = {}
     for turn in range(-warm, turns):
         order = list(cases)
         random.Random(turn).shuffle(order)
         for case in order:
             values_by_table = cases[case]()
             for table, value in values_by_table.items() if turn >= 0 else ():
-                taken.setdefault(table, {}).setdefault(case, []).append(value)
-    return {table: {case: by_case[case] for case in cases if case in by_case} for table, by_case in taken.items()}
+                kept_values.setdefault(table, {}).setdefault(case, []).append(value)
+    return {table: {case: by_case[case] for case in cases if case in by_case} for table, by_case in kept_values.items()}

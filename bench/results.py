@@ -116,10 +116,10 @@ def _ratio(value: float) -> str:
 
 
 def _section(section: Section) -> str:
-    title, _, about = section.about.partition("\n")
+    title, _, text = section.about.partition("\n")
     conditions = f"{section.date}, {section.machine}; {_count(section.turns, 'turn')}, {section.minutes:.1f} min"
     quick = " A quick run: too few turns to rely on." if section.quick else ""
-    parts = [f"## {section.name}: {title}", about.strip(), f"*{conditions}.*{quick}"]
+    parts = [f"## {section.name}: {title}", text.strip(), f"*{conditions}.*{quick}"]
     for table in section.findings.tables:
         parts += [f"**{table.title}**", show(table)]
     parts += ["\n".join(f"* {line}" for line in [*_goal_lines(section), *section.findings.notes])]
@@ -152,5 +152,5 @@ def _word(verdict: Verdict) -> str:
     return {True: "met", False: "missed", None: "undecided"}[verdict.met]
 
 
-def _count(amount: int, what: str) -> str:
-    return f"{amount} {what}" if amount == 1 else f"{amount} {what}s"
+def _count(amount: int, noun: str) -> str:
+    return f"{amount} {noun}" if amount == 1 else f"{amount} {noun}s"
