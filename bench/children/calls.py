@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import toy
 
-# Seconds of one measurement, and number of measurements. The smallest result has the least disturbance.
+# Seconds of one measurement, and the number of measurements. The smallest result counts, because it is disturbed least.
 _SECONDS, _TIMES = 0.03, 9
 
 
@@ -57,7 +57,7 @@ def function_wrapper_async(function: Any) -> Any:
 
 
 def opentelemetry(function: Any) -> Any:
-    """Wrap with a span of a provider without a processor: it begins and ends, and is not exported."""
+    """Wrap with a span of a provider without a processor: the span begins and ends, and is not exported."""
     from opentelemetry.sdk.trace import TracerProvider
 
     return TracerProvider().get_tracer("bench").start_as_current_span("forward")(function)
@@ -98,7 +98,7 @@ def ddtrace_wrapper_async(function: Any) -> Any:
     return wrap(function, wrapper)
 
 
-# Decorators of the function and of the coroutine function, by case.
+# dict from case to the decorators for the function and for the coroutine function.
 DECORATORS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "closure": (closure, closure_async),
     "wrapt": (function_wrapper, function_wrapper_async),
@@ -110,7 +110,7 @@ DECORATORS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
 
 
 class Called(Protocol):
-    """Object whose methods are called. Each call looks the attribute up, because descriptors bind there."""
+    """Object whose methods are called. Each call looks the method up, because wrappers bind at the lookup."""
 
     def forward(self, x: int) -> int: ...
 
@@ -148,12 +148,12 @@ def _calls(nanoseconds: float) -> int:
 
 
 def both(called: Called) -> dict[str, float]:
-    """Return the nanoseconds of the function and of the coroutine function."""
+    """Return the nanoseconds of a call: `sync` for the function, and `async` for the coroutine function."""
     return {"sync": nanoseconds(called), "async": asyncio.run(nanoseconds_async(called))}
 
 
 def main(case: str) -> dict[str, float]:
-    """Measure one case: `bare`, a decorator, or one of autoprof's hooks, applied by its recipe."""
+    """Measure one case: `bare`, a decorator, or one of autoprof's hooks, which a recipe applies."""
     if case in DECORATORS:
         plain, coroutine = DECORATORS[case]
         toy.Model.forward = plain(toy.Model.forward)  # type: ignore[method-assign]

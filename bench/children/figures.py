@@ -54,7 +54,7 @@ class Counter:
             self.operations += _is_operation(argument)
 
     def figures(self) -> dict[str, int]:
-        """Return the figures."""
+        """Return the counts, by name."""
         changes = sum(after != before for before, after in zip(["", *self.files], self.files, strict=False))
         return {
             "calls": len(self.files),
@@ -72,7 +72,7 @@ def _is_operation(function: Any) -> bool:
 
 
 def counted(work: Callable[[], object]) -> dict[str, int]:
-    """Count one call."""
+    """Call `work`, and return the counts of this call, by name."""
     counter = Counter()
     sys.setprofile(counter)
     try:
@@ -85,7 +85,7 @@ def counted(work: Callable[[], object]) -> dict[str, int]:
 def stage(captured: bool) -> dict[str, int]:
     """Count the same stage in several steps, and return the smallest count.
 
-    The first stage imports modules. Later ones differ by a flush of the timeline, which depends on the time.
+    The first stage imports modules. Later stages differ by flushes of the timeline, which depend on the time.
     """
     import toy
 
@@ -93,7 +93,7 @@ def stage(captured: bool) -> dict[str, int]:
     from autoprof.run import end, runtime
 
     if captured:
-        import torch  # noqa: F401  # its profiler is used only in processes that have imported it
+        import torch  # noqa: F401  # torch's profiler is used only in processes that have imported torch
     trainer, worker = toy.Trainer(), toy.Stage()
     found = []
     for step in range(1, STEPS + 1):
@@ -109,7 +109,7 @@ def stage(captured: bool) -> dict[str, int]:
 
 
 def files(role: str = "first") -> dict[str, list[str]]:
-    """Return the files of this process and, in the process that starts the run, of a worker."""
+    """Return the files of this process, by role. The process that starts the run also returns the files of a worker."""
     import toy
 
     from autoprof.run import runtime
@@ -148,7 +148,7 @@ def command(arguments: list[str]) -> dict[str, int]:
 
 
 def main(way: str, arguments: list[str]) -> Any:
-    """Count in one way."""
+    """Return the counts of one way, which the docstring of the module describes."""
     if way == "command":
         return command(arguments)
     return files(*arguments) if way == "files" else stage(way == "captured")

@@ -15,9 +15,9 @@ from autoprof.run import cluster as ray_kv
 from autoprof.run import runtime
 from bench.growth import BROADCAST, FOUND, INSIDE, OUTSIDE
 
-# Repetitions of each case in a turn, of which the median counts.
+# Repetitions of each case in a turn. The median of their times is the value of the turn.
 REPEATS = 11
-# Actors started at the same time.
+# Number of actors that are started at the same time.
 AT_A_TIME = 16
 
 count, turns = int(sys.argv[1]), int(sys.argv[2])
@@ -66,7 +66,7 @@ for turn in range(-1, turns):
 
 
 class Counted:
-    """Ray's key-value store, with counted calls."""
+    """Ray's key-value store. It counts the calls of its functions."""
 
     def __init__(self, kv):
         self._kv = kv

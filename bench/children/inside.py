@@ -24,7 +24,7 @@ from bench.paired import Case, in_turns
 
 
 def main(turns: int, rounds: int) -> dict[str, Any]:
-    """Measure the same stage in each way, in turns."""
+    """Measure the same stage in each way, in turns. Return the seconds."""
     trainer = toy.Trainer()
 
     def stage(count: int) -> None:
@@ -66,7 +66,7 @@ def main(turns: int, rounds: int) -> dict[str, Any]:
 
     def fresh(way: Callable[[int], dict[str, float]], count: int) -> Case:
         def measure() -> dict[str, float]:
-            # A recording is in a reference cycle. Free it, so that it takes no memory during the next one.
+            # A recording is in a reference cycle. Free it here, so that it takes no memory during the next recording.
             gc.collect()
             return way(count)
 

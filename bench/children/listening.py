@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-# Seconds of one measurement, and number of measurements. The smallest result has the least disturbance.
+# Seconds of one measurement, and the number of measurements. The smallest result counts, because it is disturbed least.
 _SECONDS, _TIMES = 0.2, 7
 _OLD = 1000
 
@@ -29,7 +29,7 @@ def microseconds(work: Callable[[], object]) -> float:
 
 
 def listener(directory: Path) -> Callable[[], None]:
-    """Return a trainer's work when a step begins. The first step has read the old requests."""
+    """Return a function that does a trainer's work when a step begins. The old requests were read before."""
     from autoprof.rundir.layout import RunDir
     from autoprof.windows.chooser import Chooser
 
@@ -39,7 +39,7 @@ def listener(directory: Path) -> Callable[[], None]:
 
 
 def main(case: str, folder: str) -> float:
-    """Measure one case."""
+    """Return the microseconds of one case."""
     directory = Path(tempfile.mkdtemp(dir=folder))
     control = directory / "control"
     control.mkdir()

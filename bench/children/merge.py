@@ -107,7 +107,7 @@ def flows(path: Path) -> int:
 
 
 def main(way: str, folder: Path, source: str) -> dict[str, float]:
-    """Merge in one way, and remove the result."""
+    """Merge the traces in one way, remove the merged trace, and return the measurements."""
     cores = len(os.sched_getaffinity(0))
     at_work = min(cores, len(list(folder.glob("*-TP-*.gz")))) if way == "cores" else 0
     started = time.perf_counter()

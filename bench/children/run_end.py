@@ -16,7 +16,7 @@ from bench.large_shapes import Shape
 
 
 def main(folder: Path, shape: Shape) -> dict[str, float]:
-    """End the run again."""
+    """End the run again, and return the usage of this process."""
     before = time.process_time()
     finish(folder, shape)
     seconds = time.process_time() - before

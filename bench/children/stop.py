@@ -27,7 +27,7 @@ _OTHER_WORK = 4000
 
 
 def main(turns: int, megabytes: int, folder: Path) -> dict[str, Any]:
-    """Record the same work in each way, and measure the stop."""
+    """Record the same work in each way. Return the seconds of each stop, and of other work while autoprof writes."""
     run = runtime.start()
     assert run is not None
 

@@ -26,7 +26,7 @@ _TRACE, _TRUE = "rank0.json.gz", "true.json"
 _HEAD = b'{\n  "schemaVersion": 1,\n  "distributedInfo": {"backend": "gloo", "rank": 0, "world_size": 1},\n'
 _BASE = b'  "baseTimeNanoseconds": 1790857026000000000,\n  "traceEvents": [\n'
 
-# Number of calls, and their time in us, by operator.
+# Number of calls and their total time in us, by operator.
 Sums = dict[str, tuple[int, float]]
 
 

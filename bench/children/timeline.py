@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 import samples
 
-# Number of rounds, of which the median counts; of spans in a round; of samples in a step.
+# Numbers of rounds, of spans in a round, and of samples in a step. The result is the median of the rounds.
 _ROUNDS, _SPANS, _SAMPLES = 21, 2000, 512
 _IDS = {"sample": 12345, "rollout": 7, "agent": "tool_agent", "request": "0123456789abcdef0123456789abcdef"}
 _COUNTS = {"prompt_tokens": 1024, "response_tokens": 4096}
@@ -95,7 +95,7 @@ def autoprof(kind: str) -> tuple[Callable[[], None], Size]:
 
 
 def hangs() -> tuple[Callable[[], None], Size]:
-    """Check for a hang, as every ten seconds."""
+    """Check for a hang, as autoprof's thread does every ten seconds."""
     from autoprof.run import runtime
     from autoprof.run.timeline import Span
     from autoprof.run.watcher import HangWatch
@@ -109,7 +109,7 @@ def hangs() -> tuple[Callable[[], None], Size]:
 
 
 def written() -> int:
-    """Flush this process's timeline and return its bytes."""
+    """Flush the timeline of this process, and return the bytes of its file."""
     from autoprof.run import runtime
 
     run = runtime.current()
@@ -132,7 +132,7 @@ def microseconds(span: Callable[[], None]) -> float:
 
 
 async def call() -> float:
-    """Return the microseconds of a turn, as a whole call."""
+    """Return the microseconds of the whole call of a turn."""
     worker = samples.Worker()
     assert hasattr(worker.generate, "__wrapped__"), "autoprof did not apply the recipe"
     keep, _ = autoprof("turn")
@@ -164,7 +164,7 @@ async def step() -> float:
 
 
 def main(case: str) -> dict[str, float]:
-    """Measure one case."""
+    """Measure one case. Return the time of a span or step as `value`, and its bytes on disk."""
     if case == "step-bare":
         return {"value": asyncio.run(step()), "bytes": 0.0}
     if case == "autoprof-step":
