@@ -27,7 +27,7 @@ _LOOPBACK = ("localhost", "127.", "::1", "[::1]")
 
 
 def note_launch(environ: "MutableMapping[str, str]", command: "Command", starts: bool) -> None:
-    """Write the rank of this process into the environment. If `starts` is True, also write the launch and the run's id.
+    """Write the rank of this process into the environment. If `starts` is True, also write its launch id and run id.
 
     Ray's workers get no rank here, although they inherit the variables of the `srun` that started Ray.
 

@@ -104,7 +104,7 @@ def _take(lock: "Any") -> None:
 
 
 class _WaitEntry:
-    """Block in which CPython counts a thread as waiting for a module's lock. Only used up to Python 3.11."""
+    """Context manager in which CPython lists a thread as waiting for a module's lock. Only used up to Python 3.11."""
 
     def __init__(self, thread: int, lock: "Any") -> None:
         self._thread = thread

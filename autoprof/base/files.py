@@ -1,8 +1,8 @@
 """Safe creation of a run's files: only the run's user, or also the group, can read them. Links are never followed.
 
 A user who may write in a folder of the run can put links there under the names of autoprof's files. So autoprof creates
-each file anew, and opens an existing file only if it is a regular file. This module uses only the standard library,
-because the finisher needs it, too.
+each file anew, and opens an existing file only if it is a regular file. The finisher, the process that compresses
+traces, imports this module, too. So the module uses only the standard library.
 
 No file of autoprof gets the descriptor 0, 1 or 2. A program may have closed these descriptors and still write to them:
 at exit, Python writes the buffer of `sys.stdout`. Such output must not get into a file of autoprof.

@@ -249,7 +249,7 @@ def _is_secret(text: str, match: re.Match[str], value: Value, end: int, certaint
 
 
 def _parts(text: str, match: re.Match[str], value: Value, end: int) -> Iterator[tuple[int, int]]:
-    """Yield the start and the end of a secret without its quotes, and of other secrets after the same name."""
+    """Yield the start and the end of each secret after one name, without quotes: there may be several, as in `x,y`."""
     yield value.start, end
     position = max(end, value.stop)
     if value.quoted and (tail := compiled(_TAIL).match(text, position)):  # for a shell, this is a part of the same word

@@ -30,8 +30,8 @@ from autoprof.rundir import file_names, layout
 from autoprof.rundir.records import EXPORT, CaptureMeta, Clock, Moment
 
 # Endings of the raw files of a capture, and endings of all files that show that a capture's name is in use.
-_PARTS = tuple(f"{ending}{file_names.PART}" for ending in file_names.RAW_ENDINGS)
-_FINAL = (file_names.META, file_names.TRACE, file_names.SNAPSHOT, file_names.NSYS_REPORT, *_PARTS)
+_PART_ENDINGS = tuple(f"{ending}{file_names.PART}" for ending in file_names.RAW_ENDINGS)
+_FINAL = (file_names.META, file_names.TRACE, file_names.SNAPSHOT, file_names.NSYS_REPORT, *_PART_ENDINGS)
 
 
 class Subject(msgspec.Struct, frozen=True, kw_only=True):
@@ -348,7 +348,7 @@ class Artifacts:
             return
         place = f"{self.folder.name}/{self.base.name}"
         log.warning(f"{place}: {reason}")
-        raw_paths = [f"{self._raw_base}{ending}" for ending in _PARTS]
+        raw_paths = [f"{self._raw_base}{ending}" for ending in _PART_ENDINGS]
         files.remove(*(f"{raw}.tmp" for raw in raw_paths))
         for raw in raw_paths:  # the disk may be full, and the meta file needs space
             files.empty(raw)

@@ -17,9 +17,9 @@ from pathlib import Path
 def main() -> None:
     """Read one job from stdin, detach from the parent process, and do the job.
 
-    The first argument of the command line lists folders with packages. They are added to `sys.path`, because the
-    interpreter may be another one than the run's, which does not find these packages. autoprof's modules are imported
-    only after that.
+    The first argument of the command line lists folders with packages. They are added to `sys.path`, because this
+    interpreter may differ from the run's and then does not find these packages. autoprof's modules are imported only
+    after that.
     """
     # Unblock all signals: this process inherits the mask of the thread that started it, which blocks them all.
     signal.pthread_sigmask(signal.SIG_SETMASK, ())

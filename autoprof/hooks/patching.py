@@ -83,7 +83,10 @@ def _replace_items(value: Any, package: str, function: Any, wrapper: Any) -> Non
 
 
 def _tables(value: Any, package: str) -> Iterator[Any]:
-    """Yield the value if it is a table. If it is a class or an instance of the package, yield the tables inside."""
+    """Yield the value if it is a table: a dict, list or similar object that may hold hooked functions.
+
+    If the value is a class of the package, or an object of such a class, also yield the tables in its attributes.
+    """
     owner = value if issubclass(type(value), type) else type(value)
     inside = [] if _package(_namespace(owner).get("__module__")) != package else list(_namespace(value).values())
     yield from (item for item in (value, *inside) if type(item) in _TABLES and len(item) <= MAX_TABLE_ITEMS)

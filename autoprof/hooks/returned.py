@@ -224,7 +224,7 @@ class _BlockHooks:
     """The hooks around one `with` block of an object, outermost hook first.
 
     It is also a context manager, for the code that calls the object's own `__enter__` or `__exit__`. If this code
-    raises an exception, the context manager leaves the hooks.
+    raises an exception, the context manager exits the hooks.
     """
 
     def __init__(self, calls: list[Call]) -> None:

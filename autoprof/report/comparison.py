@@ -275,17 +275,17 @@ def _operators(captures: Iterable[CaptureFigures]) -> dict[tuple[str, str], floa
 
     If the same process captured the same stage several times, the seconds are the mean over these captures.
     """
-    by_place: dict[str, list[dict[str, float]]] = defaultdict(list)
+    sums_by_stage: dict[str, list[dict[str, float]]] = defaultdict(list)
     for capture in captures:
         sums: dict[str, float] = defaultdict(float)
         own = f"{capture.role}.{capture.stage}"
         for each in (*capture.operators, *capture.kernels):
             sums[REST if each.name == own else each.name] += each.self_us / 1e6
         if sums:
-            by_place[place_of(capture)].append(sums)
+            sums_by_stage[place_of(capture)].append(sums)
     return {
         (place, name): fmean(sums.get(name, 0.0) for sums in of_place)
-        for place, of_place in by_place.items()
+        for place, of_place in sums_by_stage.items()
         for name in {name for sums in of_place for name in sums}
     }
 

@@ -1,6 +1,6 @@
 """Functions that Ray runs on other nodes: they read the clock of the node, and the files of a run on the node.
 
-autoprof may not be installed on a node, or in another release. So `cluster.shipped` sends the source text of this
+A node may have no autoprof, or another release of it. So `cluster.shipped` sends the source text of this
 module, and the module uses only the standard library.
 """
 

@@ -155,7 +155,7 @@ def _is_consequence(death: Death) -> bool:
 
 
 def _cause_rank(death: Death, gone: bool) -> int:
-    """Return a number by which deaths are sorted: a smaller number means a likelier cause. The likeliest causes have 0.
+    """Return a number to sort deaths by: the smaller it is, the likelier the death ended the run. The likeliest have 0.
 
     Args:
         death: The death.

@@ -374,11 +374,11 @@ class _History:
             self.state.hooks[line.hook] = line
 
     def read(self, text: bytes, whole: bool) -> bool:
-        """Update the state by the lines of the last part. Return False if earlier lines are also needed.
+        """Update the state from the last lines of the journal. Return False if earlier lines are also needed.
 
         Args:
             text: The lines at the end of the journal.
-            whole: True if `text` has all lines of the journal. All of them are then read.
+            whole: True if `text` is the whole journal. If so, every line is read; if not, the lines of the last part.
         """
         begin = 0 if whole else text.rfind(_PROCESS_LINE, 0, max(0, len(text) - _RECENT_BYTES)) + 1
         texts = list(filter(None, text[begin:].split(b"\n")))

@@ -105,7 +105,7 @@ def join(runs: Path, run_id: str, launch: str, program: str, rank: int, *, again
         runs: The folder of the runs.
         run_id: The id of the run if the user chose an id. If it is empty, the id is the name of the launch.
         launch: The name of the launch, which is the same for all ranks of the launch.
-        program: The random id of the program that the launcher started.
+        program: The random id of the program that the launcher started as this rank.
         rank: The rank of this process.
         again: True if a later launch may have the same name.
 

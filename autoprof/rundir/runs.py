@@ -404,7 +404,7 @@ def _is_alive(pid: int, ticks: int) -> bool:
 
 
 def own(uid: int | None) -> bool:
-    """Return True if `uid` is the id of this user, or None because the user of the run is unknown."""
+    """Return True if `uid` is the id of this user. It is also True for None: the user of the run is unknown."""
     return uid is None or uid == os.geteuid()
 
 

@@ -239,7 +239,7 @@ def rewrite(
             try:
                 for place, event in enumerate(events):
                     if event.ph == "M" and _describes_process(event):
-                        processes.describe(event)
+                        processes.note_description(event)
                         description_indexes.append(place)
                         continue
                     event.pid = new.get(event.pid) or processes.pid(event.pid)
@@ -292,7 +292,7 @@ class _Processes:
             new = self.new[old] = next(self._ids)
         return new
 
-    def describe(self, event: RewrittenEvent) -> None:
+    def note_description(self, event: RewrittenEvent) -> None:
         """Keep the name, the labels or the sort index of a process, which the event contains."""
         arguments = msgspec.json.decode(event.args) if event.args is not UNSET else {}
         if isinstance(arguments, dict):

@@ -28,7 +28,7 @@ VARIABLES = ("NSYS_PROFILING_SESSION_ID", "CUDA_INJECTION64_PATH", "LD_PRELOAD",
 def own_process(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(nsys_report, "_STILL_S", 0.1)
+    monkeypatch.setattr(nsys_report, "_UNCHANGED_S", 0.1)
     monkeypatch.setattr(nsys_report, "_PAUSE_S", 0.01)
 
 

@@ -198,7 +198,7 @@ class OverHttp(Behaviour):
 
 
 class _ServerWindow:
-    """Window of one step: the servers that got a start request, the requests, and the servers' answers."""
+    """Window of one step: the servers that were asked to start, the start and stop requests, and the answers."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings

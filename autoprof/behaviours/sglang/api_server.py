@@ -103,7 +103,7 @@ def _add_routes(app: Any, server: serving.ServedEngine) -> None:
         if fields is None or not fields.keys() <= http.KEYS:
             sglang_profiling = True
             await server.give_way()
-            return _ForwardedRequest(own[_START], body)
+            return _ForwardingResponse(own[_START], body)
         status, content = await http.answer_start(server, body)
         if status == 200:  # SGLang's profiling has ended: a profiling with num_steps needs no stop request
             sglang_profiling = False
@@ -113,7 +113,7 @@ def _add_routes(app: Any, server: serving.ServedEngine) -> None:
         nonlocal sglang_profiling
         if sglang_profiling:
             sglang_profiling = False
-            return _ForwardedRequest(own[_STOP], await request.body())
+            return _ForwardingResponse(own[_STOP], await request.body())
         status, content = await http.answer_stop(server)
         return JSONResponse(content, status)
 
@@ -124,7 +124,7 @@ def _add_routes(app: Any, server: serving.ServedEngine) -> None:
         app.router.routes.insert(0, Route(path, endpoint, methods=["GET", "POST"]))
 
 
-class _ForwardedRequest:
+class _ForwardingResponse:
     """Response that passes a request to SGLang's own route, although autoprof has already read the request's body."""
 
     def __init__(self, route: Any, body: bytes) -> None:

@@ -194,7 +194,7 @@ def executed() -> int:
 
 
 def finish(call: Call, error: BaseException | None = None) -> Generator[Wait, Any, None]:
-    """Close the open step, if any, as `OpenStep.close` does. An interruption of the call ends the step early."""
+    """Close the open step, if any, as `OpenStep.close` does. If a signal interrupts this, the step ends early."""
     run, step = runtime.current(), state.current
     if run is not None and step is not None:
         earlier_handler, call.on_interrupt = call.on_interrupt, step.drop

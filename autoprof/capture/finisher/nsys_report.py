@@ -24,7 +24,7 @@ from autoprof.rundir.file_names import NAMED, NSYS_REPORT
 # Ending of the unfinished file from which nsys makes a report.
 _UNFINISHED = ".qdstrm"
 OWN_COMMAND = "the report is where your own nsys command writes it"
-_STILL_S = 2.0
+_UNCHANGED_S = 2.0
 _PAUSE_S = 0.2
 _LONG_PAUSE_S = 2.0
 
@@ -74,7 +74,7 @@ def _wait(description: dict[str, Any], raw: str, at_users_cost: bool) -> str:
         shape = (os.path.getsize(path), os.path.getmtime(path)) if path else (0, 0.0)
         if shape != last_shape:
             last_shape, last_change = shape, now
-        elif path and now - last_change >= _STILL_S:
+        elif path and now - last_change >= _UNCHANGED_S:
             return path
         if not process_ended and not os.path.exists(f"/proc/{description['pid']}"):
             process_ended, soon_until = True, now + patience_s

@@ -194,7 +194,7 @@ def has_ended() -> bool:
 def _enabled() -> bool:
     """Return True if torch records this thread.
 
-    Return False during a recording by `profile_all_threads` and during a profiler's warm-up: torch does not show them.
+    torch does not report a recording by `profile_all_threads` and the warm-up of a profiler, so both give False.
     """
     autograd = sys.modules.get("torch.autograd")
     return autograd is not None and bool(autograd._profiler_enabled())

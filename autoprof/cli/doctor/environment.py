@@ -253,7 +253,7 @@ def _check_recipes(report: Report, recipe_places: Sequence[str]) -> None:
     for file in catalog.recipe_files(recipe_places):
         if file.origin != catalog.OWN:
             report.facts[f"recipe {file.name}"] = f"{file.path}, from {file.origin}"
-    report.problems += catalog.place_problems()
+    report.problems += catalog.unreadable_places()
 
 
 def _check_versions(report: Report, versions: dict[str, str], recipe_places: Sequence[str]) -> None:

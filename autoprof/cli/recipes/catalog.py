@@ -34,7 +34,7 @@ class RecipeFile(NamedTuple):
 
     @property
     def targets(self) -> list[str]:
-        """Return the import names of the targets, from the beginning of the file's name."""
+        """Return the import names of the targets: `trl` and `swift` for a file called `trl+swift.toml`."""
         return self.name.partition(".")[0].split("+")
 
 
@@ -55,7 +55,7 @@ def recipe_files(extra: Iterable[str] = ()) -> list[RecipeFile]:
     return list({file.path: file for file in files}.values())
 
 
-def place_problems() -> Iterator[str]:
+def unreadable_places() -> Iterator[str]:
     """Yield a message for each entry point that declares recipes, but names no package with recipe files."""
     for entry in entry_points.declared(sys.path):
         subject = f"{entry.distribution}: entry point {entry.name!r} of {entry_points.GROUP} names {entry.value!r}"

@@ -200,7 +200,7 @@ def _checked_in_child(paths: list[str]) -> _Checked:
     """Check recipe files in a child process.
 
     Return a dict from path to two values: a text that names the targets that the file was checked against, and the
-    findings.
+    errors and warnings.
     """
     if not paths:
         return {}

@@ -115,7 +115,7 @@ def run(parsed: argparse.Namespace) -> int:
     else:
         _show(entries)
     problems = [entry.problem for entry in entries if entry.problem] + (
-        [] if parsed.name else list(catalog.place_problems())
+        [] if parsed.name else list(catalog.unreadable_places())
     )
     for problem in problems:
         complain(problem, 1)

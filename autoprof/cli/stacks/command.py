@@ -192,7 +192,7 @@ def _open_span_lines(processes: Sequence[ProcessStacks]) -> Iterator[str]:
 
 
 def _other_lines(all_groups: Sequence[Group]) -> Iterator[str]:
-    """Yield an output line for each group of other threads: their number, the innermost function, and their names."""
+    """Yield an output line for each group of threads without a span: their number, innermost function and names."""
     if all_groups:
         yield from ("", "other threads:")
     for group in all_groups[:_MAX_OTHERS]:

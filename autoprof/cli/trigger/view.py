@@ -90,7 +90,7 @@ class RunAccess(Protocol):
     def look(self, steps: Sequence[int] = ()) -> list[View]:
         """Return the current views of the run. The first view is from the node that counts the steps.
 
-        If `steps` is given, return also the views of the other nodes with the folders of these steps.
+        If `steps` is given, also return the views of the other nodes. They contain the folders of these steps.
 
         Raises:
             Gone: The run can no longer be reached.
@@ -344,7 +344,7 @@ class InRay:
     def look(self, steps: Sequence[int] = ()) -> list[View]:
         """Return the current views of the run. The first view is from the node that counts the steps.
 
-        If `steps` is given, return also the views of the other nodes with the folders of these steps.
+        If `steps` is given, also return the views of the other nodes. They contain the folders of these steps.
 
         Raises:
             Gone: The node that counts the steps is gone or does not answer.

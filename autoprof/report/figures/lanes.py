@@ -192,7 +192,9 @@ class Lanes:
         """
         lanes = list(lanes)
         workers = [lane for lane in lanes if lane.file != self._driver]
-        drivers = [line for lane in lanes if lane.file == self._driver for line in lane.spans() if _is_stage(line)]
+        driver_stages = [
+            line for lane in lanes if lane.file == self._driver for line in lane.spans() if _is_stage(line)
+        ]
         working_times = Union(piece for lane in workers for piece in lane.busy.within(self._start, self._end))
         pieces = working_times.pieces()
         if not pieces:
@@ -205,12 +207,12 @@ class Lanes:
         }
         loops = any(lane.role == "agent_loop" for lane in workers)
         if loops and words.GENERATION not in recorded_meanings | {
-            words.meaning(line.name, stage_kind=line.stage_kind) for line in drivers
+            words.meaning(line.name, stage_kind=line.stage_kind) for line in driver_stages
         }:
             return []
         unrecorded_times = Union(
             (line.start_ns, line.end_ns)
-            for line in drivers
+            for line in driver_stages
             if (meaning := words.meaning(line.name, stage_kind=line.stage_kind)) not in recorded_meanings
             and meaning not in (words.SCORING, words.TRAINING, OTHER)
         )
@@ -221,12 +223,14 @@ class Lanes:
         for start, end in working_times.without(pieces[0][0], pieces[-1][1]):
             for low, high in unrecorded_times.without(start, end):
                 if high - low >= _MIN_GAP_NS:
-                    gaps.append(self._gap(low, high, start, end, workers, drivers))
+                    gaps.append(self._gap(low, high, start, end, workers, driver_stages))
         return gaps
 
-    def _gap(self, low: int, high: int, start: int, end: int, workers: list[LaneSpans], drivers: list[Line]) -> Gap:
+    def _gap(
+        self, low: int, high: int, start: int, end: int, workers: list[LaneSpans], driver_stages: list[Line]
+    ) -> Gap:
         span_before, span_after = _edge(workers, start, 1), _edge(workers, end, 0)
-        owners = segments([(line.name, line.start_ns, line.end_ns) for line in drivers], low, high)
+        owners = segments([(line.name, line.start_ns, line.end_ns) for line in driver_stages], low, high)
         longest_owner = max(owners, key=lambda owner: owner[2] - owner[1], default=(OTHER, low, low))
         covered_ns = sum(owner[2] - owner[1] for owner in owners)
         driver_stage = longest_owner[0] if 2 * covered_ns >= high - low else OTHER
@@ -245,9 +249,11 @@ class Lanes:
     def path(self, lanes: Iterable[LaneSpans]) -> list[PathPart]:
         """Return the stages of the driver, ordered by start, each with the worker's span that ended last in it."""
         lanes = list(lanes)
-        drivers = [line for lane in lanes if lane.file == self._driver for line in lane.spans() if _is_stage(line)]
-        driver_spans = [(line.name, line.start_ns, line.end_ns) for line in drivers if line.kind == "timer"]
-        driver_spans = driver_spans or [(line.name, line.start_ns, line.end_ns) for line in drivers]
+        driver_stages = [
+            line for lane in lanes if lane.file == self._driver for line in lane.spans() if _is_stage(line)
+        ]
+        driver_spans = [(line.name, line.start_ns, line.end_ns) for line in driver_stages if line.kind == "timer"]
+        driver_spans = driver_spans or [(line.name, line.start_ns, line.end_ns) for line in driver_stages]
         spans = [
             (line.end_ns, line, lane)
             for lane in lanes

@@ -112,8 +112,8 @@ class Distinct:
         """
         if not 0 < span.start_ns <= span.end_ns or (span.step is not None and not self.has("step", span.step)):
             return None
-        replaced_fields = [what for what in ("name", "role") if not self.has(what, getattr(span, what))]
-        changes: dict[str, str | int] = dict.fromkeys(replaced_fields, OTHER_NAMES)
+        unknown_fields = [what for what in ("name", "role") if not self.has(what, getattr(span, what))]
+        changes: dict[str, str | int] = dict.fromkeys(unknown_fields, OTHER_NAMES)
         if shift_ns:
             changes |= {"start_ns": span.start_ns + shift_ns, "end_ns": span.end_ns + shift_ns}
         return msgspec.structs.replace(span, **changes) if changes else span

@@ -108,8 +108,8 @@ def _sample(
     here = f"; it is in {work.place}" if work is not None else ""
     if (work is None or not work.own) and (only_process := elsewhere(processes)):
         here = f"; {only_process}"
-    owner = where(msgspec.structs.replace(span, role="")) or name
-    text = f"{owner} has waited {seconds(age)} {activity}{here}"
+    waiting_unit = where(msgspec.structs.replace(span, role="")) or name
+    text = f"{waiting_unit} has waited {seconds(age)} {activity}{here}"
     if len(late_spans) > 1:
         thing = "request" if kind == "request" else "sample"
         text = f"{several(len(late_spans), thing)} have waited up to {seconds(age)} {activity}{here}"
