@@ -16,8 +16,9 @@ with seam.suppress(ImportError):
     import typing_extensions  # noqa: F401
 from autoprof.capture import cupti, recorder
 
-# `dispatch` is imported here because the first call of a hook must not import. If another thread imported it during a
-# fork, the child would wait for that import forever.
+# The first call of a hook and the first capture must not import these modules. If another thread imported one during a
+# fork, the child would wait for that import forever. Python's import also loses an `OSError` of a signal handler.
+from autoprof.capture.profilers import memory, npu, nsys, torch  # noqa: F401
 from autoprof.hooks import dispatch, main_script, patching, recipe, registry, returned  # noqa: F401
 from autoprof.run import end, process_state, runtime, torchrun, watcher
 from autoprof.run.runtime import Runtime
@@ -95,8 +96,6 @@ def join() -> Runtime | None:
                 # Torch reads these variables when it makes the first process group, long after its import.
                 process_state.enable_flight_record(os.environ)
             if run.settings.memory.oom:
-                from autoprof.capture.profilers import memory
-
                 memory.watch_out_of_memory(run, recorder.subject)
             if run.started_here or not command.THIS.ray_worker:
                 _state.end_first()

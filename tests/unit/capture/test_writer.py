@@ -99,6 +99,7 @@ def test_what_can_not_even_be_said_in_a_meta_file_is_the_problem_of_its_placemen
     recording.stop()
     recording.wait()
     assert recording.open().problem == "OSError: disk full"
+    assert list(run.rundir.path.rglob("*.part")) == []
 
 
 def test_without_a_thread_it_is_written_here(mocker: Any) -> None:
