@@ -137,7 +137,7 @@ class EngineActor(Behaviour):
 
     Attributes:
         engine: Path from a parameter of the call to the engine. On a node without an engine, the value is missing or
-            None.
+            not set.
         node_rank: Path from a parameter of the call to the number of the actor's node in the replica. Only node 0 has
             an engine.
     """

@@ -86,6 +86,7 @@ def test_passes_in_another_thread_do_not_stop_the_recording_there(start: Any) ->
     assert found(run)[0]["state"] == "complete"
 
 
+@pytest.mark.needs("torch")
 def test_a_capture_that_is_cut_before_its_first_pass_answers_the_reason(start: Any) -> None:
     run = start(rollout_iterations="5:7", contents=("cpu",))
     worker = V032()
