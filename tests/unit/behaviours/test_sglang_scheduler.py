@@ -71,13 +71,13 @@ def test_ranks_are_told_apart_in_every_release(
 ) -> None:
     scheduler = Scheduler(**ranks)
     request = Request(action="start", rank=4, replicas_in_one=not data_parallel_attention)
-    assert sglang_scheduler._place(scheduler, request) == (rank, part)
+    assert sglang_scheduler._rank_and_part(scheduler, request) == (rank, part)
     # Since 0.5.13: in `ps` of the scheduler's profiler manager.
-    assert sglang_scheduler._place(SimpleNamespace(ps=scheduler), request) == (rank, part)
+    assert sglang_scheduler._rank_and_part(SimpleNamespace(ps=scheduler), request) == (rank, part)
     # 0.5.23: from a function; the number of data-parallel ranks has another name there.
     told = {"num_dp_ranks" if name == "dp_size" else name: value for name, value in vars(scheduler).items()}
     monkeypatch.setattr(sglang_scheduler, "_parallel", lambda: SimpleNamespace(**told))
-    assert sglang_scheduler._place(SimpleNamespace(), request) == (rank, part)
+    assert sglang_scheduler._rank_and_part(SimpleNamespace(), request) == (rank, part)
 
 
 def test_stages_have_a_trace_each_whatever_comes_between(run: Runtime) -> None:
