@@ -28,7 +28,7 @@ _OPTIMIZED, _VARARGS = 0x01, 0x04
 # Maximum number of calls of `work` by `undo`. A call is interrupted if the user presses Ctrl-C once more.
 _MAX_CALLS = 4
 # Reason in meta files of captures that ended early.
-AT_WORK = "autoprof was interrupted at its work"
+AT_WORK = "autoprof was interrupted, or the stage was never left"
 
 
 def pass_on(error: BaseException) -> None:

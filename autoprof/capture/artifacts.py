@@ -358,7 +358,6 @@ class Artifacts:
             seam.pass_on(error)
             self.problem = f"{type(error).__name__}: {error}"
             log.warning(f"{place}: {self.problem}")
-            self.give_back()  # with the lock file, the capture would look like that of a killed process
         # The .part files are removed last, because other processes wait for the capture while a .part file exists.
         files.remove(*raw_paths)
         self.has_failed = True

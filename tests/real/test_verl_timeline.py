@@ -38,7 +38,7 @@ def test_the_drivers_timers_equal_those_that_verl_prints(v1: VerlRun, step: int)
     printed, took = v1.timed(step), {span["name"]: (span["end_ns"] - span["start_ns"]) / 1e9 for span in timers}
     differences = sorted(abs(took[name] - printed[name]) / max(1, printed[name]) for name in TIMERS)
     assert differences[-2] < 0.05
-    assert differences[-1] < 2
+    assert differences[-1] < 0.25
 
 
 @pytest.mark.parametrize("step", [1, 2, 3, 4])
@@ -112,7 +112,7 @@ def test_the_seconds_of_stages_equal_those_that_verl_logs(v1: VerlRun) -> None:
             max(timed[name] - cost - row.stages[name], row.stages[name] - timed[name]) for name in TIMERS
         )
         assert differences[-2] < 0.02
-        assert differences[-1] < 2
+        assert differences[-1] < 0.25
         assert sum(row.stages.values()) == pytest.approx(row.seconds)
         assert row.samples == 4
         assert row.tokens_per_s

@@ -24,6 +24,9 @@ from autoprof.rundir.records import CollectedFile, OutOfMemoryMeta
 from autoprof.rundir.runs import UNFINISHED, CaptureFile, Run
 from autoprof.windows import requests
 
+# Reason why a file of a capture is not complete.
+_CUT_OFF = "its process ended while writing it, or the disk was full"
+
 
 def check_deaths(report: Report, run: Run) -> bool:
     """If processes died, put the likely first cause in front of the other problems of a report, and return True."""
@@ -237,7 +240,7 @@ def _check_captures(report: Report, run: runs.Run) -> None:
             if capture.state == UNFINISHED and run.state.startswith("running"):
                 continue
             if capture.state != "complete":
-                reason = capture.meta.reason or "its process ended while writing it"
+                reason = capture.meta.reason or _CUT_OFF
                 report.problems.append(f"step {step.number}, {capture.name}: {capture.state}, {reason}")
             elif capture.meta.reason == NOT_ANALYSED:
                 report.notes.append(f"step {step.number}, {capture.name}: {NOT_ANALYSED}; run autoprof analyse")
@@ -247,7 +250,7 @@ def _check_captures(report: Report, run: runs.Run) -> None:
     captures = [capture.name for step in run.steps for capture in step.captures]
     for part in RunDir(Path(run.path)).parts() if run.state != "running" else ():
         if not any(part.name.startswith(name) for name in captures):
-            report.notes.append(f"{part.relative_to(run.path)}: its process ended while writing it")
+            report.notes.append(f"{part.relative_to(run.path)}: {_CUT_OFF}")
 
 
 def _check_end(report: Report, run: runs.Run) -> None:

@@ -22,6 +22,7 @@ from autoprof.capture.profilers import foreign
 from autoprof.capture.profilers import torch as torch_profiler
 from autoprof.hooks.behaviour import Call
 from autoprof.run import end
+from autoprof.rundir import file_names
 from tests.support.captures import SUBJECT, finished
 from tests.support.helpers import TORCH
 
@@ -99,7 +100,8 @@ def test_what_can_not_even_be_said_in_a_meta_file_is_the_problem_of_its_placemen
     recording.stop()
     recording.wait()
     assert recording.open().problem == "OSError: disk full"
-    assert list(run.rundir.path.rglob("*.part")) == []
+    # The lock file stays, so that `autoprof ls` lists the lost capture.
+    assert [path.name.endswith(file_names.TAKEN) for path in run.rundir.path.rglob("*.part")] == [True]
 
 
 def test_without_a_thread_it_is_written_here(mocker: Any) -> None:
