@@ -203,7 +203,8 @@ def _end(pid: int) -> None:
                 empty_run.report()
     finally:
         if at_last is not None:
-            at_last()
+            with _Guard("could not keep the exit status", _say):
+                at_last()
 
 
 def install() -> None:
