@@ -20,7 +20,7 @@ from autoprof.capture import cupti, recorder
 # fork, the child would wait for that import forever. Python's import also loses an `OSError` of a signal handler.
 from autoprof.capture.profilers import memory, npu, nsys, torch  # noqa: F401
 from autoprof.hooks import dispatch, main_script, patching, recipe, registry, returned  # noqa: F401
-from autoprof.run import end, process_state, runtime, torchrun, watcher
+from autoprof.run import end, runtime, stacks, torchrun, watcher
 from autoprof.run.runtime import Runtime
 
 
@@ -94,7 +94,7 @@ def join() -> Runtime | None:
                 stats.attach(run)
             if watcher.hang_limits(run.settings.when)[0]:
                 # Torch reads these variables when it makes the first process group, long after its import.
-                process_state.enable_flight_record(os.environ)
+                stacks.enable_flight_record(os.environ)
             if run.settings.memory.oom:
                 memory.watch_out_of_memory(run, recorder.subject)
             if run.started_here or not command.THIS.ray_worker:

@@ -33,11 +33,10 @@ from autoprof.capture.artifacts import Subject
 from autoprof.capture.finisher import job
 from autoprof.config.settings import Settings
 from autoprof.hooks import recipe, registry
-from autoprof.run import clocks, end, hook_log
-from autoprof.run.info import RunInfo
-from autoprof.run.runtime import Runtime
-from autoprof.run.timeline import Span
-from autoprof.rundir import decoder, file_names, layout
+from autoprof.run import clocks, end, journal
+from autoprof.run.journal import Span
+from autoprof.run.runtime import RunInfo, Runtime
+from autoprof.rundir import file_names, layout
 from autoprof.rundir.records import (
     CaptureMeta,
     Clock,
@@ -84,7 +83,7 @@ def played(host: str, pid: int, clock: PlayedClock, title: str = COMMAND) -> Ite
     """Until the `with` block ends, make autoprof's code see a simulated process: host name, pid, time and title."""
     values: list[tuple[Any, str, Any]] = [
         (identity, "HOST", host),
-        (hook_log, "process_title", lambda: title),
+        (journal, "process_title", lambda: title),
         (originals.os, "getpid", lambda: pid),
         (originals.time, "time", clock.unix_s),
         (originals.time, "time_ns", clock.unix_ns),
@@ -137,7 +136,7 @@ def finish(folder: Path, shape: Shape) -> None:
     with played(shape.hosts[0], attempt.pid(0), clock):
         run = Runtime(info(folder, shape, attempt))
         # A real process has read this value when it resumed the run.
-        run._earlier = decoder.read(run.rundir.run_json, RunFile).earlier
+        run._earlier = layout.read_json(run.rundir.run_json, RunFile).earlier
         run.nodes = [{"id": _node(host), "host": host, "directory": str(folder)} for host in shape.hosts]
         end.end_run(run)
 

@@ -24,8 +24,7 @@ from autoprof.hooks import behaviour as behaviours
 from autoprof.hooks import registry
 from autoprof.hooks.wrapper import wrap
 from autoprof.run import runtime
-from autoprof.run.info import RunInfo
-from autoprof.run.runtime import Runtime
+from autoprof.run.runtime import RunInfo, Runtime
 from tests.support import helpers, packages, processes
 from tests.support.helpers import clean_environment
 

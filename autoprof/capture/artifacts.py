@@ -24,8 +24,8 @@ from autoprof.capture.profilers import Tool
 from autoprof.capture.profilers.memory import MemoryTool
 from autoprof.config.settings import Settings
 from autoprof.config.values import GROUP, MERGE
+from autoprof.run.journal import Span
 from autoprof.run.runtime import Runtime
-from autoprof.run.timeline import Span
 from autoprof.rundir import file_names, layout
 from autoprof.rundir.records import EXPORT, CaptureMeta, Clock, Moment
 

@@ -55,8 +55,8 @@ def main() -> None:
 def _copy(run: Path, to: str) -> None:
     """Copy an ended run to the URL `to`. Log NoTarget and OSError instead of raising them."""
     from autoprof.base import log, seam
-    from autoprof.run.collect.gather import warn_missing
-    from autoprof.run.collect.upload import NoTarget, Sending
+    from autoprof.run.gather import warn_missing
+    from autoprof.run.upload import NoTarget, Sending
 
     log.configure("warning")
     try:

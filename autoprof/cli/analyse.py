@@ -14,7 +14,7 @@ from autoprof.capture.finisher import job
 from autoprof.cli import arguments, console
 from autoprof.cli.console import complain
 from autoprof.cli.documents import Analysed, Analyses
-from autoprof.rundir import decoder, file_names, layout, runs
+from autoprof.rundir import file_names, layout, runs
 from autoprof.rundir.file_names import META, NPU_ANALYSED
 from autoprof.rundir.layout import RunDir
 from autoprof.rundir.records import CaptureMeta
@@ -103,7 +103,7 @@ def _check_torch_npu() -> None:
 def _record_analysis(folder: Path) -> None:
     """Update the meta file of the capture with this folder: clear the reason `not analysed`, and set the new size."""
     path = folder.with_name(file_names.FOLDER.sub("", folder.name) + META)
-    if meta := decoder.fields(path, CaptureMeta):
-        reason = decoder.record(meta, CaptureMeta).reason
+    if meta := layout.fields(path, CaptureMeta):
+        reason = layout.record(meta, CaptureMeta).reason
         reason = "" if reason == file_names.NOT_ANALYSED else reason
         layout.write_json(path, meta | {"reason": reason, "bytes": files.size(str(folder))})

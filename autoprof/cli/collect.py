@@ -17,11 +17,10 @@ from autoprof.base.redact import url as redacted
 from autoprof.cli import arguments, console
 from autoprof.cli.console import complain
 from autoprof.cli.documents import Collected
-from autoprof.run import cluster
-from autoprof.run.collect import gather
-from autoprof.run.collect.gather import Busy
-from autoprof.run.collect.upload import NoTarget, Sending, lacks
-from autoprof.rundir import decoder, processes, runs
+from autoprof.run import cluster, gather
+from autoprof.run.gather import Busy
+from autoprof.run.upload import NoTarget, Sending, lacks
+from autoprof.rundir import layout, processes, runs
 from autoprof.rundir.file_names import COLLECTED, RUN
 from autoprof.rundir.layout import RunDir
 from autoprof.rundir.records import CollectedFile, RunFile
@@ -164,8 +163,8 @@ def _missing_without_cluster(run_path: Path, reason: str) -> list[str]:
 
     The driver of the run recorded the nodes in `run.json`. Return an empty list if no part is missing.
     """
-    info = decoder.read(run_path / RUN, RunFile)
-    collected = decoder.read(run_path / COLLECTED, CollectedFile)
+    info = layout.read_json(run_path / RUN, RunFile)
+    collected = layout.read_json(run_path / COLLECTED, CollectedFile)
     single_node = info.state in (runs.ENDED, runs.FAILED) and not info.nodes
     if single_node or (collected.when is not None and not collected.missing):
         return []

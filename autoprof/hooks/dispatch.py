@@ -19,7 +19,7 @@ from autoprof.base.originals import threading
 from autoprof.capture import recorder
 from autoprof.hooks import registry
 from autoprof.hooks.behaviour import Around, Call, Outcome, Reply, Wait
-from autoprof.run import call_counts, cluster, runtime
+from autoprof.run import cluster, runtime
 
 
 class InThread(Wait):
@@ -317,8 +317,8 @@ class HookCall(Call):
             if wait is None and self._called:
                 self._around.close()
                 raise RuntimeError("the behaviour yielded to the call twice")
-            if wait is None and call_counts.state.on:
-                call_counts.add(self.key, fired=self._concerns)
+            if wait is None and runtime.call_counts.on:
+                runtime.call_counts.add(self.key, fired=self._concerns)
             return wait
         except BaseException as error:
             # If the generator has returned, the traceback of the StopIteration has only this frame.
@@ -344,10 +344,10 @@ class HookCall(Call):
         behaviour = registry.behaviour(self.key)
         if behaviour is None:
             return None
-        counts = call_counts.state.on
+        counts = runtime.call_counts.on
         if (behaviour.when or behaviour.unless) and not behaviour.applies(self):
             if counts:
-                call_counts.add(self.key, fired=False)
+                runtime.call_counts.add(self.key, fired=False)
             return None
         if counts:
             self._concerns = behaviour.concerns(self)

@@ -22,7 +22,7 @@ from autoprof.base.originals import os
 from autoprof.config.settings import Settings
 from autoprof.hooks import recipe
 from autoprof.hooks.recipe import RecipeError, fits
-from autoprof.rundir import decoder, processes, ranks
+from autoprof.rundir import layout, processes, ranks
 from autoprof.rundir.processes import WAITING, merged_hooks
 from autoprof.rundir.records import HookLine, RunFile
 
@@ -76,7 +76,7 @@ def _end_for_another_program(run: Runtime) -> None:
     """
     from autoprof.run import end
 
-    info = decoder.read(run.rundir.run_json, RunFile)
+    info = layout.read_json(run.rundir.run_json, RunFile)
     this_process = (identity.HOST, os.getpid(), identity.start_ticks(os.getpid()))
     has_ranks = files.exists(run.rundir.path / ranks.FOLDER)
     if info.state == "running" and (info.host, info.pid, info.ticks) == this_process and not has_ranks:

@@ -31,7 +31,7 @@ from autoprof.base.originals import os
 from autoprof.hooks import registry
 from autoprof.hooks.recipe import BoundHook, outside
 from autoprof.hooks.wrapper import wrap, wrapped_by, wrapper_key
-from autoprof.run import call_counts, runtime
+from autoprof.run import runtime
 
 _TABLES = (dict, list, OrderedDict, defaultdict)
 # Types of the descriptor `__dict__` that Python itself puts into a class: for instances of the class, and for modules.
@@ -214,7 +214,7 @@ def _apply(hook: BoundHook, root: Any, path: str) -> None:
             run.hooks.skipped(hook, reason)
             return
         _patch(hook, root, path)
-        if (group := hook.behaviour.idle_unless()) and not call_counts.state.on:
+        if (group := hook.behaviour.idle_unless()) and not runtime.call_counts.on:
             registry.idle_unless(group, hook.key)
         run.hooks.applied(hook, outside(registry.target_version(run, hook.recipe), hook.recipe))
 

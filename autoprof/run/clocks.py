@@ -16,7 +16,7 @@ from autoprof.base import files, identity, process, seam, threads
 from autoprof.base.exception_text import described
 from autoprof.base.originals import threading, time
 from autoprof.run import cluster
-from autoprof.run.hook_log import HookLog
+from autoprof.run.journal import HookLog
 from autoprof.rundir.layout import RunDir
 from autoprof.rundir.records import Offset
 

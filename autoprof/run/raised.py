@@ -1,23 +1,25 @@
 """Converter of exceptions to records: the type, the text and the stack of an exception.
 
-It also finds the uncaught exception that ends this process, and writes the exit status of the process that started a
-run.
+The module also decides which exceptions get a `raised` line, finds the uncaught exception that ends this process, and
+writes the exit status of the process that started a run.
 """
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import re
 import sys
+from collections import Counter
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from autoprof import _boot
 from autoprof.base import exception_text, exceptions, files, log, seam
-from autoprof.base.originals import os
+from autoprof.base.originals import os, time
 from autoprof.base.redact import hidden, writable
-from autoprof.rundir.records import Frame, NamedProcess, Raised
+from autoprof.rundir.records import Frame, Line, NamedProcess, Raised, RaisedLine
 
 # Maximum number of functions that are kept of a stack: the innermost functions.
 _MAX_FRAMES = 30
@@ -283,6 +285,77 @@ def _bytes(number: str, unit: str) -> int:
     with seam.suppress(ValueError, KeyError):
         return min(int(float(number) * _UNITS[unit[0].lower()]), 1 << 62)
     return 0
+
+
+# Exceptions that a working program raises too, so they get no journal line.
+_NO_FAULT = (StopIteration, StopAsyncIteration, GeneratorExit, KeyboardInterrupt, asyncio.CancelledError)
+# Maximum number of `raised` lines for stages and windows that a process writes.
+_MAX_STAGE_LINES = 50
+# Kinds of spans for which an exception means that a sample is lost. Exceptions of tools and turns may be caught later.
+_LOST = ("sample", "reward")
+# Maximum number of `raised` lines for samples and rewards per LIMIT_BYTES of the file: for the same span name and
+# exception type, and for all of them.
+_MAX_ALIKE_LINES, _MAX_SAMPLE_LINES = 2, 20
+
+
+# After this number of bytes, samples and rewards get the full number of `raised` lines again.
+LIMIT_BYTES = 1 << 20
+
+
+class Exceptions:
+    """The part of the timeline that decides which exceptions of the process get a `raised` line.
+
+    Several threads may use this object.
+
+    Attributes:
+        count: The number of `raised` lines so far.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        # The id of the last exception, and the start of the span that it left: in stages, and in samples.
+        self._stage: tuple[int, int] = 0, 0
+        self._lost: tuple[int, int] = 0, 0
+        self._stages = self._samples = 0
+        self._alike: Counter[tuple[str, str, str]] = Counter()
+
+    def line(self, line: Line, error: BaseException) -> RaisedLine | None:
+        """Return the `raised` line for an exception that leaves a span, or None if the exception gets no line.
+
+        Args:
+            line: The journal line for the end of the span.
+            error: The exception.
+        """
+        if issubclass(type(error), _NO_FAULT):
+            return None
+        if not (self._takes_sample if line.kind in _LOST else self._takes_stage)(line, error):
+            return None
+        self.count += 1
+        return RaisedLine(time.time_ns(), line.kind, line.name, line.step, line.role, line.rank, of(error))
+
+    def again(self) -> None:
+        """Allow the full number of lines for samples again. Readers read only the end of a file."""
+        self._alike.clear()
+        self._samples = 0
+
+    def _takes_stage(self, line: Line, error: BaseException) -> bool:
+        if line.kind not in ("step", "stage", "window"):
+            return False
+        # If the exception already left a span that began later, it is now leaving the spans around that span.
+        is_leaving_outer_span = self._stage[0] == id(error) and line.start_ns <= self._stage[1]
+        self._stage = id(error), line.start_ns
+        self._stages += line.kind != "step"
+        return not is_leaving_outer_span and (line.kind == "step" or self._stages <= _MAX_STAGE_LINES)
+
+    def _takes_sample(self, line: Line, error: BaseException) -> bool:
+        is_leaving_outer_span = self._lost[0] == id(error) and line.start_ns <= self._lost[1]
+        self._lost = id(error), line.start_ns
+        key = line.kind, line.name, exceptions.type_name(error)
+        if is_leaving_outer_span or self._alike[key] >= _MAX_ALIKE_LINES or self._samples >= _MAX_SAMPLE_LINES:
+            return False
+        self._alike[key] += 1
+        self._samples += 1
+        return True
 
 
 def last_exception() -> BaseException | None:

@@ -1,7 +1,13 @@
-"""State of autoprof in one process of a run: settings, run directory, hooks, timeline and errors of autoprof."""
+"""This process as a part of its run: facts about the run, settings, hooks, timeline and errors of autoprof.
+
+The process that starts the run passes the facts to its child processes in the environment. If a launcher started the
+ranks, each rank takes its place in one common run.
+"""
 
 from __future__ import annotations
 
+import platform
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,20 +15,162 @@ from typing import Any
 import msgspec
 
 from autoprof import __version__, _boot
+from autoprof._boot import launch
 from autoprof.base import files, identity, log, process, seam
 from autoprof.base.exception_text import described
-from autoprof.base.originals import os, threading, time
-from autoprof.base.redact import hidden, hidden_in
-from autoprof.config import settings
+from autoprof.base.originals import json, os, threading, time
+from autoprof.base.redact import hidden, hidden_in, redacted
+from autoprof.config import settings, structs
+from autoprof.config.parsers import MAX_NAME_BYTES
+from autoprof.config.settings import Settings
 from autoprof.config.values import GROUP, SettingsError
 from autoprof.run import cluster, raised, watcher
-from autoprof.run.hook_log import HookLog
-from autoprof.run.info import RunInfo, hand_on, join_launch, read_info, with_id
-from autoprof.run.timeline import Timeline
-from autoprof.rundir import deaths, decoder, layout, processes, runs
+from autoprof.run.journal import HookLog, Timeline
+from autoprof.rundir import deaths, layout, processes, ranks, runs
 from autoprof.rundir.layout import RunDir
 from autoprof.rundir.ranks import Seat
 from autoprof.rundir.records import Attempt, Death, RunFile, RunNode, RunSettings
+
+
+@structs.complete
+class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """Facts about the run, from the process that started the run. All processes of the run have the same facts."""
+
+    id: str
+    directory: str
+    command: str
+    cwd: str
+    host: str
+    pid: int
+    started: float
+    python: str
+    settings: Settings
+    # Start time of the process that started the run (`identity.start_ticks`). Its pid may be reused.
+    ticks: int = 0
+    # User id of the process that started the run. Ray's workers may run as another user: the user of the cluster.
+    uid: int | None = None
+
+
+# Maximum number of characters of the command line, and of all facts in total. Linux allows 128 kB for one environment
+# variable, and often 2 MB for all variables and arguments (MAX_ARG_STRLEN and ARG_MAX).
+_MAX_COMMAND_CHARS = 1000
+_MAX_INFO_CHARS = 64_000
+
+
+def read_info(given: Mapping[str, object] | None = None, late: bool = False) -> tuple[RunInfo, Seat | None]:
+    """Return the facts about the run, and the place of this process among the ranks of a launch.
+
+    If the environment has the facts, they come from there. Otherwise this process starts the run: the facts come from
+    the settings, and are written to the environment for child processes. Only a process that starts a run and that a
+    launcher started as a rank has a place; otherwise the place is None.
+
+    Args:
+        given: Settings from the program. They replace settings from the environment.
+        late: True at the end of the run. A rank that has not joined the run before does not join it at the end.
+
+    Raises:
+        SettingsError: The settings are wrong, or too long for the environment.
+    """
+    info_text = os.environ.get(_boot.RUN_INFO)
+    if info_text:
+        return msgspec.json.decode(info_text, type=RunInfo), None
+    own_settings = settings.load(os.environ, Path(_boot.started_in()), given)
+    run_id = os.environ[_boot.RUN_ID]
+    if run_id in (".", "..", "latest") or os.sep in run_id:
+        raise SettingsError(f"{_boot.RUN_ID}: got {run_id[:80]!r}; it takes a folder's name other than 'latest'")
+    if len(os.fsencode(run_id)) > MAX_NAME_BYTES:
+        raise SettingsError(
+            f"{_boot.RUN_ID}: got {run_id[:20]!r}...; it takes a folder's name, of {MAX_NAME_BYTES} bytes at most"
+        )
+    info = RunInfo(
+        id=run_id,
+        directory=os.path.join(own_settings.dir, run_id),
+        command=redacted(getattr(sys, "orig_argv", sys.argv)),
+        cwd=os.getcwd(),
+        host=identity.HOST,
+        pid=os.getpid(),
+        ticks=identity.start_ticks(os.getpid()) or 0,
+        uid=os.geteuid(),
+        started=time.time(),
+        python=platform.python_version(),
+        settings=own_settings,
+    )
+    seat = None
+    # The module `_boot` has found the launch and has written these variables.
+    name, _, program = os.environ.get(launch.LAUNCH, "").partition(":")
+    rank = os.environ.get(launch.LAUNCH_RANK, "").partition("/")[0]
+    if program and rank.isdecimal() and not late:
+        chosen_id = os.environ.get(launch.LAUNCH_RUN_ID, "")
+        info, seat = join_launch(info, "" if chosen_id == name else chosen_id, name, program, int(rank))
+    hand_on(info)
+    if own_settings.recipes:
+        # Child processes may have another working directory and not find the settings file. So they get the recipes
+        # from the environment.
+        os.environ[_boot.RECIPES] = os.pathsep.join(own_settings.recipes)
+        _boot.add_recipes()
+    return info, seat
+
+
+def join_launch(info: RunInfo, run_id: str, name: str, program: str, rank: int) -> tuple[RunInfo, Seat | None]:
+    """Take the place of this process among the ranks of a launch.
+
+    Args:
+        info: The facts about the run that this process would start alone.
+        run_id: The id of the run that the user chose, or an empty text.
+        name: The name of the launch.
+        program: The random id of the program that the launcher started.
+        rank: The rank of this process.
+
+    Returns:
+        The facts about the common run of the ranks, and the place of this process. In these facts, the process that
+        joined first is the process that started the run. If the folder of the runs can't be written, return `info` and
+        None. The first applied hook then reports the problem.
+    """
+    own_settings = info.settings
+    files.open_to_group(own_settings.access == GROUP)
+    with seam.suppress(OSError):
+        seat = ranks.join(
+            Path(own_settings.dir), run_id, name, program, rank, again=name.startswith(launch.LAUNCH_AGAIN)
+        )
+        leader = seat.first
+        starter = {"host": leader.host, "pid": leader.pid, "ticks": leader.ticks, "started": leader.started}
+        return msgspec.structs.replace(with_id(info, seat.run_id), **starter), seat
+    return info, None
+
+
+def with_id(info: RunInfo, run_id: str) -> RunInfo:
+    """Return the facts with another run id, and with the run directory of that id."""
+    return msgspec.structs.replace(info, id=run_id, directory=os.path.join(info.settings.dir, run_id))
+
+
+def hand_on(info: RunInfo) -> None:
+    """Write the facts about the run to the environment, for the processes that this process starts.
+
+    Raises:
+        SettingsError: The facts are too long, or are not UTF-8.
+    """
+    own_settings = info.settings
+    # The URL to which the run is copied stays in this process, because the URL may contain a password.
+    public_settings = msgspec.structs.replace(own_settings, collect="1" if own_settings.collect else "")
+    cut_chars = len(info.command) - _MAX_COMMAND_CHARS
+    command = (
+        info.command if cut_chars <= 0 else f"{info.command[:_MAX_COMMAND_CHARS]}... ({cut_chars} characters more)"
+    )
+    public_info = msgspec.structs.replace(info, settings=public_settings, command=command)
+    try:
+        text = msgspec.json.encode(public_info).decode()
+    except UnicodeEncodeError as error:
+        seam.pass_on(error)
+        raise SettingsError(
+            f"{error.object[error.start - 20 if error.start > 20 else 0 : error.end + 20]!r} in the settings or the "
+            "working directory is not UTF-8; autoprof needs names in UTF-8"
+        ) from None
+    if len(text) > _MAX_INFO_CHARS:
+        raise SettingsError(
+            f"the settings are {len(text)} characters long; at most {_MAX_INFO_CHARS} can be handed to the processes "
+            "of a run; shorten the longest of them"
+        )
+    os.environ[_boot.RUN_ID], os.environ[_boot.RUN_INFO] = info.id, text
 
 
 class Runtime:
@@ -121,7 +269,7 @@ class Runtime:
 
         Do nothing if the earlier attempt is running, or if this process itself wrote `run.json`.
         """
-        info = decoder.read(self.rundir.run_json, RunFile)
+        info = layout.read_json(self.rundir.run_json, RunFile)
         own = (self.info.host, self.info.pid, self.info.ticks)
         state = runs.state(info, self.rundir.path)
         if (info.host, info.pid, info.ticks) == own or state == "running":
@@ -182,7 +330,7 @@ class Runtime:
             no_hooks: The reason why no hook was applied in any process, or an empty text if a hook was applied.
         """
         # Another rank, or an earlier program of this process, may have written the attempts.
-        self._earlier = self._earlier or decoder.read(self.rundir.run_json, RunFile).earlier
+        self._earlier = self._earlier or layout.read_json(self.rundir.run_json, RunFile).earlier
         error = raised.exception_type() or (self.seat.errors() if self.seat is not None else "")
         error = "" if self.stopped else error
         result = {"ended": time.time(), "state": runs.FAILED if error else runs.ENDED}
@@ -199,7 +347,7 @@ class Runtime:
         exception = raised.uncaught()
         died: list[Death] = []
         with seam.suppress(OSError):  # another process has removed the files
-            info = decoder.read(self.rundir.run_json, RunFile)
+            info = layout.read_json(self.rundir.run_json, RunFile)
             died = deaths.find(self.rundir.path, info, over=False, own=exception)
         fields = {"exception": exception, "died": died}
         return {name: msgspec.to_builtins(value) for name, value in fields.items() if value}
@@ -321,3 +469,72 @@ def switched_off(key: str, reason: str) -> None:
     log.warning(f"{key}: {reason}")
     if _state.run is not None:
         _state.run.hooks.switched_off(key, reason)
+
+
+# `autoprof recipes --try` sets this variable for the processes that it starts. Each of them then counts calls of hooks.
+TRY_VARIABLE = "AUTOPROF_TRY"
+# Folder with the counts: `calls/<host>-<pid>.<random>.txt`.
+CALLS = "calls"
+_COUNT_DIGITS = 15
+
+
+class _CallCounts(process.State):
+    """Counter of the calls of each hook in each step, for `autoprof recipes --try`.
+
+    Each change of a count is written immediately, so that a killed process loses no count.
+
+    Attributes:
+        on: True if this process counts calls.
+    """
+
+    def begin(self) -> None:
+        self.on = bool(os.environ.get(TRY_VARIABLE))
+        self._forget()
+
+    def in_child(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+        self._forget()
+
+    def _forget(self) -> None:
+        """Forget the file and the counts. The next count begins a new file."""
+        # Reentrant: a signal handler may call a hooked function while a count is written.
+        self._lock = threading.RLock()
+        self._file = -1
+        self._end = 0
+        # Dict from hook, step and `fired` to the position in the file and the count.
+        self._counts: dict[tuple[str, int | None, bool], list[int]] = {}
+
+    def add(self, key: str, fired: bool) -> None:
+        """Count a call of the function that the hook `key` hooks, in the current step.
+
+        `fired` is true if the hook applies to this call, for example because the conditions of the hook are met.
+        """
+        run = current()
+        if run is None:
+            return
+        try:
+            with self._lock:
+                count_key = key, cluster.known_step(), fired
+                entry = self._counts.get(count_key)
+                if entry is None:
+                    entry = self._counts[count_key] = self._new(run.rundir, count_key)
+                entry[1] += 1
+                os.pwrite(self._file, b"%0*d" % (_COUNT_DIGITS, entry[1]), entry[0])
+        except OSError as error:
+            seam.pass_on(error)
+            self.on = False
+
+    def _new(self, directory: RunDir, count_key: tuple[str, int | None, bool]) -> list[int]:
+        if self._file < 0:
+            folder = directory.make(directory.path / CALLS)
+            name = f"{identity.HOST}-{os.getpid()}.{os.urandom(4).hex()}.txt"
+            self._file = files.create(folder / name, held=True)
+        line = json.dumps(count_key).encode() + b" "
+        offset = self._end + len(line)
+        os.pwrite(self._file, line + b"0" * _COUNT_DIGITS + b"\n", self._end)
+        self._end = offset + _COUNT_DIGITS + 1
+        return [offset, 0]
+
+
+call_counts = _CallCounts()

@@ -26,7 +26,7 @@ from autoprof.base.units import seconds as in_words
 from autoprof.config.conditions import HANG, Condition
 from autoprof.config.settings import Settings
 from autoprof.run import stacks
-from autoprof.run.timeline import Span, Timeline
+from autoprof.run.journal import Span, Timeline
 from autoprof.rundir import file_names, layout
 from autoprof.rundir.layout import CRASHES, RunDir
 from autoprof.rundir.records import HANGS, MAX_STACKS_BYTES, STACKS, WHY, Why

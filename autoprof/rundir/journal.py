@@ -11,7 +11,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, TypeAlias
+from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
 import msgspec
 from msgspec import Struct
@@ -19,7 +19,7 @@ from msgspec import Struct
 from autoprof.base import files, seam
 from autoprof.base.originals import io
 from autoprof.base.redact import writable
-from autoprof.rundir import decoder, file_names
+from autoprof.rundir import file_names, layout
 from autoprof.rundir.cache import Stamp, stamp
 from autoprof.rundir.layout import RunDir
 from autoprof.rundir.records import (
@@ -80,6 +80,25 @@ _BATCH_LINES = 128
 _OTHER_KINDS = frozenset((b"proc", b"hook", b"erro", b"begu", b"drop", b"exit", b"rais", b"memo"))
 _decode_batch = msgspec.json.Decoder(list[Line]).decode
 _decode_any = msgspec.json.Decoder().decode
+
+
+_decode_line = msgspec.json.Decoder(Line).decode
+
+
+def span_line(content: bytes) -> Line:
+    """Decode the journal line of an ended span.
+
+    For a line of another kind, only the fields that also belong to `Line` are set. All other fields are blank.
+
+    Raises:
+        msgspec.DecodeError: The line is not valid.
+        UnicodeDecodeError: The line is not UTF-8.
+        RecursionError: The line is nested too deeply.
+    """
+    try:
+        return _decode_line(content)
+    except msgspec.ValidationError:
+        return msgspec.convert({**layout.blanks(Line), **msgspec.json.decode(content, type=dict[str, Any])}, Line)
 
 
 class Batch(NamedTuple):
@@ -143,7 +162,7 @@ class SpanReader:
             self.left_out[journal.name, "too long"] += 1
             return None
         with seam.suppress(*NO_LINE):
-            return decoder.line(text)
+            return span_line(text)
         if text.strip() and not is_foreign(text):
             self.left_out[journal.name, "truncated, or not a span"] += 1
         return None
@@ -280,7 +299,7 @@ def decoded(text: bytes) -> AnyLine | Line | None:
     try:
         if text[9:13] in _OTHER_KINDS:
             return _decode_other(text)
-        span = decoder.line(text)
+        span = span_line(text)
     except NO_LINE as error:
         seam.pass_on(error)
         return None

@@ -12,11 +12,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 from msgspec import Struct, structs
 
 from autoprof.base import files, identity, seam
 from autoprof.base.originals import io, os
-from autoprof.rundir import file_names, journal
+from autoprof.rundir import cache, file_names, journal
+from autoprof.rundir.cache import Stamp
 from autoprof.rundir.layout import CRASHES, RunDir
 from autoprof.rundir.records import (
     BegunLine,
@@ -505,6 +507,99 @@ def _live_state(host: str, pid: int, namespace: int, ticks: int) -> str:
         return ELSEWHERE
     began = identity.start_ticks(pid)
     return RUNNING if began is not None and ticks in (0, began) else GONE
+
+
+# Name of the part of the cache with the states of processes.
+_PART = "processes"
+
+
+def read_cached(run: Path) -> list[ProcessState]:
+    """Return the last states of the processes of a run that have a journal. Skip journals that can't be read."""
+    paths = RunDir(run).lines("journal")
+    folds = _Folds(run, paths)
+    states = [at_present(folded, path) for path in paths if (folded := folds.of(path)) is not None]
+    folds.keep()
+    return without_replaced(states)
+
+
+class _CachedFold(Struct, array_like=True):
+    """State of a process after the last line of its journal.
+
+    Attributes:
+        stamp: The inode, size and time of change of the journal.
+        hooks: The index of the process's hooks in `_CachedFolds.hooks`.
+        state: The state, without the hooks. Similar ranks have equal hooks, so they are stored once.
+    """
+
+    stamp: Stamp
+    hooks: int
+    state: ProcessState
+
+
+class _CachedFolds(Struct, array_like=True):
+    """The part `processes` of the cache.
+
+    Attributes:
+        folds: Dict from the name of a journal to the state of its process.
+        hooks: The different dicts of hooks. `_CachedFold.hooks` is an index of this list.
+    """
+
+    folds: dict[str, _CachedFold]
+    hooks: list[dict[str, HookLine]]
+
+
+class _Folds:
+    """The states of the processes after the last lines of their journals.
+
+    The state of a process comes from the cache if its journal has not changed. Otherwise the journal is read.
+    """
+
+    def __init__(self, run: Path, paths: Sequence[Path]) -> None:
+        stamps = {path.name: cache.stamp(path) for path in paths}
+        self._run = run
+        self._stamps = {name: stamp for name, stamp in stamps.items() if stamp is not None}
+        self._is_worth = cache.is_worth(self._stamps)
+        cached = cache.get(run, _PART, _CachedFolds, _as_path) if self._is_worth else None
+        self._cached = cached or _CachedFolds({}, [])
+        self._new: dict[str, ProcessState] = {}
+        # The dicts of hooks that were read, by the ids of their lines. Processes with equal hooks share one dict.
+        self._hooks: dict[tuple[int, ...], dict[str, HookLine]] = {}
+
+    def of(self, path: Path) -> ProcessState | None:
+        """Return the state of the process that wrote the journal `path`, as `fold` does.
+
+        Return None if the journal can't be read.
+        """
+        cached = self._cached.folds.get(path.name)
+        if (
+            cached is not None
+            and cached.stamp == self._stamps.get(path.name)
+            and cached.hooks < len(self._cached.hooks)
+        ):
+            return structs.replace(cached.state, hooks=self._cached.hooks[cached.hooks])
+        if (state := fold(path)) is not None:
+            state.hooks = self._hooks.setdefault(tuple(map(id, state.hooks.values())), state.hooks)
+            self._new[path.name] = state
+        return state
+
+    def keep(self) -> None:
+        """Write the cache again if more than a tenth of the states were not in the cache."""
+        if not self._is_worth or len(self._new) <= len(self._stamps) // 10:
+            return
+        folds = {name: self._cached.folds[name] for name in self._stamps.keys() & self._cached.folds.keys()}
+        hooks = self._cached.hooks
+        numbers = {msgspec.msgpack.encode(process_hooks): number for number, process_hooks in enumerate(hooks)}
+        for name, state in self._new.items():
+            number = numbers.setdefault(msgspec.msgpack.encode(state.hooks), len(hooks))
+            if number == len(hooks):
+                hooks.append(state.hooks)
+            if name in self._stamps:
+                folds[name] = _CachedFold(self._stamps[name], number, structs.replace(state, hooks={}))
+        cache.put(self._run, _PART, _CachedFolds(folds, hooks), str)
+
+
+def _as_path(kind: type, value: Any) -> Any:
+    return kind(value)
 
 
 # Value of `HookLine.reason` for a hook whose module was not imported.

@@ -16,7 +16,7 @@ import msgspec
 
 from autoprof.base import files, identity, seam
 from autoprof.base.originals import os, time
-from autoprof.rundir import decoder
+from autoprof.rundir import layout
 from autoprof.rundir.file_names import PART
 from autoprof.rundir.layout import RunDir
 from autoprof.rundir.records import RankFile
@@ -60,13 +60,13 @@ class Seat:
         """
         self._holds = _publish(self._folder / self._rank, self._own)
         if not self._holds:
-            holder = decoder.read(self._folder / self._rank, RankFile)
+            holder = layout.read_json(self._folder / self._rank, RankFile)
             if holder.program != self._own.program:
                 return False
         # If all other ranks have already ended, the run has ended. It then ends a second time, with this rank.
         (self._folder / _LAST).unlink(missing_ok=True)
         if not _publish(self._folder / _FIRST, self._own):
-            self.first = decoder.read(self._folder / _FIRST, RankFile)
+            self.first = layout.read_json(self._folder / _FIRST, RankFile)
         return True
 
     def leave(self, error: str) -> bool:
@@ -139,7 +139,7 @@ def _running(folder: Path) -> Iterator[RankFile]:
     names = set(files.names_in(folder))
     for name in names:
         if name.isdecimal() and f"{name}{ENDED}" not in names:
-            rank = decoder.read(folder / name, RankFile)
+            rank = layout.read_json(folder / name, RankFile)
             if rank.host != identity.HOST or identity.start_ticks(rank.pid) == rank.ticks:
                 yield rank
 

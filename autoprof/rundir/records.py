@@ -1,7 +1,7 @@
 """Structs of the files and lines in a run directory.
 
 `docs/reference/files.md` is generated from these structs and their comments. A field without a default is always
-written; a field with a default is omitted while it has the default value. `decoder` reads the structs. It can also read
+written; a field with a default is omitted while it has the default value. `layout` reads the structs. It can also read
 damaged files and files of other releases.
 """
 

@@ -15,7 +15,7 @@ from msgspec import Raw, Struct
 from autoprof.base import files, identity, units
 from autoprof.base.originals import os, time
 from autoprof.base.units import did_you_mean
-from autoprof.rundir import cache, decoder, file_names, folds, layout, processes, ranks
+from autoprof.rundir import cache, file_names, layout, processes, ranks
 from autoprof.rundir.file_names import (
     EXIT,
     META,
@@ -157,7 +157,7 @@ class CaptureFile:
             cached: dict[str, Any] = msgspec.msgpack.decode(self._cached.fields)
             return cached
         kind = MergedMeta if is_merged(self.name) else CaptureMeta
-        return decoder.fields(f"{self._folder}/{self.name}{META}", kind, self.left_out)
+        return layout.fields(f"{self._folder}/{self.name}{META}", kind, self.left_out)
 
     @property
     def state(self) -> str:
@@ -167,7 +167,7 @@ class CaptureFile:
     @cached_property
     def meta(self) -> CaptureMeta:
         """Return the meta file as a struct, for a capture that is not a merged trace."""
-        return decoder.record(self.fields, CaptureMeta)
+        return layout.record(self.fields, CaptureMeta)
 
     @property
     def untraced(self) -> bool:
@@ -178,7 +178,7 @@ class CaptureFile:
     @cached_property
     def merged(self) -> MergedMeta:
         """Return the meta file as a struct, for a merged trace."""
-        return decoder.record(self.fields, MergedMeta)
+        return layout.record(self.fields, MergedMeta)
 
     def to_cache(self) -> _CachedCapture:
         """Return the capture in the form that is written into the cache."""
@@ -266,12 +266,12 @@ class Run:
     @cached_property
     def fields(self) -> dict[str, Any]:
         """Return the content of `run.json` as a dict; empty if the file can't be read."""
-        return decoder.fields(f"{self.path}/{RUN}", RunFile, self._left_out)
+        return layout.fields(f"{self.path}/{RUN}", RunFile, self._left_out)
 
     @cached_property
     def info(self) -> RunFile:
         """Return the content of `run.json` as a struct."""
-        return decoder.record(self.fields, RunFile)
+        return layout.record(self.fields, RunFile)
 
     @cached_property
     def steps(self) -> list[Step]:
@@ -301,7 +301,7 @@ class Run:
     @cached_property
     def processes(self) -> list[ProcessState]:
         """Return the last states of the processes that have a journal."""
-        return folds.read(Path(self.path))
+        return processes.read_cached(Path(self.path))
 
     @property
     def left_out(self) -> list[str]:

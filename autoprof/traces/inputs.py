@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from autoprof.config.values import role_place
-from autoprof.rundir import decoder, file_names
+from autoprof.rundir import file_names, layout
 from autoprof.rundir.file_names import MERGED, META, NPU_ANALYSED, NPU_TIMELINE, TRACE, is_merged
 from autoprof.rundir.journal import Journal
 from autoprof.rundir.records import CaptureMeta, Line
@@ -69,7 +69,7 @@ def of_files(files_and_folders: Sequence[Path]) -> list[Input]:
     inputs = []
     for path in paths:
         host = _host_name(path)
-        meta = decoder.record({"host": host}, CaptureMeta)
+        meta = layout.record({"host": host}, CaptureMeta)
         detail = f"on {host}" if host else ""
         inputs.append(Input(path=path, label=_ENDINGS.sub("", path.name), detail=detail, meta=meta))
     return inputs

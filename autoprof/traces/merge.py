@@ -22,7 +22,7 @@ from typing import Any, BinaryIO, TypeVar
 import msgspec
 
 from autoprof.base import files
-from autoprof.rundir import decoder
+from autoprof.rundir import layout
 from autoprof.rundir.file_names import MERGING, PART
 from autoprof.rundir.records import CaptureMeta
 from autoprof.traces.clocks import beginning, corrections_ns
@@ -149,7 +149,7 @@ class Input(msgspec.Struct, frozen=True, kw_only=True):
     path: Path
     label: str
     detail: str = ""
-    meta: CaptureMeta = decoder.record({}, CaptureMeta)
+    meta: CaptureMeta = layout.record({}, CaptureMeta)
     shift_ns: int = 0
     name: str = ""
 

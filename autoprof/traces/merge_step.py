@@ -11,7 +11,7 @@ from msgspec import Struct
 from autoprof import __version__
 from autoprof.base import files, units
 from autoprof.config.settings import Settings
-from autoprof.rundir import decoder, layout, runs
+from autoprof.rundir import layout, runs
 from autoprof.rundir.file_names import MERGED, META, TRACE, is_whole_step, same_place, tidy
 from autoprof.rundir.layout import RunDir
 from autoprof.rundir.records import MergedMeta
@@ -186,7 +186,7 @@ def is_current(work: Work) -> bool:
     """
     if work.meta is None:
         return True
-    meta = decoder.read(work.meta, MergedMeta)
+    meta = layout.read_json(work.meta, MergedMeta)
     try:
         size = work.output.stat().st_size
     except OSError:

@@ -18,7 +18,7 @@ from autoprof.base.originals import threading, time
 from autoprof.config.conditions import MEMORY, REPORTED
 from autoprof.config.selection import Ranks
 from autoprof.config.settings import Settings
-from autoprof.run import cluster, runtime, step_announcement
+from autoprof.run import cluster, runtime
 from autoprof.run.runtime import Runtime
 from autoprof.rundir import file_names, memory_state
 from autoprof.rundir.records import Line
@@ -283,7 +283,7 @@ class StatsReporter:
         self._channel.send(f"{RANK}{file_names.tidy(entry.role)}.{entry.rank}", lambda: entry)
 
     def _hear(self, line: Line) -> None:
-        drives = step_announcement.own()[1] is not None
+        drives = cluster.own_announcement()[1] is not None
         if line.kind == "step":
             self.step = line
         elif line.kind == "request" and self._asked:

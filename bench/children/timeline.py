@@ -70,7 +70,7 @@ def opentelemetry() -> tuple[Callable[[], None], Size]:
 def autoprof(kind: str) -> tuple[Callable[[], None], Size]:
     """Record a span of autoprof. While a sample is open, spans of turns are not written one by one."""
     from autoprof.run import runtime
-    from autoprof.run.timeline import Span
+    from autoprof.run.journal import Span
 
     run = runtime.current()
     assert run is not None
@@ -97,7 +97,7 @@ def autoprof(kind: str) -> tuple[Callable[[], None], Size]:
 def hangs() -> tuple[Callable[[], None], Size]:
     """Check for a hang, as autoprof's thread does every ten seconds."""
     from autoprof.run import runtime
-    from autoprof.run.timeline import Span
+    from autoprof.run.journal import Span
     from autoprof.run.watcher import HangWatch
 
     run = runtime.current()

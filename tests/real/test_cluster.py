@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from autoprof.base import identity
-from autoprof.rundir import decoder, file_names, runs
+from autoprof.rundir import file_names, layout, runs
 from autoprof.rundir.layout import RunDir
 from autoprof.rundir.records import RunFile
 from autoprof.rundir.runs import Run
@@ -95,7 +95,7 @@ class Windowed:
         self.result, self.output = spread.drive("window", add, AUTOPROF_STEPS="2,3")
         self.before = hosts(spread.run(), 2)
         self.path = Path(spread.run().path)
-        self.before_collect = decoder.read(self.path / "run.json", RunFile)
+        self.before_collect = layout.read_json(self.path / "run.json", RunFile)
         self.collected = spread.autoprof("collect", "--ray", spread.cluster.address, "--json")
         self.again = spread.autoprof("collect", "--ray", spread.cluster.address, "--json")
 

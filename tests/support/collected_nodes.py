@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from autoprof.run import node_functions
 from autoprof.run.cluster import Node
-from autoprof.run.collect.gather import NEVER, Gathering
+from autoprof.run.gather import NEVER, Gathering
 from autoprof.rundir.records import CollectedFile
 
 CAPTURE = "global_step_000002/actor.update_actor.rank0.n1.pid7"

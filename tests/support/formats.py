@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from autoprof.cli import doctor, documents
 from autoprof.cli.recipes import catalog, check, command, trial
-from autoprof.hooks.form import described
+from autoprof.hooks.recipe import described
 from autoprof.report import model
 from autoprof.rundir import records
 

@@ -36,11 +36,11 @@ def handler(number: int, frame: FrameType | None) -> None:
 def state(number: int) -> dict[str, Any]:
     """Return what autoprof has open or switched on in this process, by name."""
     from autoprof.base import process
-    from autoprof.behaviours.trainer import open_step, running, spans
+    from autoprof.behaviours.trainer import spans, stages, steps
     from autoprof.capture import recorder, writer
     from autoprof.capture.profilers import foreign
     from autoprof.hooks import registry
-    from autoprof.run import runtime, step_announcement
+    from autoprof.run import cluster, runtime
 
     run = runtime.current()
     assert run is not None
@@ -49,10 +49,10 @@ def state(number: int) -> dict[str, Any]:
         "blocked signals": signal.pthread_sigmask(signal.SIG_BLOCK, ()),
         "recording": recorder.current() and vars(recorder.current()),
         "claim": recorder._state.lock.locked(),
-        "step": open_step.state.current and open_step.state.current.number,
-        "announced": step_announcement.own()[1],
-        "stages": dict(running.running),
-        "wholes": list(running.wholes),
+        "step": steps.state.current and steps.state.current.number,
+        "announced": cluster.own_announcement()[1],
+        "stages": dict(stages.running),
+        "wholes": list(stages.wholes),
         "gates": {key: list(gate) for key, gate in registry._gates.items()},
         "gates' lock": registry._state.lock.locked(),
         "failures": dict(registry.failures),

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from autoprof.rundir import decoder
+from autoprof.rundir import layout
 from autoprof.rundir.layout import RunDir
 from autoprof.rundir.records import CaptureMeta
 from autoprof.traces.merge import Input, Summary, merge
 from tests.support.helpers import autoprof
 from tests.support.traces import Event, kineto, load, process, save
 
-UNKNOWN = decoder.record({}, CaptureMeta)
+UNKNOWN = layout.record({}, CaptureMeta)
 DESCRIBED = ("process_name", "process_labels", "process_sort_index")
 
 

@@ -20,8 +20,7 @@ from autoprof.cli.commands import COMMANDS
 from autoprof.cli.recipes.check import known_behaviours
 from autoprof.config import kinds, settings, values
 from autoprof.config.values import OPTIONS
-from autoprof.hooks.form import described, summary, takes
-from autoprof.hooks.recipe import Hook, Recipe
+from autoprof.hooks.recipe import Hook, Recipe, described, summary, takes
 from tests.support import formats
 
 FOLDER = formats.ROOT / "docs" / "reference"

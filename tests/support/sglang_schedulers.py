@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from autoprof.behaviours.rollout.engine import MARK, Request
+from autoprof.behaviours.rollout import MARK, Request
 from autoprof.behaviours.sglang import scheduler as sglang_scheduler
 from autoprof.behaviours.sglang.scheduler import Scheduler as Requests
 from autoprof.behaviours.sglang.scheduler import SchedulerPass

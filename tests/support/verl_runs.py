@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from autoprof.rundir import decoder, file_names
+from autoprof.rundir import file_names, layout
 from autoprof.rundir.records import RunFile
 from tests.support import processes
 from tests.support.helpers import ROOT, assert_no_failure, clean_environment, processes_of, spans
@@ -57,7 +57,7 @@ class VerlRun:
 
     @cached_property
     def info(self) -> RunFile:
-        return decoder.read(self.directory / file_names.RUN, RunFile)
+        return layout.read_json(self.directory / file_names.RUN, RunFile)
 
     @cached_property
     def processes(self) -> list[dict[str, Any]]:

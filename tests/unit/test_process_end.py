@@ -13,7 +13,7 @@ import pytest
 
 from autoprof.base.identity import HOST
 from autoprof.cli import main
-from autoprof.rundir import decoder, runs
+from autoprof.rundir import layout, runs
 from autoprof.rundir.layout import RunDir, write_json
 from autoprof.rundir.records import RunFile
 from tests.support.small_trainer import Go, Python, metas, prepare, warnings
@@ -195,6 +195,6 @@ def test_a_run_whose_pid_was_reused_is_unfinished(tmp_path: Path) -> None:
 def test_a_run_whose_process_is_a_zombie_is_unfinished(tmp_path: Path) -> None:
     child = subprocess.Popen(["true"])
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    info = decoder.record({"state": "running", "host": HOST, "pid": child.pid}, RunFile)
+    info = layout.record({"state": "running", "host": HOST, "pid": child.pid}, RunFile)
     assert runs.state(info, tmp_path) == "unfinished"
     child.wait()

@@ -18,7 +18,7 @@ from autoprof.base import files
 from autoprof.base.identity import HOST
 from autoprof.capture import recorder
 from autoprof.run import end
-from autoprof.run.timeline import Span
+from autoprof.run.journal import Span
 from autoprof.rundir import layout
 from autoprof.rundir import runs as run_reader
 from tests.support.captures import SUBJECT, finished, work

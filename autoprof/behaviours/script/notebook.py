@@ -11,7 +11,7 @@ from typing import Any
 from autoprof.base import seam, units
 from autoprof.base.originals import os, subprocess
 from autoprof.behaviours.script import blocks, opened, session
-from autoprof.behaviours.trainer import open_step
+from autoprof.behaviours.trainer import steps
 from autoprof.config.values import SettingsError
 from autoprof.run import runtime
 from autoprof.rundir import file_names, runs
@@ -89,7 +89,7 @@ def _recorded(shell: Any, cell: str, settings: dict[str, str], open_page: bool) 
         return
     run = runtime.current()
     assert run is not None
-    number = open_step.executed() + 1
+    number = steps.executed() + 1
     result = None
     try:
         with blocks.step(number), blocks.stage(_STAGE, role=_ROLE):

@@ -9,7 +9,7 @@ from typing import Any
 
 from autoprof import _boot
 from autoprof.base import identity, log, seam
-from autoprof.behaviours.trainer import open_step
+from autoprof.behaviours.trainer import steps
 from autoprof.hooks import dispatch, registry
 from autoprof.hooks.behaviour import Outcome
 from autoprof.hooks.recipe import DISABLED, BoundHook, Hook, Recipe
@@ -72,7 +72,7 @@ def joined() -> Runtime | None:
 
 def step(number: int | None) -> OpenBlock | None:
     """Return a block for a step, which the caller enters, or None if autoprof must not record the step."""
-    return _open_block(_STEP, {"number": open_step.executed() + 1 if number is None else number})
+    return _open_block(_STEP, {"number": steps.executed() + 1 if number is None else number})
 
 
 def stage(name: str, role: str, rank: int | None) -> OpenBlock | None:

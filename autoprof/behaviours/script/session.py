@@ -19,12 +19,12 @@ from autoprof._boot import command, launch
 from autoprof.base import files, identity, log, process, seam
 from autoprof.base.originals import io, os, time
 from autoprof.behaviours.script import blocks, opened
-from autoprof.behaviours.trainer import running
+from autoprof.behaviours.trainer import stages
 from autoprof.capture import writer
 from autoprof.config.settings import Settings
 from autoprof.run import end, runtime
 from autoprof.run.runtime import Runtime
-from autoprof.rundir import decoder
+from autoprof.rundir import layout
 from autoprof.rundir.records import RunFile
 
 # Variables that `start` sets and `stop` restores.
@@ -117,7 +117,7 @@ def stop() -> Path | None:
             _restore(blocks.state.before)
         return None
     with seam.guard("autoprof/stop", runtime.report):
-        running.abort_all("autoprof.stop() was called during the stage")
+        stages.abort_all("autoprof.stop() was called during the stage")
     blocks.state.step = None
     opened.stop_blocks()
     if blocks.state.before is None:
@@ -221,6 +221,6 @@ def _join_rank_0(run: Runtime) -> None:
             )
             return
         time.sleep(POLL_INTERVAL_S)
-    run_file = decoder.read(run.rundir.run_json, RunFile)
+    run_file = layout.read_json(run.rundir.run_json, RunFile)
     owner = {"host": run_file.host, "pid": run_file.pid, "ticks": run_file.ticks, "started": run_file.started}
     run.info = msgspec.structs.replace(run.info, **owner)

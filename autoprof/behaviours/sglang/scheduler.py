@@ -14,7 +14,7 @@ import msgspec
 
 from autoprof.base import process
 from autoprof.base.originals import time
-from autoprof.behaviours.rollout.engine import MARK, ROLE, Request, problem_of
+from autoprof.behaviours.rollout import MARK, ROLE, Request, problem_of
 from autoprof.capture import profilers
 from autoprof.capture.artifacts import Subject
 from autoprof.capture.pass_capture import TOO_EARLY, PassCapture
@@ -22,9 +22,9 @@ from autoprof.config.kinds import GENERATE
 from autoprof.config.selection import parse_iterations
 from autoprof.config.settings import Settings
 from autoprof.hooks.behaviour import CALL, Around, Behaviour, Call, Reply
-from autoprof.run import process_state, runtime
-from autoprof.run.process_state import EngineState, read_part
+from autoprof.run import runtime, stacks
 from autoprof.run.runtime import Runtime
+from autoprof.run.stacks import EngineState, read_part
 
 EXTEND, DECODE = "EXTEND", "DECODE"
 # Word in `AUTOPROF_CONTENTS` that requests a separate trace for each stage (EXTEND, DECODE).
@@ -200,7 +200,7 @@ class SchedulerPass(Behaviour):
         session = _state.session
         if not _state.registered:
             _state.registered = True
-            process_state.register_scheduler(call.instance, read)
+            stacks.register_scheduler(call.instance, read)
         if session is None:
             yield CALL
             return None

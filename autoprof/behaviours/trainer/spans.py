@@ -1,19 +1,22 @@
-"""Behaviours of spans, which are not captured. A span shows work outside of stages, or work on a single sample."""
+"""Behaviours of spans and timers, which are not captured.
+
+A span shows work outside of stages, or work on a single sample.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from functools import partial
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 from autoprof.base import seam
-from autoprof.behaviours.trainer.running import wholes
-from autoprof.behaviours.trainer.stages import NamedCall, current_announcement, kind_of
-from autoprof.hooks.behaviour import CALL, Around, Call, CallPath, Path, follow
-from autoprof.run import runtime, step_announcement
+from autoprof.behaviours.trainer.stages import NamedCall, current_announcement, kind_of, wholes
+from autoprof.hooks.behaviour import CALL, Around, Behaviour, Call, CallPath, Path, follow
+from autoprof.run import cluster, runtime
+from autoprof.run.journal import Span
+from autoprof.run.journal import Span as TimelineSpan
 from autoprof.run.runtime import Runtime
-from autoprof.run.timeline import Span as TimelineSpan
 from autoprof.rundir.records import Id
 
 # Kinds of spans. A `stage` span is written to the journal at once. Spans of the other kinds are written many at a time,
@@ -71,7 +74,7 @@ class CallSpan(NamedCall):
         # Only a `stage` span may ask Ray for the step. The request, in a thread, would take longer than many calls that
         # work on a sample.
         announcement = (
-            (yield from current_announcement(run, call)) if self.kind == "stage" else step_announcement.here()
+            (yield from current_announcement(run, call)) if self.kind == "stage" else cluster.local_announcement()
         )
         if surrounding.off or (announcement is not None and announcement.off):
             call.on_interrupt = partial(_sample_context.set, surrounding)  # type: ignore[assignment]
@@ -190,4 +193,69 @@ def _call_or_none(function: Callable[..., Any], *args: Any) -> Any:
         return function(*args)
     except Exception as error:
         seam.pass_on(error)
+        return None
+
+
+# Attribute of a running timer that holds its span, and the number of the step in which the timer started, or None.
+_SPAN = "_autoprof_span"
+
+
+class TimerStart(Behaviour):
+    """The call starts a timer, which a `timer.stop` hook stops. Timers may nest and overlap.
+
+    A timer is a span of the step in which the timer starts. If no step is open at the start, the timer is a span of the
+    step in which the timer stops. If no step is open at the start and at the stop, as in processes without a trainer,
+    the timer is ignored.
+
+    Attributes:
+        of: Path from a parameter of the call to the timer.
+        timer: Path from a parameter of the call to the timer's name. Timers without a name are ignored.
+        role: Role of the timed work.
+    """
+
+    makes_stages: ClassVar[bool] = True
+    of: CallPath = "self"
+    timer: CallPath = "self.name"
+    role: str = "trainer"
+
+    def around(self, call: Call) -> Around:
+        run = runtime.current()
+        _, announcement = cluster.own_announcement()
+        name = None if run is None or (announcement is not None and announcement.off) else call.at(self.timer, None)
+        yield CALL
+        if run is not None and name:
+            step = None if announcement is None else announcement.step
+            name = str(plain(name))
+            kind = kind_of(call, name)
+            span = Span(run.timeline, "timer", name, step=step, role=self.role, rank=None, stage_kind=kind)
+            setattr(call.at(self.of), _SPAN, (span, step))
+            run.timeline.running.add(span)
+        return None
+
+
+class TimerStop(Behaviour):
+    """The call stops a timer that a `timer.start` hook started.
+
+    Attributes:
+        of: Path from a parameter of the call to the timer.
+    """
+
+    of: CallPath = "self"
+
+    def around(self, call: Call) -> Around:
+        timer: Any = call.at(self.of)
+        started: tuple[Span, int | None] | None = vars(timer).pop(_SPAN, None)
+        if started is None:
+            yield CALL
+            return None
+        span, step = started
+        call.on_interrupt = span.drop
+        outcome = yield CALL
+        _, announcement = cluster.own_announcement()
+        if step is None and announcement is not None and not announcement.off:
+            step = announcement.step
+        if step is None:
+            span.drop()
+        else:
+            span.end(outcome.error, step=step)
         return None

@@ -1,29 +1,200 @@
-"""Behaviours of stages: named pieces of work inside a step, in the processes that do the work.
+"""Stages: named pieces of work inside a step, in the processes that do the work. The running stages, and behaviours.
 
 While the user's own profiler is on in a process, autoprof does not record in this process.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import msgspec
 
-from autoprof.base import identity
-from autoprof.behaviours.trainer import open_step
-from autoprof.behaviours.trainer.running import Counted, RunningStage, StageKey, running, wholes
-from autoprof.capture import recorder
+from autoprof.base import exceptions, identity, process, seam
+from autoprof.capture import profilers, recorder, whole_step
 from autoprof.capture.artifacts import Subject
+from autoprof.capture.pass_capture import PassCapture
+from autoprof.capture.recorder import Capture
 from autoprof.config import kinds
+from autoprof.config.selection import parse_iterations
 from autoprof.config.settings import Settings
 from autoprof.hooks import registry
 from autoprof.hooks.behaviour import CALL, Around, Behaviour, Call, CallPath, Wait
 from autoprof.hooks.dispatch import ask
-from autoprof.run import runtime, step_announcement
+from autoprof.run import cluster, runtime
+from autoprof.run.cluster import StepAnnouncement
+from autoprof.run.journal import Span
 from autoprof.run.runtime import Runtime
-from autoprof.run.step_announcement import StepAnnouncement
+
+# Role and name of a running stage.
+StageKey = tuple[str, str]
+# Unit that is counted inside a stage, or an empty string if no unit is counted.
+Counted = Literal["", "passes", "mini_batches"]
+
+
+class RunningStage:
+    """A running stage of this process, its capture, and its span on the timeline.
+
+    Args:
+        run: Run of this process.
+        key: Role and name of the stage.
+        step: Step that the trainer has announced, if any.
+        rank: Global rank of this process.
+        kind: Kind of the stage.
+        counts: Unit that is counted inside the stage, or an empty string. The settings select the units to record.
+
+    Attributes:
+        paired: True if another call must end the stage.
+        owner: Object that both calls of a paired stage have in common, if any.
+    """
+
+    def __init__(
+        self,
+        run: Runtime,
+        key: StageKey,
+        step: int | None,
+        rank: int,
+        kind: str,
+        counts: Counted,
+    ) -> None:
+        self.step = step
+        self.rank = rank
+        self.kind = kind
+        self.counts = counts
+        self.paired = False
+        self.owner: Any = None
+        self._run = run
+        self._key = key
+        self._mini_batches = 0
+        self._capture: PassCapture | None = None
+        self._leave: whole_step.Leave | None = None
+        self._span: Span | None = None
+
+    def begin(self, wanted: tuple[Subject, Settings] | None) -> None:
+        """Begin the stage. If `begin` or `stop` is interrupted, the caller must call `abort`.
+
+        Args:
+            wanted: Subject and settings of the capture, or None if the open window does not select the stage.
+        """
+        # Check for room on the stack before a profiler is chosen: on a small stack, the profiler's imports can crash.
+        if wanted is not None and recorder.has_room(wanted[0]):
+            self._begin(self._run, *wanted)
+        role, name = self._key
+        self._span = Span(
+            self._run.timeline, "stage", name, step=self.step, role=role, rank=self.rank, stage_kind=self.kind
+        )
+        running[self._key] = self
+        if self.counts:
+            registry.counting(self.counts, self, True)
+
+    def passed(self) -> None:
+        """Count a forward pass or a mini-batch that has ended."""
+        if self._capture is not None:
+            self._capture.after_pass()
+        elif self._leave is not None and (whole := whole_step.current()) is not None:
+            whole.keep_within_budget()
+
+    def mini_batch(self) -> Callable[[], None] | None:
+        """Count a mini-batch that begins now.
+
+        If the mini-batch is recorded, begin its range in the trace, and return the function that ends the range.
+        Otherwise, return None.
+        """
+        number, self._mini_batches = self._mini_batches, self._mini_batches + 1
+        capture: Capture | None = None
+        if self._capture is not None:
+            capture = self._capture if self._capture.before_pass() else None
+        elif self._leave is not None and (capture := whole_step.current()) is not None:
+            capture.keep_within_budget()
+        return capture.mark(f"mini_batch {number}") if capture is not None else None
+
+    def stop(self, error: BaseException | None = None) -> None:
+        """End the stage. `error`: exception that the stage raised, if any."""
+        self._end(error, "" if error is None else f"the stage raised {exceptions.type_name(error)}")
+
+    def abort(self, reason: str = seam.AT_WORK) -> None:
+        """End the stage early, also after an interruption of `begin` or `stop`. May be called repeatedly."""
+        self._end(None, reason)
+
+    def _end(self, error: BaseException | None, reason: str) -> None:
+        if running.get(self._key) is self:
+            running.pop(self._key)
+        if self.counts:
+            registry.counting(self.counts, self, False)
+        span, self._span = self._span, None
+        try:
+            if span is not None:
+                span.end(error)
+        finally:
+            if self._leave is not None or self._capture is not None:
+                self._end_capture(reason)
+
+    def _end_capture(self, reason: str) -> None:
+        """End the capture, if any. `reason`: reason why the capture ends early, or an empty string."""
+        leave, self._leave = self._leave, None
+        capture = self._capture
+        if leave is not None:
+            leave(reason)
+        elif capture is None:
+            return
+        elif capture.state == "waiting" and not capture.tried:
+            capture.fail(reason if reason == seam.AT_WORK else capture.why_nothing())
+        elif reason:
+            capture.abort(reason)
+        else:
+            capture.stop()
+
+    def _begin(self, run: Runtime, subject: Subject, settings: Settings) -> None:
+        # If passes are counted, a capture of the whole step would record all passes, not only the selected passes.
+        if settings.mode == "continuous" and self.counts != "passes":
+            self._leave = whole_step.enter(run, subject, settings)
+            return
+        selections = {"": "all", "passes": settings.rollout_iterations, "mini_batches": settings.mini_batches}
+        counted = "there were {} mini-batches" if self.counts == "mini_batches" else "there were {} forward passes"
+        tool, selection = profilers.choose(settings), parse_iterations(selections[self.counts])
+        self._capture = PassCapture(run, subject, settings, tool, selection, counted)
+        self._capture.reach()
+
+
+class _StageState(process.State):
+    """Stages of this process.
+
+    Attributes:
+        open_first: Function that opens the first step before the first stage or span of this process. Only a
+            `step.tick` hook with `at = "end"` sets this function.
+    """
+
+    def begin(self) -> None:
+        self.open_first: Callable[[Call], Generator[Wait, Any, None]] | None = None
+
+    def in_child(self) -> None:
+        self.begin()
+
+
+state = _StageState()
+running: dict[StageKey, RunningStage] = {}
+# Open spans whose hooks set `whole`. Calls inside these spans begin no stages.
+wholes: list[Span] = []
+
+
+def abort_all(reason: str) -> None:
+    """Abort all running stages of this process."""
+    for stage in list(running.values()):
+        stage.abort(reason)
+    wholes.clear()
+
+
+def abort_paired() -> None:
+    """Abort the paired stages that no call has ended, because their step ends."""
+    for stage in [stage for stage in running.values() if stage.paired]:
+        stage.abort("the step ended before the stage")
+
+
+def in_whole() -> bool:
+    """Return True if a span whose hook sets `whole` is open."""
+    return bool(wholes)
 
 
 class NativeStart(Behaviour):
@@ -126,7 +297,7 @@ class Stage(NamedCall):
         if run is None or key is None or (self.outermost and running):
             yield CALL
             return None
-        announcement = step_announcement.here()
+        announcement = cluster.local_announcement()
         if announcement is None:
             announcement = yield from current_announcement(run, call)
         stage = self.stage_of(run, key, call, announcement)
@@ -219,13 +390,88 @@ def current_announcement(run: Runtime, call: Call) -> Generator[Wait, Any, StepA
     """Return the announcement of the trainer's current step, or None if no step is announced.
 
     If no step is open yet and the trainer's hook ticks at the end of a step, open the first step. Unlike
-    `step_announcement.here`, this function may ask Ray for the announcement.
+    `cluster.local_announcement`, this function may ask Ray for the announcement.
     """
-    if (opener := open_step.state.open_first) is not None:
-        open_step.state.open_first = None
+    if (opener := state.open_first) is not None:
+        state.open_first = None
         yield from opener(call)
-    local = step_announcement.here()
+    local = cluster.local_announcement()
     if local is not None:
         return local
-    announcement: StepAnnouncement | None = yield from ask(step_announcement.read, run.info.id)
+    announcement: StepAnnouncement | None = yield from ask(cluster.announced_step, run.info.id)
     return announcement
+
+
+class StageBegin(Stage):
+    """The call opens a stage, which a `stage.end` hook closes.
+
+    If no call closes the stage, the stage ends when its step ends, or when the same stage begins in a later step. The
+    state of its capture is then `truncated`.
+
+    Attributes:
+        of: Path from a parameter of the call to an object. The call that closes the stage must have the same object at
+            the path in its own `of`.
+    """
+
+    of: CallPath = ""
+
+    def stage_of(
+        self, run: Runtime, key: StageKey, call: Call, announcement: StepAnnouncement | None
+    ) -> RunningStage | None:
+        step = None if announcement is None else announcement.step
+        earlier_stage = running.get(key)
+        if earlier_stage is not None and earlier_stage.paired and earlier_stage.step != step:
+            earlier_stage.abort("no call ended the stage")
+        opened = super().stage_of(run, key, call, announcement)
+        if opened is not None:
+            opened.paired, opened.owner = True, _owner(self.of, call)
+        return opened
+
+
+class SpanBegin(StageBegin):
+    """The call opens a span on the timeline, which a `stage.end` hook closes. The span is not captured."""
+
+    def wanted(
+        self, run: Runtime, key: StageKey, stage: RunningStage, announcement: StepAnnouncement
+    ) -> tuple[Subject, Settings] | None:
+        return None
+
+
+class StageEnd(Behaviour):
+    """When the call returns, autoprof closes the latest open stage of a `stage.begin` hook that matches the options.
+
+    Attributes:
+        of: Path from a parameter of the call to an object. The call that opened the stage must have had the same object
+            at the path in its own `of`.
+        stage: Name of the stage to close. Default: any name.
+        role: Role of the stage to close. Default: any role.
+    """
+
+    of: CallPath = ""
+    stage: str = ""
+    role: str = ""
+
+    def around(self, call: Call) -> Around:
+        call.on_interrupt = partial(self._abort, call)
+        outcome = yield CALL
+        stage = self._matching_stage(call)
+        if stage is not None:
+            call.on_interrupt = stage.abort
+            stage.stop(outcome.error)
+        return None
+
+    def _abort(self, call: Call) -> None:
+        if (stage := self._matching_stage(call)) is not None:
+            stage.abort()
+
+    def _matching_stage(self, call: Call) -> RunningStage | None:
+        owner = _owner(self.of, call)
+        for (role, name), stage in reversed(list(running.items())):
+            matches = self.role in ("", role) and self.stage in ("", name)
+            if matches and stage.paired and stage.owner is owner:
+                return stage
+        return None
+
+
+def _owner(path: str, call: Call) -> Any:
+    return call.at(path) if path else None

@@ -1,27 +1,220 @@
-"""Behaviours of steps, which decide whether a step is captured, and announce the step before its first stage.
+"""Steps of a trainer: the open step, and the behaviours that open and close steps.
 
-In the trainer's process, a hooked call or the trainer's own counter shows where a step begins. Worker processes outside
-Ray receive the announcement of the step in the arguments of the trainer's calls.
+A step is announced before its first stage, and the announcement says whether the step is captured. In the trainer's
+process, a hooked call or the trainer's own counter shows where a step begins. Worker processes outside Ray receive the
+announcement of the step in the arguments of the trainer's calls. When a step ends, captures of the whole step end in
+this process and in the workers.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import Any, ClassVar, Literal
 
 from autoprof._boot import command
-from autoprof.base import log, seam
+from autoprof.base import log, process, seam
+from autoprof.base.identity import own_rank
 from autoprof.base.originals import time
-from autoprof.behaviours.rollout import replicas
-from autoprof.behaviours.trainer import open_step, running
-from autoprof.behaviours.trainer.open_step import OpenStep, drop, finish, state
+from autoprof.behaviours import rollout
+from autoprof.behaviours.trainer import stages
 from autoprof.capture import whole_step
+from autoprof.config.selection import Ranks
+from autoprof.config.settings import Settings
 from autoprof.hooks import patching
 from autoprof.hooks.behaviour import CALL, Around, Behaviour, Call, CallPath, Parameter, Wait
 from autoprof.hooks.dispatch import InThread, ask
 from autoprof.hooks.wrapper import wrap
-from autoprof.run import clocks, cluster, end, runtime, step_announcement
+from autoprof.run import clocks, cluster, end, runtime
+from autoprof.run.journal import Span
+from autoprof.windows.chooser import Chooser
+
+
+def note_worker(run: runtime.Runtime, overrides: Mapping[str, Any], call: Call, paths: list[str]) -> None:
+    """If whole steps are captured, register the Ray actors whose ranks the step's window selects.
+
+    Args:
+        run: Run of this process.
+        overrides: Settings of the window.
+        call: Call that begins the step.
+        paths: Paths to lists of Ray actors. An actor's index in its list is its global rank.
+    """
+    settings = run.settings.overridden(overrides)
+    if settings.mode != "continuous":
+        return
+    selections = [Ranks.parse(text) for text in _rank_settings(settings)]
+    for path in paths:
+        for rank, worker in enumerate(call.at(path, None) or ()):
+            if any(rank in selection for selection in selections):
+                state.workers[worker] = None
+
+
+def step_ended(together: bool) -> None:
+    """End the captures of the whole step in this process and in the workers.
+
+    Args:
+        together: True if the next step may belong to the same capture. The capture then continues.
+    """
+    whole_step.step_ended(together)
+    for worker in state.workers:
+        with seam.guard("could not notify a worker of the step's end", log.error_once):
+            # Don't wait for the answer: in the actor's queue, this call comes before the next call of the trainer.
+            worker.__ray_call__.remote(whole_step.stop_in_worker, together)
+    if not together:
+        state.workers.clear()
+
+
+def _rank_settings(settings: Settings) -> set[str]:
+    return {settings.ranks, *(settings.for_role(role).ranks for role in settings.role)}
+
+
+class OpenStep:
+    """A step in the trainer's process, from the announcement of the step to its end."""
+
+    def __init__(self, run: runtime.Runtime, number: int, ordinal: int) -> None:
+        self.number = number
+        self.ordinal = ordinal
+        self.captured = False
+        self.off = False
+        self.overrides: dict[str, Any] = {}
+        self.updated_ns: int | None = None
+        self._run = run
+        self._over = self._span_ended = False
+        whole_step.step_began()
+        self._span = Span(run.timeline, "step", "step", step=number, role="trainer", rank=own_rank())
+
+    def announce(self, run: runtime.Runtime, first: Callable[[], Mapping[int, int]]) -> None:
+        """Decide whether this step is captured, and announce it to the other processes.
+
+        Args:
+            run: Run of this process.
+            first: Function that returns the first global rank of each replica, as in `Monitor.with_stragglers`.
+        """
+        chooser = state.chooser
+        was_off = chooser.off
+        # If torchrun has started several trainers, only rank 0 takes the requests of `autoprof trigger`.
+        chooser.look(run.rundir, self.number, take_it=run.decides)
+        chooser.step_began(run, self.number, self.ordinal)
+        overrides = chooser.choose(run.settings, self.number, self.ordinal)
+        self.off = chooser.off
+        self.captured = overrides is not None
+        self.overrides = {} if overrides is None else chooser.with_stragglers(overrides, first)
+        if was_off and self.off:  # the workers know from an earlier announcement that autoprof is off
+            return
+        announcement = cluster.StepAnnouncement(
+            step=self.number, captured=self.captured, overrides=self.overrides, off=self.off
+        )
+        cluster.announce_step(run.info.id, announcement)
+
+    def close(self, error: BaseException | None) -> Generator[Wait, Any, None]:
+        """End the step: abort its open stages, stop its engines, then withdraw its announcement.
+
+        Args:
+            error: Exception that ended the step, if any.
+        """
+        run = self._run
+        state.current = None
+        if self.off:
+            return
+        stages.abort_paired()
+        if self.captured:
+            yield from rollout.stop(run)
+            rollout.close_window()
+        step_ended(together=_shares_capture_with_next(run, self))
+        self._end_span(error)
+        state.chooser.step_ended(self.number, self.ordinal)
+        yield from ask(cluster.announce_step, run.info.id, None)
+        if self.captured:
+            yield from ask(state.chooser.ended)
+            if not state.chooser.any_after(run.settings, self.number, self.ordinal):
+                end.window_passed(run)
+        self._over = True
+
+    def drop(self) -> None:
+        """End the step after an interruption of its begin or end. Don't wait for the engines to stop."""
+        if self._over or runtime.current() is not self._run:
+            return
+        if state.current is self:
+            state.current = None
+        if not self.off:
+            stages.abort_paired()
+            rollout.drop()
+            step_ended(together=False)
+            self._end_span(None)
+            cluster.announce_step(self._run.info.id, None)
+            if self.captured:
+                state.chooser.ended()
+        self._over = True
+
+    def leave_updated(self) -> None:
+        """End the last step of an inner loop at the time of its last update, because no hooked call comes later."""
+        if self.updated_ns is not None and not self.off:
+            self._end_span(None, self.updated_ns)
+
+    def _end_span(self, error: BaseException | None, at_ns: int | None = None) -> None:
+        if not self._span_ended:
+            self._span_ended = True
+            self._span.end(error, at_ns=at_ns)
+
+
+class _StepState(process.State):
+    """Steps of this process.
+
+    Attributes:
+        current: Open step, if any.
+        chooser: Object that decides which steps are captured.
+        executed: Number of steps begun.
+        owner: Target whose hooks open steps, or an empty string before the first step.
+        finished: Number of the last finished step, or None if no `step.finished` hook has reported a number.
+        workers: Ray actors whose captures end with the current step. The dict is used as an ordered set, because a
+            cluster has hundreds of actors.
+    """
+
+    ends = process.LAST_STEP
+
+    def begin(self) -> None:
+        self.current: OpenStep | None = None
+        self.chooser = Chooser(of_trainer=True)
+        self.executed = 0
+        self.owner = ""
+        self.finished: int | None = None
+        self.workers: dict[Any, None] = {}
+
+    def at_exit(self) -> None:
+        step, self.current = self.current, None
+        if step is not None:
+            step.leave_updated()
+
+
+state = _StepState()
+
+
+def executed() -> int:
+    """Return the number of steps that this process has begun."""
+    return state.executed
+
+
+def finish(call: Call, error: BaseException | None = None) -> Generator[Wait, Any, None]:
+    """Close the open step, if any, as `OpenStep.close` does. If a signal interrupts this, the step ends early."""
+    run, step = runtime.current(), state.current
+    if run is not None and step is not None:
+        earlier_handler, call.on_interrupt = call.on_interrupt, step.drop
+        yield from step.close(error)
+        call.on_interrupt = earlier_handler
+
+
+def drop() -> None:
+    """End the open step, if any, after an interruption of the step's begin or end."""
+    if state.current is not None:
+        state.current.drop()
+
+
+def _shares_capture_with_next(run: runtime.Runtime, step: OpenStep) -> bool:
+    """Return True if this step and the next step will probably belong to one capture."""
+    if not step.captured or run.settings.consecutive != whole_step.TOGETHER:
+        return False
+    return state.chooser.likely(run.settings, step.number + 1, step.ordinal + 1)
+
 
 # Layers of hooks on one function. The hook of a step surrounds the hooks of the step's stages. The hook of a loop
 # surrounds the hooks of the steps.
@@ -50,7 +243,7 @@ class StepBehaviour(Behaviour):
     number: CallPath = ""
     resumed: CallPath = ""
     offset: int = 0
-    replicas: list[replicas.Replicas] = []
+    replicas: list[rollout.Replicas] = []
     workers: list[CallPath] = []
     engines: Literal["step", "around"] = "step"
     inner: bool = False
@@ -84,14 +277,14 @@ class StepBehaviour(Behaviour):
         step = OpenStep(run, number, state.executed)
         earlier_handler, call.on_interrupt = call.on_interrupt, step.drop
         state.current = step
-        yield from ask(step.announce, run, lambda: replicas.first_ranks(call, self.replicas))
+        yield from ask(step.announce, run, lambda: rollout.first_ranks(call, self.replicas))
         if step.captured:
             log.info(f"step {number} is captured")
             clocks.measure(run.rundir, run.hooks)
-            replicas.open_window(number, step.overrides, call, self.replicas)
-            open_step.note_worker(run, step.overrides, call, self.workers)
+            rollout.open_window(number, step.overrides, call, self.replicas)
+            note_worker(run, step.overrides, call, self.workers)
             if self.engines == "step" or run.settings.mode == "continuous":
-                yield from replicas.start(run)
+                yield from rollout.start(run)
         call.on_interrupt = earlier_handler
 
     def _opens_steps(self, call: Call) -> bool:
@@ -102,7 +295,7 @@ class StepBehaviour(Behaviour):
         target = call.key.partition("/")[0]
         if not self.inner:
             state.owner = target
-        elif not state.owner and not (step_announcement.own()[0] or cluster.is_up()):
+        elif not state.owner and not (cluster.own_announcement()[0] or cluster.is_up()):
             state.owner = target
             state.end_first()
         return state.owner == target
@@ -135,11 +328,11 @@ class Tick(StepBehaviour):
 
     def install(self, owner: Any) -> bool:
         if self.at == "end" and not command.THIS.ray_worker:
-            state.open_first = self._first
+            stages.state.open_first = self._first
         return False
 
     def around(self, call: Call) -> Around:
-        state.open_first = None
+        stages.state.open_first = None
         yield from finish(call)
         outcome = yield CALL
         if not outcome.over:
@@ -227,8 +420,8 @@ class Loop(Behaviour):
         yield from finish(call, outcome.error)
         run = runtime.current()
         if run is not None:
-            open_step.step_ended(together=False)
-            yield from replicas.settle()
+            step_ended(together=False)
+            yield from rollout.settle()
             yield InThread(end.let_workers_write, run)
         return None
 
@@ -308,7 +501,7 @@ class Trainer(Behaviour):
     """The call creates a trainer in this process. From then on, only the trainer announces steps, not its engines."""
 
     def around(self, call: Call) -> Around:
-        step_announcement.trainer_here()
+        cluster.record_trainer()
         yield CALL
         return None
 
@@ -334,7 +527,7 @@ class Send(Behaviour):
         if runtime.current() is not None and _takes_keyword(call, self.carrier):
             dictionary = call.argument(self.carrier)
             if dictionary is None or type(dictionary) is dict:
-                call.kwargs[self.carrier] = {**(dictionary or {}), _KEY: step_announcement.parcel()}
+                call.kwargs[self.carrier] = {**(dictionary or {}), _KEY: cluster.announcement_to_send()}
         yield CALL
         return None
 
@@ -356,10 +549,10 @@ class Receive(Behaviour):
             run is not None
             and isinstance(dictionary, Mapping)
             and _KEY in dictionary
-            and step_announcement.receive(dictionary[_KEY])
+            and cluster.receive_announcement(dictionary[_KEY])
         ):
-            running.abort_paired()
-            announcement = step_announcement.here()
+            stages.abort_paired()
+            announcement = cluster.local_announcement()
             captured = announcement is not None and announcement.captured
             whole_step.step_ended(together=captured and run.settings.consecutive == whole_step.TOGETHER)
         yield CALL

@@ -14,14 +14,14 @@ from typing import Any
 
 from autoprof.base import seam
 from autoprof.base.originals import time
-from autoprof.behaviours.rollout.engine import ROLE, Request, problem_of
+from autoprof.behaviours.rollout import ROLE, Request, problem_of
 from autoprof.capture import profilers
 from autoprof.capture.pass_capture import PassCapture
 from autoprof.config.kinds import GENERATE
 from autoprof.config.selection import parse_iterations
 from autoprof.hooks.behaviour import CALL, Around, Behaviour, Call, follow
-from autoprof.run import process_state, runtime
-from autoprof.run.process_state import EngineState, read_part
+from autoprof.run import runtime, stacks
+from autoprof.run.stacks import EngineState, read_part
 
 
 class WorkerPasses:
@@ -375,7 +375,7 @@ class ProcessStart(Behaviour):
         yield CALL
         scheduler = getattr(call.instance, "scheduler", None)
         if scheduler is not None:
-            process_state.register_scheduler(scheduler, read)
+            stacks.register_scheduler(scheduler, read)
         return None
 
 

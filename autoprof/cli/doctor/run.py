@@ -16,7 +16,7 @@ from autoprof.report.figures.timeline import journals_of
 from autoprof.report.findings import findings
 from autoprof.report.hangs import read, sentences
 from autoprof.report.hangs.read import OpenSpans
-from autoprof.rundir import deaths, decoder, journal, runs
+from autoprof.rundir import deaths, journal, layout, runs
 from autoprof.rundir.file_names import COLLECTED, META, NOT_ANALYSED, SNAPSHOT
 from autoprof.rundir.layout import RunDir
 from autoprof.rundir.processes import ProcessState, merged_hooks, open_until_now
@@ -70,7 +70,7 @@ def examine_run(run: runs.Run) -> Report:
     report.notes += notes + out_of_memory(RunDir(Path(run.path)))
     report.problems += problems
     _check_control(report, RunDir(Path(run.path)))
-    for part in decoder.read(Path(run.path, COLLECTED), CollectedFile, left_out).missing:
+    for part in layout.read_json(Path(run.path, COLLECTED), CollectedFile, left_out).missing:
         place = " ".join(filter(None, [part.host, part.path]))
         report.problems.append(f"not collected, {place}: {part.reason or '?'}")
     report.problems += left_out
@@ -288,7 +288,7 @@ def out_of_memory(directory: RunDir) -> list[str]:
     """Return a note for each memory snapshot in `oom/`."""
     notes = []
     for path in sorted(directory.oom.glob(f"*{META}")):
-        meta = decoder.read(path, OutOfMemoryMeta)
+        meta = layout.read_json(path, OutOfMemoryMeta)
         place = f"in step {meta.step}, {meta.role} {meta.stage}, " if meta.step is not None else ""
         requested, free = units.size(meta.asked_bytes), units.size(meta.free_bytes)
         name = f"oom/{path.name.removesuffix(META)}{SNAPSHOT}"

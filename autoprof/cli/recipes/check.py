@@ -26,7 +26,6 @@ from autoprof.cli.recipes import catalog, lookup
 from autoprof.cli.recipes.lookup import NotInSource, Sources, Unknown
 from autoprof.hooks import behaviour as behaviours
 from autoprof.hooks import recipe
-from autoprof.hooks.form import described, parameters, summary
 from autoprof.hooks.patching import is_function, member, owner_of
 from autoprof.hooks.recipe import (
     HOOK_NAME,
@@ -36,8 +35,11 @@ from autoprof.hooks.recipe import (
     Recipe,
     RecipeError,
     Recipes,
+    described,
     fits,
     installed_version,
+    parameters,
+    summary,
 )
 
 FILE = "recipe.schema.json"

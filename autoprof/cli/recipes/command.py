@@ -15,7 +15,7 @@ from autoprof.cli.documents import Document
 from autoprof.cli.recipes import catalog, check, new
 from autoprof.cli.recipes.catalog import Entry
 from autoprof.cli.recipes.check import RecipeFinding
-from autoprof.hooks.form import described, summary, takes
+from autoprof.hooks.recipe import described, summary, takes
 
 
 class Catalog(Document):

@@ -25,7 +25,7 @@ from autoprof.cli.run import not_run, switch_on
 from autoprof.hooks import recipe
 from autoprof.hooks.behaviour import Behaviour
 from autoprof.hooks.recipe import BoundHook, RecipeError
-from autoprof.run import call_counts
+from autoprof.run import runtime
 from autoprof.rundir import runs
 from autoprof.rundir.journal import SpanReader, journals
 from autoprof.rundir.processes import WAITING, ProcessState
@@ -137,7 +137,7 @@ def _environment(path: str, folder: str) -> dict[str, str]:
         "AUTOPROF_DIR": folder,
         "AUTOPROF_COLLECT": "0",
         "AUTOPROF_ON_FINISH": "true",
-        call_counts.VARIABLE: "1",
+        runtime.TRY_VARIABLE: "1",
     }
 
 
@@ -200,7 +200,7 @@ def _counts(directory: Path) -> dict[str, dict[str, list[_Count]]]:
     Two processes that had the same pid one after the other have separate files.
     """
     counts: dict[str, dict[str, list[_Count]]] = defaultdict(lambda: defaultdict(list))
-    for path in sorted((directory / call_counts.FOLDER).glob("*.txt")):
+    for path in sorted((directory / runtime.CALLS).glob("*.txt")):
         process = path.name.removesuffix(".txt").rpartition(".")[0]
         for line in path.read_text(encoding="utf-8").splitlines():
             call, _, count = line.rpartition(" ")

@@ -13,7 +13,7 @@ import msgspec
 from autoprof.base import identity
 from autoprof.run import cluster
 from autoprof.run.cluster import Gone, Lost
-from autoprof.rundir import decoder, layout, runs
+from autoprof.rundir import layout, runs
 from autoprof.rundir.file_names import MERGING, META, PART, RUN, STEP
 from autoprof.rundir.layout import RunDir
 from autoprof.rundir.records import RunFile
@@ -123,7 +123,7 @@ class OnDisk:
     def look(self, steps: Sequence[int] = ()) -> list[View]:
         path = self._directory.path
         current = view(reader()(str(path), list(steps)))
-        info = decoder.read(path / RUN, RunFile)
+        info = layout.read_json(path / RUN, RunFile)
         return [msgspec.structs.replace(current, alive=runs.state(info, path) == "running")]
 
     def ask(self, trigger: Trigger) -> str:

@@ -13,7 +13,7 @@ from autoprof.base import files, seam, units
 from autoprof.base.redact import writable
 from autoprof.report.hangs import places
 from autoprof.report.model import OpenSpanRow
-from autoprof.rundir import decoder, processes
+from autoprof.rundir import layout, processes
 from autoprof.rundir.processes import ProcessState
 from autoprof.rundir.records import (
     HANGS,
@@ -300,7 +300,7 @@ def read_hangs(run: str | Path) -> Iterator[Hang]:
 
 def _hang(folder: Path) -> Hang:
     left_out: list[str] = []
-    why = decoder.read(folder / WHY, Why, left_out)
+    why = layout.read_json(folder / WHY, Why, left_out)
     number = _STEP.search(folder.name)
     step = why.step if why.step is not None else int(number[1]) if number else None
     try:
@@ -325,7 +325,7 @@ def _process(path: Path, left_out: list[str]) -> Process | None:
         stacks = msgspec.json.decode(files.read(path, MAX_STACKS_BYTES), type=ProcessStacks)
     except (OSError, msgspec.MsgspecError, ValueError, RecursionError) as error:
         seam.pass_on(error)
-        stacks = decoder.read(path, ProcessStacks, left_out)
+        stacks = layout.read_json(path, ProcessStacks, left_out)
     if not (stacks.host or stacks.threads or stacks.spans):
         return None
     worker = _worker(stacks)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import sglang
 
-from autoprof.behaviours.rollout.engine import Request
+from autoprof.behaviours.rollout import Request
 from autoprof.behaviours.sglang import engine as sglang_engine
 from autoprof.run import runtime
 

@@ -41,7 +41,7 @@ def _hook_raises(step):
         module.RunningStage.stop = failing
 
     wrapt.register_post_import_hook(stage, "autoprof.behaviours.trainer.stages")
-    wrapt.register_post_import_hook(running, "autoprof.behaviours.trainer.running")
+    wrapt.register_post_import_hook(running, "autoprof.behaviours.trainer.stages")
 
 
 def _start_fails(step):

@@ -13,9 +13,8 @@ import pytest
 from autoprof.base import files, identity, process
 from autoprof.capture import recorder
 from autoprof.capture.artifacts import Subject
-from autoprof.run.hook_log import HookLog
+from autoprof.run.journal import HookLog, Span, Timeline
 from autoprof.run.runtime import Runtime
-from autoprof.run.timeline import Span, Timeline
 from autoprof.rundir import file_names, layout
 from autoprof.rundir.layout import RunDir
 from tests.support.captures import SUBJECT, finished, work

@@ -13,8 +13,8 @@ import pytest
 from autoprof.base import files
 from autoprof.capture import recorder
 from autoprof.capture.finisher import job as finisher_job
+from autoprof.run.journal import Span
 from autoprof.run.runtime import Runtime
-from autoprof.run.timeline import Span
 from autoprof.rundir import layout
 from tests.support.captures import SUBJECT, finished, work
 from tests.support.helpers import spans

@@ -11,8 +11,8 @@ import pytest
 import autoprof
 from autoprof.base import files, log, process
 from autoprof.hooks import registry
-from autoprof.run import step_announcement
-from autoprof.run.step_announcement import StepAnnouncement
+from autoprof.run import cluster
+from autoprof.run.cluster import StepAnnouncement
 
 PACKAGE = Path(autoprof.__file__).parent
 # The code of an interpreter start imports nothing. Processes that merge traces or measure a command are in no run.
@@ -90,15 +90,15 @@ def test_after_a_reset_nothing_is_known_of_what_was_before(caplog: pytest.LogCap
     for _ in range(2):
         log.warning_once("said")
         files.open_to_group(True)
-        step_announcement.post("run", StepAnnouncement(step=1, captured=True))
+        cluster.announce_step("run", StepAnnouncement(step=1, captured=True))
         for _ in range(registry.FAILURES):
             registry.failed("k")
         assert closed
         process.reset()
         assert not closed
         assert registry.gate("k") is closed
-        assert step_announcement.own() == (False, None)
-        assert step_announcement.read("run") is None
+        assert cluster.own_announcement() == (False, None)
+        assert cluster.announced_step("run") is None
         assert not files._state.group
     assert caplog.messages == ["said", "said"]
 

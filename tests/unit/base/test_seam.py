@@ -246,7 +246,8 @@ BROAD = {
 }
 # Code of separate processes: the command line, and readers of a finished run. And `seam` itself.
 READERS = ("cli/", "report/", "traces/", "rundir/runs.py", "rundir/file_names.py")
-READERS += ("run/collect/", "run/cluster.py", "run/node_functions.py", "capture/finisher/", "base/seam.py")
+READERS += ("run/fetch.py", "run/gather.py", "run/upload.py", "run/cluster.py", "run/node_functions.py")
+READERS += ("capture/finisher/", "base/seam.py")
 # These decide themselves: see `_is_own_error` in `_boot`, and the wrapper that is pickled by value in `dispatch`.
 SEAMS = ("hooks/dispatch.py", "_boot/__init__.py")
 
@@ -254,7 +255,7 @@ SEAMS = ("hooks/dispatch.py", "_boot/__init__.py")
 # These catch every OSError. `files.status` and similar functions raise the exceptions of handlers.
 ASKS = {f"os.path.{name}" for name in ("exists", "lexists", "isfile", "isdir", "islink")}
 # Only the main thread runs signal handlers. `_boot` may not import `files` (docs/limits.md).
-OTHER_THREADS = ("run/watcher.py", "run/stacks.py", "run/process_state.py")
+OTHER_THREADS = ("run/watcher.py", "run/stacks.py")
 BEFORE = ("_boot/",)
 
 

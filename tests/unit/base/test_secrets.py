@@ -31,8 +31,7 @@ from autoprof.cli import console
 from autoprof.cli.doctor import Report, command
 from autoprof.config import values
 from autoprof.hooks import behaviour
-from autoprof.run import hook_log, runtime
-from autoprof.run.collect import upload
+from autoprof.run import journal, runtime, upload
 from autoprof.rundir import layout
 from autoprof.rundir.layout import RunDir
 from autoprof.windows import requests
@@ -247,9 +246,9 @@ def test_a_line_that_says_why_autoprof_is_off_has_no_secret(capsys: pytest.Captu
 
 
 def test_the_name_of_a_multiprocessing_process_has_no_secret(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(hook_log.files, "text", lambda *_: "python\0--multiprocessing-fork\0")
+    monkeypatch.setattr(journal.files, "text", lambda *_: "python\0--multiprocessing-fork\0")
     monkeypatch.setattr(multiprocessing.current_process(), "name", f"worker token={SECRET}")
-    assert hook_log.process_title() == "worker token=***"
+    assert journal.process_title() == "worker token=***"
 
 
 @pytest.mark.parametrize(
@@ -264,8 +263,8 @@ def test_the_name_of_a_multiprocessing_process_has_no_secret(monkeypatch: pytest
 def test_the_title_of_a_process_has_all_its_quotes(
     monkeypatch: pytest.MonkeyPatch, words: list[str], title: str
 ) -> None:
-    monkeypatch.setattr(hook_log.files, "text", lambda *_: "\0".join(words) + "\0" * 9)
-    assert hook_log.process_title() == title
+    monkeypatch.setattr(journal.files, "text", lambda *_: "\0".join(words) + "\0" * 9)
+    assert journal.process_title() == title
 
 
 def test_the_error_of_an_upload_has_no_secret_at_its_end() -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from autoprof.behaviours.rollout.engine import Request
+from autoprof.behaviours.rollout import Request
 from autoprof.behaviours.sglang import scheduler
 from autoprof.behaviours.vllm import worker as vllm_worker
 from autoprof.behaviours.vllm.worker import Worker

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from pytest_mock import MockerFixture
 
-from autoprof.behaviours.rollout.engine import Request
-from autoprof.behaviours.trainer import running
+from autoprof.behaviours.rollout import Request
+from autoprof.behaviours.trainer import stages
+from autoprof.behaviours.vllm import batches as vllm_batches
 from autoprof.behaviours.vllm import engine as vllm_engine
-from autoprof.behaviours.vllm import offline as vllm_offline
 from autoprof.capture import recorder
-from autoprof.run import step_announcement
-from autoprof.run.step_announcement import StepAnnouncement
+from autoprof.run import cluster
+from autoprof.run.cluster import StepAnnouncement
 
 
 class Engine:
@@ -27,7 +27,7 @@ class Engine:
 
     def generate(self) -> None:
         """Send two requests, and make the engine's steps until both are done."""
-        offline = vllm_offline._offline(self)
+        offline = vllm_batches._offline(self)
         for _ in range(2):
             offline.request()
             self.busy = True
@@ -70,37 +70,37 @@ def test_an_engine_that_can_not_be_recorded_is_reported(
     engine.generate()
     engine.generate()
     assert caplog.text.count("the engine could not be recorded: RuntimeError: no worker") == 1
-    assert (asked, vllm_offline._offline(engine)._batches.count) == ([], 2)
+    assert (asked, vllm_batches._offline(engine)._batches.count) == ([], 2)
 
 
 def test_a_trainer_in_the_process_announces_the_step(asked: list[Any]) -> None:
-    step_announcement.trainer_here()
+    cluster.record_trainer()
     engine = Engine()
     engine.generate()  # before its first step
     for step in (1, 7, 8):
-        step_announcement.post("run", StepAnnouncement(step=step, captured=step == 7))
+        cluster.announce_step("run", StepAnnouncement(step=step, captured=step == 7))
         engine.generate()
-    step_announcement.post("run", None)
+    cluster.announce_step("run", None)
     engine.generate()
     assert asked == [(7, 1, 2), "stop"]
 
 
 def test_other_ranks_are_not_recorded(asked: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "2")
-    step_announcement.post("run", StepAnnouncement(step=7, captured=True))
+    cluster.announce_step("run", StepAnnouncement(step=7, captured=True))
     Engine().generate()
     assert asked == []
 
 
 def test_a_recording_stage_contains_the_rollout(asked: list[Any], mocker: MockerFixture) -> None:
-    step_announcement.post("run", StepAnnouncement(step=7, captured=True))
+    cluster.announce_step("run", StepAnnouncement(step=7, captured=True))
     mocker.patch.object(recorder, "current")
     Engine().generate()
     assert asked == []
 
 
 def test_an_evaluation_is_not_recorded_as_a_rollout(asked: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    step_announcement.post("run", StepAnnouncement(step=7, captured=True))
-    monkeypatch.setattr(running, "wholes", [object()])
+    cluster.announce_step("run", StepAnnouncement(step=7, captured=True))
+    monkeypatch.setattr(stages, "wholes", [object()])
     Engine().generate()
     assert asked == []

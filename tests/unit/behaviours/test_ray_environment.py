@@ -11,7 +11,7 @@ from ray.job_config import JobConfig
 from ray.runtime_env import RuntimeEnv
 from ray.runtime_env.runtime_env import _merge_runtime_env
 
-from autoprof.behaviours.ray.session import chosen_runtime_env, job_with_site, merged
+from autoprof.behaviours.ray import chosen_runtime_env, job_with_site, merged
 from autoprof.capture import cupti
 
 ENVIRON = {"AUTOPROF": "1", "AUTOPROF_STEPS": "3", "AUTOPROF_RUN_ID": "x", "HOME": "/root"}

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 from pytest_mock import MockerFixture
 
-from autoprof.behaviours.rollout import replicas
-from autoprof.behaviours.rollout.replicas import AroundGeneration, EndOfSampling, Replicas
-from autoprof.behaviours.trainer import open_step, steps
+from autoprof.behaviours import rollout
+from autoprof.behaviours.rollout import AroundGeneration, EndOfSampling, Replicas
+from autoprof.behaviours.trainer import steps
 from autoprof.config.settings import Settings
 from autoprof.hooks.behaviour import CALL, Around, Call, Outcome, Wait
-from autoprof.run import runtime, step_announcement
-from autoprof.run.step_announcement import StepAnnouncement
+from autoprof.run import cluster, runtime
+from autoprof.run.cluster import StepAnnouncement
 from autoprof.rundir.layout import RunDir
 
 SHARED = Replicas(path="self.llm_server_manager.rollout_replicas")
@@ -82,9 +82,9 @@ def run(mocker: MockerFixture, tmp_path: Path) -> Any:
         decides=True,
     )
     mocker.patch.object(runtime, "current", return_value=made)
-    mocker.patch.object(replicas, "RayCalls", Answers)
-    mocker.patch.object(open_step, "Span")
-    mocker.patch.object(replicas, "Span")
+    mocker.patch.object(rollout, "RayCalls", Answers)
+    mocker.patch.object(steps, "Span")
+    mocker.patch.object(rollout, "Span")
     return made
 
 
@@ -127,9 +127,9 @@ def test_generation_outside_the_trainers_process_belongs_to_the_open_step(
     run: Any, mocker: MockerFixture, at_begin: int | None, at_end: int | None, told: int | None
 ) -> None:
     announced = [step and StepAnnouncement(step=step, captured=False) for step in (at_begin, at_end)]
-    mocker.patch.object(step_announcement, "read", side_effect=announced)
+    mocker.patch.object(cluster, "announced_step", side_effect=announced)
     drive(AroundGeneration().around(call()))
-    replicas.Span.return_value.end.assert_called_once_with(None, step=told)  # type: ignore[attr-defined]
+    rollout.Span.return_value.end.assert_called_once_with(None, step=told)  # type: ignore[attr-defined]
 
 
 def test_in_continuous_mode_engines_record_from_the_begin_of_the_step(run: Any, trainer: Any, log: Any) -> None:
@@ -181,8 +181,8 @@ def test_counted_steps_continue_from_the_resumed_step(run: Any) -> None:
     numbers = []
     for _ in range(2):
         drive(steps.StepBegin(resumed="self.resume_global_step").around(call(SimpleNamespace(resume_global_step=40))))
-        assert open_step.state.current is not None
-        numbers.append(open_step.state.current.number)
+        assert steps.state.current is not None
+        numbers.append(steps.state.current.number)
     assert numbers == [41, 42]
 
 
@@ -300,7 +300,7 @@ def test_an_engine_whose_stop_hangs_is_waited_for_once(run: Any, trainer: Any, l
     assert meta(tmp_path, 8)["reason"] == "the engine has not answered since step 7"
     log.clear()
     hung.answer = {"problem": ""}
-    replicas._state.late[0, 0] = replicas._state.late[0, 0]._replace(reference=hung.answer)
+    rollout._state.late[0, 0] = rollout._state.late[0, 0]._replace(reference=hung.answer)
     trainer.global_steps = 9
     drive(begin.around(call(trainer)))
     assert log == [("start", 0), ("start", 1)]
@@ -321,9 +321,9 @@ def test_late_answers_are_collected_at_the_end_of_the_run(run: Any, trainer: Any
     hung = trainer.llm_server_manager.rollout_replicas[0].servers[0]
     hung.answer = TimeoutError("no answer within 60 s")
     drive(steps.StepEnd().around(call(trainer)))
-    replicas._state.late[0, 0] = replicas._state.late[0, 0]._replace(reference={"problem": "the disk is full"})
+    rollout._state.late[0, 0] = rollout._state.late[0, 0]._replace(reference={"problem": "the disk is full"})
     drive(steps.Loop().around(call(trainer)))
-    assert replicas._state.late == {}
+    assert rollout._state.late == {}
     assert meta(tmp_path, 7)["reason"].startswith("the engine did not stop")  # no other process has written it
 
 

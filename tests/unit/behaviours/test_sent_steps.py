@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from autoprof.base.process import reset
-from autoprof.run import step_announcement
-from autoprof.run.step_announcement import StepAnnouncement
+from autoprof.run import cluster
+from autoprof.run.cluster import StepAnnouncement
 from tests.support import helpers
 
 Python = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -184,13 +184,13 @@ def test_foreign_content_of_the_carrier_is_ignored(tmp_path: Path, drive: Any) -
 
 def test_a_call_that_is_overtaken_brings_no_older_step_back() -> None:
     reset()
-    step_announcement.post("run", StepAnnouncement(step=1, captured=False))
-    first = step_announcement.parcel()
-    step_announcement.post("run", StepAnnouncement(step=2, captured=True))
-    second = step_announcement.parcel()
+    cluster.announce_step("run", StepAnnouncement(step=1, captured=False))
+    first = cluster.announcement_to_send()
+    cluster.announce_step("run", StepAnnouncement(step=2, captured=True))
+    second = cluster.announcement_to_send()
     reset()
-    assert step_announcement.receive(second)
-    assert not step_announcement.receive(first)
-    assert not step_announcement.receive(second)
-    assert step_announcement.here() == step_announcement.read("run") == StepAnnouncement(step=2, captured=True)
-    assert step_announcement.own() == (False, None)
+    assert cluster.receive_announcement(second)
+    assert not cluster.receive_announcement(first)
+    assert not cluster.receive_announcement(second)
+    assert cluster.local_announcement() == cluster.announced_step("run") == StepAnnouncement(step=2, captured=True)
+    assert cluster.own_announcement() == (False, None)

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from pytest_mock import MockerFixture
 
-from autoprof.behaviours.rollout.engine import Request
-from autoprof.behaviours.serving import http, server
+from autoprof.behaviours import serving
+from autoprof.behaviours.rollout import Request
 from autoprof.config.settings import Settings
 from autoprof.run import end, runtime
 from autoprof.rundir.layout import RunDir
@@ -27,7 +27,7 @@ class Engine:
         self.log: list[Any] = []
         self.meanwhile: Callable[[], Awaitable[None]] | None = None
         self.problem = ""
-        self.server = server.ServedEngine(self, Engine.start, Engine.stop)
+        self.server = serving.ServedEngine(self, Engine.start, Engine.stop)
 
     async def start(self, request: Request) -> dict[str, Any]:
         if self.meanwhile is not None:
@@ -45,7 +45,7 @@ def run(mocker: MockerFixture, tmp_path: Path) -> Any:
     made = SimpleNamespace(settings=Settings(steps="2,3"), rundir=RunDir(tmp_path))
     made.timeline = SimpleNamespace(listener=None)
     mocker.patch.object(runtime, "current", return_value=made)
-    mocker.patch.object(server, "Span")
+    mocker.patch.object(serving, "Span")
     mocker.patch.object(end, "window_passed")
     return made
 
@@ -111,7 +111,7 @@ def test_an_engine_that_a_trainer_of_its_run_leads_counts_no_steps_and_takes_no_
 
     asyncio.run(drive(engine := Engine()))
     assert engine.log == [7, "stop"]
-    span = server.Span.return_value  # type: ignore[attr-defined]
+    span = serving.Span.return_value  # type: ignore[attr-defined]
     assert (span.drop.call_count, span.end.call_count) == (3, 0)
     assert end.window_passed.call_count == 0  # type: ignore[attr-defined]
     assert requests.states(run.rundir) == {}
@@ -262,7 +262,7 @@ def test_another_caller_of_the_profiler_ends_the_recording_and_is_not_stopped(ru
     ],
 )
 def test_bodies(body: bytes, step: int | None, duration_s: float | None) -> None:
-    assert http.window_of(body) == (step, duration_s)
+    assert serving.window_of(body) == (step, duration_s)
 
 
 @pytest.mark.parametrize(
@@ -283,14 +283,14 @@ def test_bodies(body: bytes, step: int | None, duration_s: float | None) -> None
 )
 def test_wrong_bodies_are_named(body: bytes, said: str) -> None:
     with pytest.raises(ValueError, match=r"it takes") as caught:
-        http.window_of(body)
+        serving.window_of(body)
     assert str(caught.value) == said
 
 
 def test_batches_of_a_server_that_a_trainer_leads_are_not_chosen_by_their_numbers(run: Any) -> None:
     async def drive(engine: Engine) -> None:
         async def asked(**body: Any) -> tuple[int, dict[str, str]]:
-            return await http.answer_trainer(engine.server, "/runs/server", json.dumps(body).encode())
+            return await serving.answer_trainer(engine.server, "/runs/server", json.dumps(body).encode())
 
         assert await asked(action="stop") == (409, {"problem": "no window is open"})
         assert await asked(action="lead") == (200, {"problem": "", "run": "/runs/server"})

@@ -16,12 +16,12 @@ import msgspec
 import pytest
 from pytest_mock import MockerFixture
 
-from autoprof.behaviours.rollout.engine import MARK, Request
+from autoprof.behaviours.rollout import MARK, Request
 from autoprof.behaviours.sglang import engine
 from autoprof.config.settings import Settings
 from autoprof.hooks.behaviour import Call, Reply
 from autoprof.run import runtime
-from autoprof.run.timeline import Timeline
+from autoprof.run.journal import Timeline
 from autoprof.rundir.layout import RunDir
 from tests.support import helpers
 

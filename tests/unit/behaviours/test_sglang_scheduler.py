@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from autoprof.behaviours.rollout.engine import Request
+from autoprof.behaviours.rollout import Request
 from autoprof.behaviours.sglang import scheduler as sglang_scheduler
 from autoprof.run.runtime import Runtime
 from tests.support.sglang_schedulers import DECODES, NOTHING, Scheduler, found, passes, receive, start, stop

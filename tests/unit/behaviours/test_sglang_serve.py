@@ -13,8 +13,8 @@ import pytest
 from pytest_mock import MockerFixture
 
 from autoprof._boot import command
-from autoprof.behaviours.serving import server
-from autoprof.behaviours.sglang import api_server
+from autoprof.behaviours import serving
+from autoprof.behaviours.sglang import engine as sglang_engine
 from autoprof.hooks.behaviour import CALL, Call, Outcome
 from autoprof.hooks.wrapper import wrap
 from autoprof.run import runtime
@@ -55,7 +55,7 @@ def manager(mocker: MockerFixture) -> Any:
 def set_up(manager: Any, app: Any) -> None:
     """Return a function that does what SGLang's launch does."""
     setter = eval("lambda global_state: None", {"app": app})
-    around = api_server.SetUp().around(Call("k", setter, (SimpleNamespace(tokenizer_manager=manager),), {}))
+    around = sglang_engine.SetUp().around(Call("k", setter, (SimpleNamespace(tokenizer_manager=manager),), {}))
     finish(around)
 
 
@@ -75,7 +75,7 @@ def finish(around: Any, error: Exception | None = None) -> list[Any]:
 def requested(manager: Any, rid: Any, error: Exception | None = None) -> bool:
     """Return whether the server gets a request."""
     call = Call("k", lambda self, obj: None, (manager, SimpleNamespace(rid=rid)), {})
-    waits = finish(api_server.Tokenized().around(call), error)
+    waits = finish(sglang_engine.Tokenized().around(call), error)
     for wait in waits:
         wait._awaitable.close()
     return bool(waits)
@@ -133,8 +133,8 @@ def test_sglangs_own_generations_and_refused_requests_begin_no_batch(manager: An
 
 def test_a_batch_ends_with_the_last_that_gives_the_lock_back(manager: Any, app: Any, mocker: MockerFixture) -> None:
     set_up(manager, app)
-    idle = mocker.patch.object(server.ServedEngine, "idle")
+    idle = mocker.patch.object(serving.ServedEngine, "idle")
     for readers, ended in ((1, 0), (0, 1)):
         manager.model_update_lock._readers = readers
-        finish(api_server.Released().around(Call("k", Lock.release_reader, (manager.model_update_lock,), {})))
+        finish(sglang_engine.Released().around(Call("k", Lock.release_reader, (manager.model_update_lock,), {})))
         assert idle.call_count == ended

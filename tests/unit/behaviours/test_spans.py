@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from autoprof.behaviours.trainer import spans as trainer_spans
 from autoprof.hooks.behaviour import Call
-from autoprof.run import step_announcement
+from autoprof.run import cluster
 from autoprof.run.runtime import Runtime
 from tests.support import helpers
 
@@ -167,9 +167,9 @@ def test_a_function_in_a_thread_with_the_context_is_inside(run: Runtime, hooked:
 
 
 def test_in_the_trainers_process_the_step_is_known(run: Runtime, hooked: Any) -> None:
-    step_announcement.post("run", step_announcement.StepAnnouncement(step=8, captured=False))
+    cluster.announce_step("run", cluster.StepAnnouncement(step=8, captured=False))
     hooked(lambda: None, "span", kind="reward", stage="compute_score", role="reward")()
-    step_announcement.post("run", None)
+    cluster.announce_step("run", None)
     assert [line["step"] for line in spans(run)] == [8]
 
 
@@ -178,10 +178,10 @@ def test_a_step_that_is_off_has_no_spans(run: Runtime, loop: Any, hooked: Any) -
         await asyncio.gather(*(loop(trajectory(n)) for n in range(3)))
 
     whole = hooked(generate, "span", stage="generate_sequences", role="agent_loop")
-    step_announcement.post("run", step_announcement.StepAnnouncement(step=8, captured=False, off=True))
+    cluster.announce_step("run", cluster.StepAnnouncement(step=8, captured=False, off=True))
     asyncio.run(whole())
     assert spans(run) == []
-    step_announcement.post("run", None)
+    cluster.announce_step("run", None)
     asyncio.run(whole())
     assert len(spans(run)) == 10
 
@@ -280,14 +280,14 @@ def timers(hooked: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_timers_of_a_step_are_its_spans(run: Runtime, timers: None) -> None:
     with Timer("step", logger=None):
-        step_announcement.post("run", step_announcement.StepAnnouncement(step=4, captured=False))
+        cluster.announce_step("run", cluster.StepAnnouncement(step=4, captured=False))
         with Timer("gen", logger=None), Timer("update", logger=None):
             pass
         with pytest.raises(ValueError, match="theirs"), Timer("reward", logger=None):
             raise ValueError("theirs")
         late = Timer("stop_profile", logger=None)
         late.start()
-    step_announcement.post("run", None)
+    cluster.announce_step("run", None)
     late.stop()
     found = spans(run)
     names = [line["name"] for line in found]
@@ -301,9 +301,9 @@ def test_timers_outside_a_step_or_without_a_name_are_ignored(run: Runtime, timer
         pass
     assert timer.last >= 0
     assert "_autoprof_span" not in vars(timer)
-    step_announcement.post("run", step_announcement.StepAnnouncement(step=4, captured=False))
+    cluster.announce_step("run", cluster.StepAnnouncement(step=4, captured=False))
     with Timer(logger=None):
         pass
-    step_announcement.post("run", None)
+    cluster.announce_step("run", None)
     assert spans(run) == []
     assert not run.timeline.running

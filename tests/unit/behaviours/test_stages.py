@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from autoprof.behaviours.trainer import open_step, stages
+from autoprof.behaviours.trainer import stages, steps
 from autoprof.capture import whole_step
 from autoprof.hooks import registry
 from autoprof.hooks.recipe import BoundHook, Hook, Recipe
 from autoprof.hooks.wrapper import wrap
-from autoprof.run import step_announcement
+from autoprof.run import cluster
 from autoprof.run.runtime import Runtime
 from tests.support import helpers
 from tests.support.captures import finished
@@ -28,9 +28,9 @@ TASK = {"stage": {"path": "self.name", "names": {"*.generate*": "generate", "*._
 def run(joined: Any) -> Iterator[Runtime]:
     """A process that is in step 2, which is captured."""
     made: Runtime = joined(steps="2")
-    step_announcement.post("run", step_announcement.StepAnnouncement(step=2, captured=True))
+    cluster.announce_step("run", cluster.StepAnnouncement(step=2, captured=True))
     yield made
-    step_announcement.post("run", None)
+    cluster.announce_step("run", None)
     assert stages.running == {}
     assert made.hooks.errors == {}
 
@@ -131,12 +131,12 @@ def test_a_stage_without_an_end_ends_with_the_step(run: Runtime, task: Any, hook
     assert (meta["state"], meta["reason"]) == ("truncated", "the step ended before the stage")
     assert trace is not None
     hooked(lambda: None, "step.end")()
-    assert open_step.state.current is None
+    assert steps.state.current is None
 
 
 def test_a_stage_without_an_end_ends_when_it_begins_in_a_later_step(run: Runtime, task: Any) -> None:
     task("T.generate").__enter__()
-    step_announcement.post("run", step_announcement.StepAnnouncement(step=3, captured=True))
+    cluster.announce_step("run", cluster.StepAnnouncement(step=3, captured=True))
     with task("T.generate"):
         pass
     finished(run)
@@ -225,7 +225,7 @@ def test_calls_inside_a_span_with_whole_are_no_stages(run: Runtime, task: Any, h
 )
 def test_forward_passes_are_counted(joined: Any, hooked: Any, iterations: str, kept: list[str]) -> None:
     run = joined(steps="2", rollout_iterations=iterations)
-    step_announcement.post("run", step_announcement.StepAnnouncement(step=2, captured=True))
+    cluster.announce_step("run", cluster.StepAnnouncement(step=2, captured=True))
     after = hooked(lambda: None, "stage.pass")
 
     def generate() -> None:
@@ -234,7 +234,7 @@ def test_forward_passes_are_counted(joined: Any, hooked: Any, iterations: str, k
             after()
 
     hooked(generate, "stage", role="rollout", stage="generate", passes=True)()
-    step_announcement.post("run", None)
+    cluster.announce_step("run", None)
     assert captures(run) == {"rollout.generate": "complete"}
     there = recorded(run, "rollout.generate")
     assert [name for name in ("exp", "sin", "cos", "tan") if f"aten::{name}" in there] == kept
@@ -243,11 +243,11 @@ def test_forward_passes_are_counted(joined: Any, hooked: Any, iterations: str, k
 
 def test_missing_passes_are_in_the_meta_file(joined: Any, hooked: Any) -> None:
     run = joined(steps="2", rollout_iterations="4:9")
-    step_announcement.post("run", step_announcement.StepAnnouncement(step=2, captured=True))
+    cluster.announce_step("run", cluster.StepAnnouncement(step=2, captured=True))
     after = hooked(lambda: None, "stage.pass")
     hooked(lambda: after(), "stage", role="rollout", stage="generate", passes=True)()
     hooked(lambda: after(), "stage", role="actor", stage="update_actor")()
-    step_announcement.post("run", None)
+    cluster.announce_step("run", None)
     assert captures(run) == {"rollout.generate": "failed", "actor.update_actor": "complete"}
     metas = {meta["stage"]: meta["reason"] for meta, _ in finished(run).values()}
     assert metas["generate"] == "there were 1 forward passes; recording was to begin after 4"
@@ -295,20 +295,20 @@ def test_spans_have_kinds_too(run: Runtime, named: Any) -> None:
 
 def test_a_kind_is_captured_where_roles_name_it(joined: Any, named: Any) -> None:
     run = joined(steps="2", roles=("update_actor", "!critic"))
-    step_announcement.post("run", step_announcement.StepAnnouncement(step=2, captured=True))
+    cluster.announce_step("run", cluster.StepAnnouncement(step=2, captured=True))
     named(lambda: torch.ones(2), "stage", "update_actor", stage="polish", role="actor")()
     named(lambda: torch.ones(2), "stage", "log_prob", stage="score", role="actor")()
     named(lambda: torch.ones(2), "stage", "update_actor", stage="train", role="critic")()
-    step_announcement.post("run", None)
+    cluster.announce_step("run", None)
     assert set(captures(run)) == {"actor.polish"}
 
 
 def test_ranges_of_a_whole_step_have_their_kinds(joined: Any, named: Any) -> None:
     run = joined(steps="2", mode="continuous")
-    step_announcement.post("run", step_announcement.StepAnnouncement(step=2, captured=True))
+    cluster.announce_step("run", cluster.StepAnnouncement(step=2, captured=True))
     named(lambda: torch.ones(2), "stage", "update_actor", stage="polish", role="actor")()
     whole_step.stop()
-    step_announcement.post("run", None)
+    cluster.announce_step("run", None)
     ((meta, _),) = finished(run).values()
     assert "stage_kind" not in meta
     assert [stage["stage_kind"] for stage in meta["stages"]] == ["update_actor"]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from autoprof.behaviours.vllm import frontend
+from autoprof.behaviours.vllm import engine as vllm_engine
 from autoprof.capture import recorder
 from autoprof.capture.artifacts import Subject
 from autoprof.run import end
@@ -65,10 +65,10 @@ def found(run: Runtime) -> tuple[dict[str, Any], Counter[str]]:
 
 def record(run: Runtime, engine: Engine, outputs: int, cut: str = "") -> None:
     """Record the front end of an engine while it produces outputs."""
-    frontend.begin(engine, run, SUBJECT, run.settings)
+    vllm_engine.begin_front_end(engine, run, SUBJECT, run.settings)
     if outputs:
         engine.put_out(outputs)
-    frontend.end(engine, cut)
+    vllm_engine.end_front_end(engine, cut)
 
 
 @pytest.mark.parametrize(
@@ -79,9 +79,9 @@ def test_as_many_outputs_are_recorded_as_passes_are_asked_for(
     made: Any, iterations: str, data_parallel: int, pieces: int, recorded: int
 ) -> None:
     run, engine = made(rollout_iterations=iterations), Engine(data_parallel)
-    frontend.begin(engine, run, SUBJECT, run.settings)
+    vllm_engine.begin_front_end(engine, run, SUBJECT, run.settings)
     engine.put_out(9 if iterations in ("0:100", "all") else 10, pieces)
-    frontend.end(engine, "")
+    vllm_engine.end_front_end(engine, "")
     meta, names = found(run)
     assert (meta["state"], meta["reason"], meta["contents"]) == ("complete", "", ["cpu"])
     assert names["process_outputs"] == recorded
@@ -103,7 +103,7 @@ def test_what_the_front_end_can_not_record_is_named_as_left_out(made: Any) -> No
 def test_it_ends_before_the_event_loop_would_stand_still_for_long(
     made: Any, monkeypatch: pytest.MonkeyPatch, contents: tuple[str, ...], recorded: int
 ) -> None:
-    monkeypatch.setattr(frontend, "MAX_BYTES", 2_900)
+    monkeypatch.setattr(vllm_engine, "MAX_FRONT_END_BYTES", 2_900)
     run, engine = made(rollout_iterations="all", contents=contents), Engine()
     record(run, engine, 50)
     meta, names = found(run)
@@ -113,9 +113,9 @@ def test_it_ends_before_the_event_loop_would_stand_still_for_long(
 
 def test_an_idle_engine_leaves_a_complete_and_empty_trace(made: Any) -> None:
     run, engine = made(), Engine()
-    frontend.begin(engine, run, SUBJECT, run.settings)
-    frontend.end(engine, "")
-    frontend.end(engine, "")
+    vllm_engine.begin_front_end(engine, run, SUBJECT, run.settings)
+    vllm_engine.end_front_end(engine, "")
+    vllm_engine.end_front_end(engine, "")
     meta, names = found(run)
     assert (meta["state"], meta["reason"]) == ("complete", "the engine produced no output")
     assert names["process_outputs"] == 0
@@ -140,11 +140,11 @@ def test_it_gives_way_to_what_records_already(made: Any) -> None:
 def test_it_gives_way_to_another_profiler_in_its_thread(made: Any) -> None:
     recorder.watch_others()
     run, engine = made(), Engine()
-    frontend.begin(engine, run, SUBJECT, run.settings)
+    vllm_engine.begin_front_end(engine, run, SUBJECT, run.settings)
     engine.put_out(3)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as theirs:
         engine.put_out(3)
-    frontend.end(engine, "")
+    vllm_engine.end_front_end(engine, "")
     meta, names = found(run)
     assert (meta["state"], names["process_outputs"]) == ("truncated", 4)
     assert not any(event.name == "process_outputs" for event in theirs.events())
@@ -152,17 +152,17 @@ def test_it_gives_way_to_another_profiler_in_its_thread(made: Any) -> None:
 
 def test_errors_pass_and_ours_cost_the_recording_only(made: Any, mocker: Any) -> None:
     report = mocker.patch("autoprof.run.runtime.report")
-    mocker.patch.object(frontend.TorchTool, "start", side_effect=RuntimeError("ours"))
+    mocker.patch.object(vllm_engine.TorchTool, "start", side_effect=RuntimeError("ours"))
     engine = Engine()
     run = made()
-    frontend.begin(engine, run, SUBJECT, run.settings)
+    vllm_engine.begin_front_end(engine, run, SUBJECT, run.settings)
     with pytest.raises(KeyError, match="theirs"):
         engine.output_processor.process_outputs(["bad"])
     engine.put_out(3)
-    frontend.end(engine, "")
+    vllm_engine.end_front_end(engine, "")
     assert [call.args[0] for call in report.mock_calls] == ["vllm/front-end"]
     assert len(engine.output_processor.seen) == 5
-    frontend.begin(SimpleNamespace(), run, SUBJECT, run.settings)  # an engine of an unknown release
+    vllm_engine.begin_front_end(SimpleNamespace(), run, SUBJECT, run.settings)  # an engine of an unknown release
 
 
 def test_it_can_be_left_out(made: Any) -> None:
@@ -174,7 +174,7 @@ def test_it_can_be_left_out(made: Any) -> None:
 def test_a_patch_of_another_library_is_kept(made: Any) -> None:
     run, engine = made(), Engine()
     engine.output_processor.process_outputs = lambda *_: 5  # type: ignore[method-assign]
-    frontend.begin(engine, run, SUBJECT, run.settings)
-    frontend.end(engine, "")
+    vllm_engine.begin_front_end(engine, run, SUBJECT, run.settings)
+    vllm_engine.end_front_end(engine, "")
     assert engine.output_processor.process_outputs([]) == 5
     end.wait_for_files(run)

@@ -16,7 +16,7 @@ from autoprof.capture import budget, recorder, writer
 from autoprof.capture.budget import Budget, OverBudget
 from autoprof.cli.doctor import Report, environment
 from autoprof.config.settings import Settings
-from autoprof.run import step_announcement
+from autoprof.run import cluster
 from autoprof.run.runtime import Runtime
 from autoprof.rundir.layout import RunDir
 from autoprof.windows.chooser import Chooser
@@ -164,7 +164,7 @@ def test_a_capture_ends_early_and_says_so(
     reason = "the trace would pass 2,048 MB (AUTOPROF_MAX_TRACE_MB) at the 1,000,000,000 MB a second of step 2"
     assert (second["state"], second["reason"]) == ("truncated", reason)
     assert f"the capture ends early, {reason}" in caplog.text
-    step_announcement.post("run", None)
+    cluster.announce_step("run", None)
 
 
 def test_a_trace_that_is_cut_when_it_is_written_says_so(joined: Any, update: Any, caplog: Any, hooked: Any) -> None:
@@ -174,7 +174,7 @@ def test_a_trace_that_is_cut_when_it_is_written_says_so(joined: Any, update: Any
     assert [meta["state"] for meta in metas(run)] == ["truncated"]
     (said,) = [record.getMessage() for record in caplog.records if "cut short" in record.getMessage()]
     assert "AUTOPROF_MAX_TRACE_MB is 0.001; raise that" in said
-    step_announcement.post("run", None)
+    cluster.announce_step("run", None)
 
 
 def test_what_there_is_no_room_for_is_not_recorded_and_is_no_error(
@@ -182,9 +182,9 @@ def test_what_there_is_no_room_for_is_not_recorded_and_is_no_error(
 ) -> None:
     run = joined(steps="2")
     mocker.patch.object(budget, "_free", return_value=12 * MB)
-    step_announcement.post("run", step_announcement.StepAnnouncement(step=2, captured=True))
+    cluster.announce_step("run", cluster.StepAnnouncement(step=2, captured=True))
     assert update(2) == "done"
-    step_announcement.post("run", None)
+    cluster.announce_step("run", None)
     (meta,) = metas(run)
     assert meta["state"] == "failed"
     assert meta["reason"].startswith("not recorded: the disk has 12 MB free")

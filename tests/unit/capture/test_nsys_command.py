@@ -12,7 +12,7 @@ import pytest
 from ray._private.runtime_env.nsight import parse_nsight_config
 from ray.runtime_env import RuntimeEnv
 
-from autoprof.behaviours.ray import nsys_actors
+from autoprof.behaviours import ray as ray_behaviours
 from autoprof.capture import profilers
 from autoprof.capture.profilers import nsys
 from autoprof.cli.doctor import Report, environment
@@ -43,7 +43,7 @@ def test_an_older_nsys_is_asked_for_what_it_knows(installed: Path, mocker: Any) 
     older(installed)
     assert nsys.profile_options(NsysOptions())["capture-range-end"] == "repeat"
     warning = mocker.patch("autoprof.base.log.warning_once")
-    assert nsys_actors.wanted({}, {}, NSYS)
+    assert ray_behaviours.wanted({}, {}, NSYS)
     assert warning.call_args.args[0] == nsys.AT_THE_END
     assert doctored(lambda report: environment._check_nsys(report, NSYS)).notes == [nsys.AT_THE_END]
 
@@ -68,7 +68,7 @@ def test_an_nsys_that_is_not_the_first_on_the_path(
     other.write_bytes(installed.read_bytes())
     other.chmod(0o755)
     options = NsysOptions(executable=str(other))
-    env = nsys_actors.under_nsys({}, Settings(tool=("nsys",), nsys=options))
+    env = ray_behaviours.under_nsys({}, Settings(tool=("nsys",), nsys=options))
     assert env["env_vars"]["PATH"].split(":") == [os.path.dirname(sys.executable), str(other.parent), "${PATH}"]
     nsys.put_on_path(options)
     assert nsys.find_nsys(NsysOptions()) == str(other)
@@ -80,7 +80,7 @@ def test_an_nsys_that_is_not_the_first_on_the_path(
 def made_with(run: Any, **options: Any) -> Any:
     """Return the runtime_env of a new actor."""
     call = Call("ray/actor", lambda self, args=None, kwargs=None, **options: None, (object(),), dict(options))
-    around = nsys_actors.Actor().around(call)
+    around = ray_behaviours.Actor().around(call)
     assert next(around) is CALL
     with pytest.raises(StopIteration):
         around.send(None)
@@ -125,19 +125,19 @@ def test_other_actors_are_left_alone(
 def test_a_rank_that_one_role_asks_for(installed: Path) -> None:
     settings = Settings(tool=("nsys",), ranks="0", role={"actor": {"ranks": "0,8"}})
     given = [{"env_vars": {"RANK": str(rank)}} for rank in range(16)]
-    assert [rank for rank in range(16) if nsys_actors.wanted(given[rank], {}, settings)] == [0, 8]
+    assert [rank for rank in range(16) if ray_behaviours.wanted(given[rank], {}, settings)] == [0, 8]
 
 
 def test_a_user_who_profiles_the_whole_job_is_left_alone(installed: Path) -> None:
-    assert not nsys_actors.wanted({}, {"_nsight": "default"}, NSYS)
-    assert nsys_actors.wanted({}, {}, NSYS)
+    assert not ray_behaviours.wanted({}, {"_nsight": "default"}, NSYS)
+    assert ray_behaviours.wanted({}, {}, NSYS)
 
 
 @pytest.mark.parametrize("where", ["own", "job's"])
 def test_an_interpreter_that_ray_would_put_aside(where: str, installed: Path, caplog: Any, mocker: Any) -> None:
     warning = mocker.patch("autoprof.base.log.warning_once")
     env = {"pip": ["numpy"]}
-    assert not nsys_actors.wanted(env if where == "own" else {}, env if where == "job's" else {}, NSYS)
+    assert not ray_behaviours.wanted(env if where == "own" else {}, env if where == "job's" else {}, NSYS)
     assert "pip of runtime_env" in warning.call_args.args[0]
 
 
@@ -153,7 +153,7 @@ def test_without_nsys_actors_are_made_as_ever_and_it_is_said(joined: Any, mocker
 def test_without_a_python_beside_the_interpreter(installed: Path, mocker: Any, tmp_path: Path) -> None:
     mocker.patch("sys.executable", str(tmp_path / "python3"))
     warning = mocker.patch("autoprof.base.log.warning_once")
-    assert not nsys_actors.wanted({}, {}, NSYS)
+    assert not ray_behaviours.wanted({}, {}, NSYS)
     assert "Ray's nsight plug-in runs `python`" in warning.call_args.args[0]
 
 

@@ -15,10 +15,10 @@ import msgspec
 import pytest
 import torch
 
-from autoprof.behaviours.trainer import open_step, running, steps
+from autoprof.behaviours.trainer import stages, steps
 from autoprof.capture import whole_step
 from autoprof.cli.doctor import run as doctor_run
-from autoprof.run import step_announcement
+from autoprof.run import cluster
 from autoprof.run.runtime import Runtime
 from autoprof.rundir import file_names, runs
 from tests.support.captures import finished
@@ -59,9 +59,9 @@ class Trainer:
 @pytest.fixture
 def trainer(hooked: Any) -> Iterator[Trainer]:
     yield Trainer(hooked)
-    assert running.running == {}
+    assert stages.running == {}
     assert whole_step.current() is None
-    step_announcement.post("run", None)
+    cluster.announce_step("run", None)
 
 
 def captures(run: Runtime) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
@@ -252,7 +252,7 @@ def test_a_trace_of_a_stage_says_what_it_is_of(joined: Any, trainer: Trainer) ->
 
 def test_an_end_in_another_thread_says_so(joined: Any, trainer: Trainer) -> None:
     run = joined(steps="1", mode="continuous")
-    step_announcement.post("run", step_announcement.StepAnnouncement(step=1, captured=True))
+    cluster.announce_step("run", cluster.StepAnnouncement(step=1, captured=True))
     trainer.log_prob()
     ending = threading.Thread(target=lambda: whole_step.step_ended(together=False))
     ending.start()
@@ -265,7 +265,7 @@ def test_an_end_in_another_thread_says_so(joined: Any, trainer: Trainer) -> None
 def test_an_actor_with_an_event_loop_is_told_in_another_thread(joined: Any, trainer: Trainer) -> None:
     # Like Ray: methods run in the thread of the event loop, other functions in another thread.
     run = joined(steps="1", mode="continuous")
-    step_announcement.post("run", step_announcement.StepAnnouncement(step=1, captured=True))
+    cluster.announce_step("run", cluster.StepAnnouncement(step=1, captured=True))
 
     async def worker() -> None:
         trainer.log_prob()
@@ -280,7 +280,7 @@ def test_an_actor_with_an_event_loop_is_told_in_another_thread(joined: Any, trai
 def test_a_worker_that_is_not_told_ends_with_the_next_steps_first_stage(joined: Any, trainer: Trainer) -> None:
     run = joined(steps="1:3", mode="continuous")
     for number in (1, 2):
-        step_announcement.post("run", step_announcement.StepAnnouncement(step=number, captured=True))
+        cluster.announce_step("run", cluster.StepAnnouncement(step=number, captured=True))
         trainer.log_prob()
     whole_step.stop()
     found = captures(run)
@@ -328,17 +328,17 @@ def test_workers_are_told_that_the_step_has_ended(joined: Any, mocker: Any) -> N
     run = joined(mode="continuous", ranks="0", role={"critic": {"ranks": "2:4"}})
     workers = [Actor() for _ in range(5)]
     call = mocker.Mock(at=lambda path, default: {"self.wg.workers": workers}.get(path, default))
-    open_step.note_worker(run, {}, call, ["self.wg.workers", "self.missing.workers"])
-    open_step.step_ended(together=True)
-    open_step.step_ended(together=False)
-    open_step.step_ended(together=False)
+    steps.note_worker(run, {}, call, ["self.wg.workers", "self.missing.workers"])
+    steps.step_ended(together=True)
+    steps.step_ended(together=False)
+    steps.step_ended(together=False)
     assert [worker.told for worker in workers] == [[True, False], [], [True, False], [True, False], []]
 
 
 def test_workers_are_not_told_in_discrete_mode(joined: Any, mocker: Any) -> None:
     worker = Actor()
-    open_step.note_worker(joined(), {}, mocker.Mock(at=lambda *_: [worker]), ["self.wg.workers"])
-    open_step.step_ended(together=False)
+    steps.note_worker(joined(), {}, mocker.Mock(at=lambda *_: [worker]), ["self.wg.workers"])
+    steps.step_ended(together=False)
     assert worker.told == []
 
 

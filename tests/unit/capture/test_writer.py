@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from autoprof.behaviours.ray.session import Shutdown
+from autoprof.behaviours.ray import Shutdown
 from autoprof.behaviours.trainer import steps
 from autoprof.capture import recorder, writer
 from autoprof.capture.finisher import job as finisher_job

@@ -13,14 +13,14 @@ import pytest
 import torch
 from pytest_mock import MockerFixture
 
-from autoprof.behaviours.trainer import running
+from autoprof.behaviours.trainer import stages
 from autoprof.behaviours.trainer.stages import Stage, StagePass
 from autoprof.capture import recorder
 from autoprof.hooks import dispatch, registry
 from autoprof.hooks.behaviour import CALL, Around, Behaviour, Call
 from autoprof.hooks.wrapper import wrap, wrapped_by
-from autoprof.run import step_announcement
-from autoprof.run.step_announcement import StepAnnouncement
+from autoprof.run import cluster
+from autoprof.run.cluster import StepAnnouncement
 from tests.support.captures import finished
 from tests.support.helpers import processes_of
 
@@ -121,9 +121,9 @@ class Half(Stage):
 
 @pytest.fixture
 def posted() -> Iterator[None]:
-    step_announcement.post("run", StepAnnouncement(step=1, captured=True))
+    cluster.announce_step("run", StepAnnouncement(step=1, captured=True))
     yield
-    step_announcement.post("run", None)
+    cluster.announce_step("run", None)
 
 
 def test_a_failing_hooks_recording_is_ended(joined: Any, posted: None, mocker: MockerFixture) -> None:
@@ -140,7 +140,7 @@ def test_a_failing_hooks_recording_is_ended(joined: Any, posted: None, mocker: M
     (path,) = run.rundir.path.glob("*/*.meta.json")
     meta = json.loads(path.read_text())
     assert (meta["state"], meta["reason"]) == ("truncated", "autoprof failed in target/hook")
-    running.running.clear()
+    stages.running.clear()
 
 
 def test_a_pass_hook_does_nothing_while_no_stage_counts(joined: Any, hooked: Any, posted: None, mocker: Any) -> None:

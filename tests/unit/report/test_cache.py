@@ -11,7 +11,7 @@ import pytest
 
 from autoprof.cli.main import main
 from autoprof.report import build
-from autoprof.rundir import cache, journal, processes, runs
+from autoprof.rundir import cache, journal, layout, processes, runs
 from tests.support import large_timelines, report_runs
 
 STEPS, SAMPLES = 40, 256
@@ -148,7 +148,7 @@ def test_a_finished_run_is_read_from_the_cache(
     large: Path, mocker: Any, decoded: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     outputs(large, capsys)
-    folded, metas = mocker.spy(processes, "fold"), mocker.spy(runs.decoder, "_read")
+    folded, metas = mocker.spy(processes, "fold"), mocker.spy(layout, "_read")
     decoded.reset_mock()
     for command in (["ls"], ["doctor"], ["report"]):
         main([*command, str(large)])

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from autoprof.run import cluster as ray_cluster
+from autoprof.run import fetch
 from autoprof.run.cluster import Node
-from autoprof.run.collect import fetch
-from autoprof.run.collect.fetch import DIED, NodeLost
+from autoprof.run.fetch import DIED, NodeLost
 from tests.support.collected_nodes import CAPTURE, META, TRACE, Cluster, Question
 from tests.support.helpers import process_lines
 

@@ -16,13 +16,12 @@ import msgspec
 import pytest
 
 from autoprof.base import identity, log
-from autoprof.behaviours.ray import session
+from autoprof.behaviours import ray as ray_behaviours
 from autoprof.cli import collect
 from autoprof.cli.main import main
 from autoprof.cli.trigger import view
 from autoprof.run import cluster as ray_cluster
-from autoprof.run import end
-from autoprof.run.collect import gather
+from autoprof.run import end, gather
 from autoprof.run.runtime import Runtime
 from autoprof.rundir import processes, runs
 from autoprof.rundir.layout import RunDir
@@ -163,9 +162,9 @@ def test_only_the_process_that_started_the_run_collects_and_only_from_several_no
     driver: Callable[..., Runtime], joined: Callable[..., Runtime], kept: Store, cluster: list[str], mocker: Any
 ) -> None:
     collect = mocker.patch.object(gather, "collect")
-    session.through_ray(joined(collect="1"))
+    ray_behaviours.through_ray(joined(collect="1"))
     del cluster[1]
-    session.through_ray(driver(collect="1"))
+    ray_behaviours.through_ray(driver(collect="1"))
     assert not collect.called
 
 
@@ -175,7 +174,7 @@ def test_without_the_setting_the_nodes_are_noted_only(
     collect = mocker.patch.object(gather, "collect")
     run = driver()
     ray_cluster.register_node(run.info.id, "/a", driver=True)
-    session.through_ray(run)
+    ray_behaviours.through_ray(run)
     assert not collect.called
     assert [node["id"] for node in run.describe()["nodes"]] == ["here"]
 
@@ -189,13 +188,13 @@ def test_what_is_missing_is_said_with_the_command_that_goes_on(
     made = mocker.patch.object(gather, "collect", return_value=found)
     warned = mocker.patch.object(log, "warning")
     run = driver(collect="1", stop_timeout_s=7)
-    session.through_ray(run)
+    ray_behaviours.through_ray(run)
     assert made.call_args.kwargs["wait"] is True
     (said,) = warned.call_args.args
     assert said.startswith("collecting is not complete: n2 (there): f0: gone; n2 (there): f1: gone")
     assert f"and 2 more; autoprof collect {run.info.id} fetches" in said
     mocker.patch.object(gather, "collect", side_effect=gather.Busy("somebody else"))
-    session.through_ray(run)
+    ray_behaviours.through_ray(run)
     assert "somebody else" in warned.call_args.args[0]
 
 
@@ -205,15 +204,15 @@ def test_of_all_nodes_one_runs_the_command(
     run = driver(on_finish="true")
     # The trainer on another node was first.
     kept.kept[f"finish/{run.info.id}".encode()] = b""
-    session.through_ray(run)
+    ray_behaviours.through_ray(run)
     kept.up = False
     assert end._command(run) == ""
     kept.up = True
     kept.kept.clear()
     run.first_to_finish = None
     # The driver is first, and runs the command when Ray is down.
-    session.through_ray(run)
-    session.through_ray(run)
+    ray_behaviours.through_ray(run)
+    ray_behaviours.through_ray(run)
     kept.up = False
     assert end._command(run) == "true"
     assert end._command(run) == ""
@@ -235,8 +234,8 @@ def test_after_the_last_window_the_command_waits_for_what_is_collected(
 
 
 def test_what_stands_in_the_way_of_a_copy_is_said_at_the_begin(driver: Callable[..., Runtime]) -> None:
-    assert session.collect_problem(driver(collect="1")) == ""
-    said = session.collect_problem(SimpleNamespace(settings=SimpleNamespace(collect="gs://me:pw@bucket/x")))  # type: ignore[arg-type]
+    assert ray_behaviours.collect_problem(driver(collect="1")) == ""
+    said = ray_behaviours.collect_problem(SimpleNamespace(settings=SimpleNamespace(collect="gs://me:pw@bucket/x")))  # type: ignore[arg-type]
     assert said == (
         "AUTOPROF_COLLECT: the run can't be copied to gs://bucket/x: "
         "gs:// needs the package gcsfs, which is not installed"

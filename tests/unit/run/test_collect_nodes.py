@@ -13,11 +13,10 @@ from typing import Any
 import pytest
 
 from autoprof.cli.stacks import node as stacks_node
-from autoprof.run import cluster, node_functions
+from autoprof.run import cluster, gather, node_functions
 from autoprof.run.cluster import Node
-from autoprof.run.collect import gather
-from autoprof.run.collect.fetch import NodeLost, of_node, safe
-from autoprof.run.collect.gather import Busy
+from autoprof.run.fetch import NodeLost, of_node, safe
+from autoprof.run.gather import Busy
 from autoprof.rundir import file_names, records
 from autoprof.rundir.layout import RunDir
 from tests.support.collected_nodes import Cluster, Folder, Question

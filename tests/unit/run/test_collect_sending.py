@@ -16,8 +16,8 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from autoprof.base import redact
 from autoprof.config.settings import Settings, load
-from autoprof.run.collect import upload
-from autoprof.run.collect.upload import NoTarget, Sending, lacks
+from autoprof.run import upload
+from autoprof.run.upload import NoTarget, Sending, lacks
 from tests.support.helpers import clean_environment
 
 TRACE = "global_step_000002/a.pt.trace.json.gz"

@@ -13,9 +13,9 @@ import pytest
 
 from autoprof.base import identity
 from autoprof.report import build
-from autoprof.run import timeline
+from autoprof.run import raised
+from autoprof.run.journal import Span
 from autoprof.run.runtime import Runtime
-from autoprof.run.timeline import Span
 from autoprof.rundir import processes, runs
 from autoprof.rundir.records import RaisedLine
 
@@ -84,7 +84,7 @@ def test_of_many_alike_some_are_told_and_again_after_a_megabyte(run: Runtime, mo
     for kind in range(30):
         failed(run, "reward", type(f"Error{kind}", (Exception,), {})())
     assert len(lines(run)) == 20
-    monkeypatch.setattr(timeline, "_LIMIT_BYTES", 0)
+    monkeypatch.setattr(raised, "LIMIT_BYTES", 0)
     Span(run.timeline, "stage", "update", step=2, role="actor", rank=0).end()
     failed(run, "reward", fetch_score("later"))
     assert len(lines(run)) == 21

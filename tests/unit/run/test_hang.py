@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from autoprof.base import log
 from autoprof.config import conditions
 from autoprof.run import watcher
+from autoprof.run.journal import Span
 from autoprof.run.runtime import Runtime
-from autoprof.run.timeline import Span
 from autoprof.run.watcher import HangWatch, Limit, Watcher, hang_limits, usual_s, watched_span
-from autoprof.rundir import decoder
+from autoprof.rundir import layout
 from autoprof.rundir.records import ProcessStacks, Why
 from tests.support import helpers, small_trainer
 
@@ -54,7 +54,7 @@ def folders(run: Runtime) -> list[str]:
 
 
 def why(run: Runtime, name: str = "step_000041") -> Why:
-    return decoder.read(run.rundir.path / "hangs" / name / "why.json", Why)
+    return layout.read_json(run.rundir.path / "hangs" / name / "why.json", Why)
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_a_step_that_takes_too_long_asks_all_processes_once(made: Made) -> None:
     assert found.reason == "step 41 has taken 60 min 0 s"
     files = sorted(path.name for path in (run.rundir.path / "hangs" / "step_000041").iterdir())
     assert [name.partition("-")[2] for name in files] == [f"{os.getpid()}.json", ""]
-    told = decoder.read(run.rundir.path / "hangs" / "step_000041" / files[0], ProcessStacks)
+    told = layout.read_json(run.rundir.path / "hangs" / "step_000041" / files[0], ProcessStacks)
     assert told.memory["resident"] > 0
     assert [span.name for span in told.spans] == ["step"]
 
@@ -320,11 +320,11 @@ print("threads", threading.active_count())
     )
     (folder,) = tmp_path.glob("autoprof_runs/2*/hangs/*")
     (path,) = folder.glob("*-[0-9]*.json")
-    told = decoder.read(path, ProcessStacks)
+    told = layout.read_json(path, ProcessStacks)
     assert "fetch_score" in [frame.function.rpartition(".")[2] for frame in told.threads[0].frames]
     assert [span.name for span in told.spans] == ["step", "update_actor"]
     assert told.flight_record == ""
     assert done.stdout == "threads 1\n"
     assert done.stderr.count("autoprof doctor") == 1
     assert json.loads((folder.parent.parent / "run.json").read_text())["state"] == "ended"
-    assert decoder.read(folder / "why.json", Why).unix_ns < time.time_ns()
+    assert layout.read_json(folder / "why.json", Why).unix_ns < time.time_ns()

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from autoprof.rundir import decoder
+from autoprof.rundir import layout
 from autoprof.rundir.records import ProcessStacks, Why
 from tests.support.helpers import TORCH
 from tests.support.small_trainer import torchrun
@@ -51,11 +51,12 @@ def test_both_ranks_say_where_they_stand_and_torch_says_who_is_missing(tmp_path:
     )
     (folder,) = sorted((Path(run.path) / "hangs").iterdir())
     assert folder.name == "step_000005"
-    why = decoder.read(folder / "why.json", Why)
+    why = layout.read_json(folder / "why.json", Why)
     assert (why.step, why.condition) == (5, "hang>1s")
     assert re.fullmatch(r"step 5 has taken .* s, [\d.]+ times the median of .*", why.reason)
     told = {
-        each.rank: each for each in (decoder.read(path, ProcessStacks) for path in sorted(folder.glob("*-[0-9]*.json")))
+        each.rank: each
+        for each in (layout.read_json(path, ProcessStacks) for path in sorted(folder.glob("*-[0-9]*.json")))
     }
     assert sorted(told) == [0, 1]  # type: ignore[type-var]
     for each in told.values():

@@ -20,8 +20,8 @@ import pytest
 
 from autoprof.base import identity
 from autoprof.run import stacks, watcher
+from autoprof.run.journal import Span
 from autoprof.run.runtime import Runtime
-from autoprof.run.timeline import Span
 from autoprof.rundir.records import MAX_STACKS_BYTES, Frame, ProcessStacks, Task, Thread
 
 HERE = __file__

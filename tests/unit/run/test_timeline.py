@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 
 from autoprof.base import files
 from autoprof.base import identity as process_module
-from autoprof.run import timeline
+from autoprof.run import journal
+from autoprof.run.journal import AT_ONCE, Span
 from autoprof.run.runtime import Runtime
-from autoprof.run.timeline import AT_ONCE, Span
 from autoprof.rundir import layout, processes
 from tests.support import helpers
 
@@ -59,7 +59,7 @@ def names(run: Runtime) -> list[str]:
 @pytest.fixture
 def one_going_on(run: Runtime, monkeypatch: pytest.MonkeyPatch) -> Span:
     """Keep one sample open, as in a batch. No buffered line becomes old, even on a slow machine."""
-    monkeypatch.setattr(timeline, "_FLUSH_AFTER_NS", 10**15)
+    monkeypatch.setattr(journal, "_FLUSH_AFTER_NS", 10**15)
     return begin(run, name="long")
 
 
@@ -100,19 +100,19 @@ def test_many_are_written_together(run: Runtime, one_going_on: Span, monkeypatch
     append = files.OwnFile.append
     monkeypatch.setattr(files.OwnFile, "append", lambda file, content: writes.append(1) or append(file, content))
     run.timeline._write_ns = 10**12
-    for _ in range(3 * timeline._FLUSH_LINES + 1):
+    for _ in range(3 * journal._FLUSH_LINES + 1):
         begin(run).end()
     assert len(writes) == 3
     one_going_on.end()
     run.timeline.flush()
-    assert len(names(run)) == 3 * timeline._FLUSH_LINES + 2
+    assert len(names(run)) == 3 * journal._FLUSH_LINES + 2
 
 
 def test_one_that_is_old_is_written_with_the_next(
     run: Runtime, one_going_on: Span, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begin(run, name="first").end()
-    monkeypatch.setattr(timeline, "_FLUSH_AFTER_NS", 0)
+    monkeypatch.setattr(journal, "_FLUSH_AFTER_NS", 0)
     begin(run, name="second").end()
     assert names(run) == ["first", "second"]
 
@@ -180,7 +180,7 @@ def test_the_file_of_an_earlier_process_with_the_same_pid_is_unchanged(run: Runt
     begin(run, "stage", "earlier").end()
     before = written(run)
     for name, count in (("second", 2), ("third", 3)):
-        timeline._state.in_child()  # as a new process: nothing is known of the file
+        journal._state.in_child()  # as a new process: nothing is known of the file
         begin(run, "stage", name).end()
         path = run.rundir.process_file("journal", f".{count}.jsonl")
         assert kinds(run, f".{count}.jsonl") == ["process", "begun", "stage"]
@@ -263,13 +263,13 @@ def test_no_more_are_kept_than_memory_is_for(
 ) -> None:
     assert run.timeline._writing.acquire(blocking=False)  # a write that hangs, in another thread
     run.timeline._write_began = 1
-    for _ in range(timeline._MAX_LINES + 10):
+    for _ in range(journal._MAX_LINES + 10):
         begin(run).end()
-    assert len(run.timeline._lines) == timeline._MAX_LINES
+    assert len(run.timeline._lines) == journal._MAX_LINES
     assert caplog.text.count("spans are left out") == 1
     run.timeline._writing.release()
     begin(run, "stage").end()
-    assert len(names(run)) == timeline._MAX_LINES + 1
+    assert len(names(run)) == journal._MAX_LINES + 1
     # The line is repeated in each part.
     errors = [line for line in written(run) if line["kind"] == "error"]
     assert {(line["where"], line["count"]) for line in errors} == {("timeline", 10)}
@@ -305,7 +305,7 @@ def test_what_goes_on_is_on_the_timeline(run: Runtime, monkeypatch: pytest.Monke
     assert open_names(run) == ["step", "update"]
     run.timeline.look()
     assert open_names(run) == ["step", "update"]
-    monkeypatch.setattr(timeline, "_LONG_NS", 0)
+    monkeypatch.setattr(journal, "_LONG_NS", 0)
     run.timeline.look()
     run.timeline.look()
     assert open_names(run) == ["step", "update", "sample"]
@@ -322,7 +322,7 @@ def test_a_process_that_stands_gives_signs_of_life(run: Runtime, monkeypatch: py
     stage = begin(run, "stage", "update")
     run.timeline.look()
     assert kinds(run) == ["process", "begun"]
-    monkeypatch.setattr(timeline, "_MAX_SILENCE_NS", 0)
+    monkeypatch.setattr(journal, "_MAX_SILENCE_NS", 0)
     before = time.time_ns()
     run.timeline.look()
     (process,) = processes.read(run.rundir.path)
@@ -350,7 +350,7 @@ def test_a_span_that_was_interrupted_is_open_until_the_next_one(run: Runtime) ->
 
 
 def test_what_is_open_is_at_the_end_of_a_large_file(run: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timeline, "PART_BYTES", 10_000)
+    monkeypatch.setattr(journal, "PART_BYTES", 10_000)
     monkeypatch.setattr(processes, "_TAIL_BYTES", (30_000,))
     run.timeline.begin()
     begin(run, "step", "step")
@@ -363,7 +363,7 @@ def test_what_is_open_is_at_the_end_of_a_large_file(run: Runtime, monkeypatch: p
 
 
 def test_a_part_of_a_large_file_has_the_hooks_and_errors(run: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timeline, "PART_BYTES", 10_000)
+    monkeypatch.setattr(journal, "PART_BYTES", 10_000)
     monkeypatch.setattr(processes, "_TAIL_BYTES", (30_000,))
     run.timeline.begin()
     hooks = [
@@ -396,7 +396,7 @@ def test_a_part_of_a_large_file_has_the_hooks_and_errors(run: Runtime, monkeypat
 
 
 def test_no_more_samples_are_open_than_a_reader_wants(run: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timeline, "_LONG_NS", 0)
+    monkeypatch.setattr(journal, "_LONG_NS", 0)
     for number in range(300):
         begin(run, name=f"s{number}")
     run.timeline.look()
@@ -457,9 +457,9 @@ def test_threads_and_forks_write_every_line_once_in_the_order_of_ends(
     made: Any, tmp_path_factory: pytest.TempPathFactory, amounts: list[int], stages: int, many: int, forks: bool
 ) -> None:
     run = made()
-    run.timeline = timeline.Timeline(layout.RunDir(tmp_path_factory.mktemp("run")))
+    run.timeline = journal.Timeline(layout.RunDir(tmp_path_factory.mktemp("run")))
     folder = run.timeline._run.path
-    before, timeline._FLUSH_LINES = timeline._FLUSH_LINES, many
+    before, journal._FLUSH_LINES = journal._FLUSH_LINES, many
 
     def work(thread: int, amount: int) -> None:
         for number in range(amount):
@@ -479,7 +479,7 @@ def test_threads_and_forks_write_every_line_once_in_the_order_of_ends(
     try:
         all_threads()
     finally:
-        timeline._FLUSH_LINES = before
+        journal._FLUSH_LINES = before
     run.timeline.flush()
     expected = Counter(
         f"{parent} {thread} {number}" for thread, amount in enumerate(amounts) for number in range(amount)
@@ -524,4 +524,4 @@ def test_a_process_that_is_killed_leaves_whole_lines(run: Runtime, after_lines: 
     lines = [json.loads(line) for text in texts for line in text.splitlines(keepends=True) if line.endswith("\n")]
     found = [int(line["name"]) for line in lines if line["kind"] != "process"]
     assert found == list(range(len(found)))
-    assert len(found) > after_lines - timeline._FLUSH_LINES
+    assert len(found) > after_lines - journal._FLUSH_LINES

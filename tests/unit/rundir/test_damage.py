@@ -18,7 +18,7 @@ from autoprof.hooks import recipe
 from autoprof.report.page import html
 from autoprof.report.page.server import Server
 from autoprof.run import cluster
-from autoprof.rundir import decoder, processes, runs
+from autoprof.rundir import layout, processes, runs
 from autoprof.rundir.layout import RunDir
 from autoprof.rundir.records import CaptureMeta, CollectedFile, MergedMeta, OutOfMemoryMeta, RunFile
 from autoprof.windows import requests
@@ -156,8 +156,8 @@ def test_a_document_keeps_what_is_readable(kind: Any, data: st.DataObject) -> No
         path = Path(folder, "x.json")
         path.write_text(json.dumps(content))
         left_out: list[str] = []
-        kept = decoder.fields(path, kind, left_out)
-        assert decoder.record(kept, kind) == decoder.read(path, kind)
+        kept = layout.fields(path, kind, left_out)
+        assert layout.record(kept, kind) == layout.read_json(path, kind)
     assert kept["known to nobody"] == 5 or left_out
     assert left_out or kept.keys() == content.keys()
     json.dumps(kept, allow_nan=False).encode()

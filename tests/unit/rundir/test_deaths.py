@@ -227,7 +227,7 @@ def test_a_crash_before_a_process_began_is_of_another_process_with_its_pid(made:
 
 
 @pytest.mark.parametrize(
-    "own", ["capture/profilers/foreign.py", "hooks/wrapper.py", "behaviours/ray/session.py", "__init__.py"]
+    "own", ["capture/profilers/foreign.py", "hooks/wrapper.py", "behaviours/ray.py", "__init__.py"]
 )
 def test_a_crash_is_not_placed_in_a_file_of_autoprof(made: Made, own: str) -> None:
     made.process(ACTOR, begun("update_actor", 3))

@@ -18,7 +18,7 @@ from autoprof.capture.finisher import job, nsys_report
 from autoprof.capture.profilers import memory
 from autoprof.cli import documents
 from autoprof.cli.recipes import command, trial
-from autoprof.rundir import decoder, journal, records
+from autoprof.rundir import journal, layout, records
 from autoprof.rundir.records import CaptureMeta, Line, OutOfMemoryMeta, ProcessLine
 from autoprof.rundir.runs import CaptureFile
 from tests.support import formats
@@ -41,7 +41,7 @@ def test_every_field_is_documented(kind: type[Struct]) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_struct_has_a_blank(kind: type[Struct]) -> None:
-    assert isinstance(decoder.record({}, kind), kind)
+    assert isinstance(layout.record({}, kind), kind)
 
 
 def test_a_merged_trace_may_be_asked_as_a_capture(tmp_path: Path) -> None:
@@ -59,15 +59,15 @@ def test_lines_of_spans_are_distinguished_from_other_lines() -> None:
     assert {str(tag)[:4].encode() for tag in tags} == journal._OTHER_KINDS
     assert {kind[:4].encode() for kind in records.SPAN_KINDS}.isdisjoint(journal._OTHER_KINDS)
     span = {"kind": "stage", "name": "x", "step": None, "role": "a", "rank": None, "start_ns": 1, "end_ns": 2}
-    assert msgspec.to_builtins(decoder.line(json.dumps(span).encode())) == span
+    assert msgspec.to_builtins(journal.span_line(json.dumps(span).encode())) == span
     # A line of another release.
-    assert decoder.line(b'{"kind": "stage", "start_ns": 1}') == Line("stage", "", None, "", None, 1, 0)
+    assert journal.span_line(b'{"kind": "stage", "start_ns": 1}') == Line("stage", "", None, "", None, 1, 0)
 
 
 @pytest.mark.parametrize("line", [b"", b"5", b"[1]", b"\xff", b'{"name": 5}', b'{"kind": null}', b"[" * 5000])
 def test_a_damaged_line_is_no_line(line: bytes) -> None:
     with pytest.raises((msgspec.DecodeError, UnicodeDecodeError, RecursionError)):
-        decoder.line(line)
+        journal.span_line(line)
 
 
 def _keys(module: ModuleType, *functions: str) -> set[str]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from autoprof.cli import main
-from autoprof.rundir import decoder, runs
+from autoprof.rundir import layout, runs
 from autoprof.rundir.records import RunFile
 from tests.support.made_runs import make_run
 
@@ -20,13 +20,13 @@ NAMES = ("20261120-101010-aaaaaa", "20261120-111111-bbbbbb")
 def read(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """Return the names of the decoded files."""
     names: set[str] = set()
-    fields = decoder.fields
+    fields = layout.fields
 
     def noting(path: str | Path, *more: Any) -> dict[str, Any]:
         names.add(os.path.basename(path))
         return fields(path, *more)
 
-    monkeypatch.setattr(decoder, "fields", noting)
+    monkeypatch.setattr(layout, "fields", noting)
     return names
 
 
@@ -60,13 +60,13 @@ def test_a_file_that_is_whole_is_read_at_once(tmp_path: Path) -> None:
     """The fast path and the check of each field return the same fields."""
     content = b'{"id": "x", "pid": 5, "started": 5.5, "hosts": ["n1"], "new": {"a": [1]}}'
     (tmp_path / "run.json").write_bytes(content)
-    slow = decoder.fields(tmp_path / "run.json", RunFile)
+    slow = layout.fields(tmp_path / "run.json", RunFile)
     whole = content.replace(
         b'"hosts"',
         b'"command": "", "cwd": "", "host": "", "ticks": 0, "python": "", '
         b'"autoprof": "", "settings": {}, "versions": {}, "recipes": [], "state": "", "hosts"',
     )
     (tmp_path / "run.json").write_bytes(whole)
-    quick = decoder.fields(tmp_path / "run.json", RunFile)
-    assert decoder._undamaged(whole, RunFile) == quick
+    quick = layout.fields(tmp_path / "run.json", RunFile)
+    assert layout._undamaged(whole, RunFile) == quick
     assert slow.items() <= {**quick}.items()

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoprof.rundir import decoder
+from autoprof.rundir import layout
 from autoprof.rundir.records import CaptureMeta
 from autoprof.traces.clocks import corrections_ns
 from autoprof.traces.reader import TraceError
@@ -173,7 +173,7 @@ def test_a_wall_clock_that_was_set_in_the_step_is_set_right(tmp_path: Path) -> N
         meta("b", 5001 * second + 1000, 21 * second),  # a microsecond between two readings is no step
         {},
     ]
-    metas = [decoder.record(each, CaptureMeta) for each in said]
+    metas = [layout.record(each, CaptureMeta) for each in said]
     assert corrections_ns(metas) == [2 * second, 0, 0, 0, 0]
     events, summary = merged(tmp_path, kineto(op(100)), kineto(op(100)), m0=metas[0], m1=metas[1])
     assert times_ns(tmp_path, events) == [BASE_NS + 2 * second + 100000, BASE_NS + 100000]

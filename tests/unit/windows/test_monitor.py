@@ -14,9 +14,9 @@ from pytest_mock import MockerFixture
 from autoprof.base import identity
 from autoprof.config import conditions
 from autoprof.config.settings import Settings
-from autoprof.run import cluster, step_announcement
+from autoprof.run import cluster
+from autoprof.run.cluster import StepAnnouncement
 from autoprof.run.runtime import Runtime
-from autoprof.run.step_announcement import StepAnnouncement
 from autoprof.rundir.records import Line
 from autoprof.windows import chooser, monitor, requests, stats
 from autoprof.windows.chooser import Chooser
@@ -65,11 +65,11 @@ class Trainer:
         overrides = self.chooser.choose(run.settings, number, self.ordinal)
         if overrides is not None:
             self.captured[number] = self.chooser.with_stragglers(overrides, lambda: {0: 0, 1: 4})
-        step_announcement._state.own = StepAnnouncement(step=number, captured=overrides is not None)
+        cluster._state.own = StepAnnouncement(step=number, captured=overrides is not None)
         for name, took in stages.items():
             self.teller.hear(line("timer", name, took, step=number, role="trainer", rank=None))
         self.teller.hear(line("step", "step", took_s, step=number, role="trainer", error=error))
-        step_announcement._state.own = None
+        cluster._state.own = None
         self.chooser.step_ended(number, self.ordinal)
 
     def steps(self, *numbers: int, took_s: float = 10.0) -> None:
@@ -268,7 +268,7 @@ def test_running_out_of_memory_in_a_worker_opens_a_window(made: Made, kept: dict
 def test_running_out_of_memory_in_the_trainers_own_process_opens_one(made: Made, kept: dict[str, bytes]) -> None:
     trainer = Trainer(made(steps="", when=conditions.parse("oom")))
     trainer.step(1)
-    step_announcement._state.own = StepAnnouncement(step=2, captured=False)
+    cluster._state.own = StepAnnouncement(step=2, captured=False)
     trainer.teller.hear(line("stage", "update_actor", 1.0, step=2, error="OutOfMemoryError"))
     trainer.steps(2, 3, 4)
     assert list(trainer.captured) == [3]

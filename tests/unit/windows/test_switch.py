@@ -12,9 +12,9 @@ import torch
 from pytest_mock import MockerFixture
 
 from autoprof.base.identity import HOST
-from autoprof.behaviours.serving import server
+from autoprof.behaviours import serving
 from autoprof.cli import main
-from autoprof.run import step_announcement
+from autoprof.run import cluster
 from autoprof.run.runtime import Runtime
 from autoprof.rundir.layout import write_json
 from tests.support import helpers
@@ -26,7 +26,7 @@ def run(joined: Any, mocker: MockerFixture) -> Iterator[Runtime]:
     made: Runtime = joined(steps="0:100")
     write_json(made.rundir.run_json, {"id": "run", "state": "running", "host": HOST, "pid": os.getpid()})
     yield made
-    step_announcement.post("run", None)
+    cluster.announce_step("run", None)
 
 
 def switch(run: Runtime, to: str) -> int:
@@ -61,7 +61,7 @@ def test_nothing_is_done_from_the_next_step_on_until_it_is_switched_on(
         return number
 
     trained = hooked(work, "step.wrap", number="number")
-    post = mocker.spy(step_announcement, "post")
+    post = mocker.spy(cluster, "announce_step")
     for number in range(6):
         if number == 2:
             assert switch(run, "off") == 0
@@ -79,7 +79,7 @@ def test_nothing_is_done_from_the_next_step_on_until_it_is_switched_on(
 
 def test_a_server_without_a_trainer_is_switched_off_too(run: Runtime) -> None:
     no_engine: Any = None
-    counted = server.Batches(no_engine, no_engine, no_engine)
+    counted = serving.Batches(no_engine, no_engine, no_engine)
     chosen = []
     for number in range(1, 7):
         if number == 3:

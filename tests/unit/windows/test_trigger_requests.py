@@ -15,7 +15,7 @@ import pytest
 from pytest_mock import MockerFixture
 
 from autoprof.base.identity import HOST
-from autoprof.behaviours.trainer import open_step
+from autoprof.behaviours.trainer import steps
 from autoprof.behaviours.trainer.steps import Wrap
 from autoprof.cli import main
 from autoprof.cli.doctor import run
@@ -23,7 +23,7 @@ from autoprof.cli.trigger import view
 from autoprof.config.settings import Settings
 from autoprof.config.values import SettingsError
 from autoprof.hooks.behaviour import CALL, Call, Outcome, Wait
-from autoprof.run import cluster, end, runtime, step_announcement
+from autoprof.run import cluster, end, runtime
 from autoprof.rundir import layout, runs
 from autoprof.rundir.layout import RunDir, write_json
 from autoprof.windows import chooser, requests
@@ -413,13 +413,13 @@ def trainer(mocker: MockerFixture, tmp_path: Path) -> Trainer:
     run.decides = True
     run.hooks = SimpleNamespace(versions={})
     mocker.patch.object(runtime, "current", return_value=run)
-    mocker.patch.object(open_step, "Span")
+    mocker.patch.object(steps, "Span")
     mocker.patch.object(end, "window_passed")
     return Trainer(run)
 
 
 def test_a_request_opens_the_step_that_begins_next(trainer: Trainer, mocker: MockerFixture) -> None:
-    post = mocker.patch.object(step_announcement, "post")
+    post = mocker.patch.object(cluster, "announce_step")
     for asked in ({}, {"contents": ("cpu",)}, None, {"ranks": "all"}):
         if asked is not None:
             requests.ask(trainer.run.rundir, Trigger(at="" if asked != {} else "41,+4", overrides=asked))

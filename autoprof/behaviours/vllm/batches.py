@@ -1,8 +1,9 @@
-"""Behaviours of vLLM's synchronous `LLM` in a user's script. A step is a generation batch, as in `serving/server.py`.
+"""Generation batches of vLLM, with their hooks: of `vllm serve`, and of the synchronous `LLM` in a user's script.
 
-A batch lasts from the first request to an idle engine until the engine's step that finishes the last request. So one
-call of `generate`, `chat` or another generating method is one batch. A beam search makes such a call for each token,
-but the whole search is one batch. autoprof starts and stops the `LLMEngine` of an `LLM` like an `AsyncLLM`.
+A step is a generation batch, as in `serving.py`. A batch of an `LLM` lasts from the first request to an idle engine
+until the engine's step that finishes the last request. So one call of `generate`, `chat` or another generating method
+is one batch. A beam search makes such a call for each token, but the whole search is one batch. autoprof starts and
+stops the `LLMEngine` of an `LLM` like an `AsyncLLM`.
 
 In a trainer's process (TRL's colocated mode, where each rank has an `LLM`), batches are not counted. A batch is
 recorded if the trainer's step is captured.
@@ -15,15 +16,129 @@ from collections.abc import Coroutine
 from typing import Any, Literal
 
 from autoprof._boot import command
+from autoprof.base import process
 from autoprof.base.identity import own_rank
-from autoprof.behaviours.rollout.engine import ROLE, Request
-from autoprof.behaviours.serving.server import ANOTHER_CALLER, Batches
-from autoprof.behaviours.trainer.running import in_whole
-from autoprof.behaviours.vllm import engine
+from autoprof.behaviours import serving
+from autoprof.behaviours.rollout import ROLE, Request
+from autoprof.behaviours.serving import ANOTHER_CALLER, Batches
+from autoprof.behaviours.trainer.stages import in_whole
+from autoprof.behaviours.vllm import engine as vllm_engine
 from autoprof.capture import recorder
 from autoprof.config.kinds import GENERATE
-from autoprof.hooks.behaviour import CALL, Around, Behaviour, Call, CallPath, follow
-from autoprof.run import runtime, step_announcement
+from autoprof.hooks import dispatch
+from autoprof.hooks.behaviour import CALL, Around, Behaviour, Call, CallPath, Parameter, follow
+from autoprof.run import cluster, runtime
+
+# Attribute of an `AsyncLLM` and of its `OutputProcessor` that holds the `ServedEngine`.
+_SERVER = "_autoprof_server"
+
+
+class _ApiServerState(process.State):
+    """API server of this process.
+
+    Attributes:
+        serving: True after the API server was built, except in a trainer's server actor.
+    """
+
+    def begin(self) -> None:
+        self.serving = False
+
+
+_state = _ApiServerState()
+
+
+class Routes(Behaviour):
+    """The call builds the API server. autoprof adds `/autoprof`, for trainers, and the routes that control windows.
+
+    The routes `/start_profile` and `/stop_profile` open and close windows. If a profiler is configured, vLLM has added
+    its own routes with these names. Then autoprof does not add the two routes, and the user controls vLLM's profiler.
+
+    Attributes:
+        app: Parameter whose argument is the application. If `app` is empty, the call returns the application.
+    """
+
+    app: Parameter = ""
+
+    def around(self, call: Call) -> Around:
+        outcome = yield CALL
+        # A trainer's server actor builds the same application, but the trainer opens its windows.
+        if outcome.error is None and not command.THIS.ray_worker:
+            _add_routes(call.argument(self.app) if self.app else outcome.result)
+        return None
+
+
+class AddRequest(Behaviour):
+    """The call brings a request to the engine. If the engine was idle, a generation batch begins."""
+
+    def around(self, call: Call) -> Around:
+        run = runtime.current()
+        if run is None or not _state.serving:
+            yield CALL
+            return None
+        yield dispatch.Coroutine(_server_of(call.instance).request(run))
+        outcome = yield CALL
+        if outcome.error is not None:
+            _end_if_idle(call.instance.output_processor)
+        return None
+
+
+class Outputs(Behaviour):
+    """The call processes the engine's outputs or aborts requests. If no request is left, the batch ends."""
+
+    def around(self, call: Call) -> Around:
+        yield CALL
+        if _state.serving:
+            _end_if_idle(call.instance)
+        return None
+
+
+def _end_if_idle(processor: Any) -> None:
+    server = getattr(processor, _SERVER, None)
+    if server is not None and not processor.has_unfinished_requests():
+        server.idle()
+
+
+def _server_of(engine: Any) -> serving.ServedEngine:
+    server: serving.ServedEngine | None = getattr(engine, _SERVER, None)
+    if server is None:
+        server = serving.ServedEngine(engine, vllm_engine.start, vllm_engine.stop)
+        setattr(engine, _SERVER, server)
+        setattr(engine.output_processor, _SERVER, server)
+    return server
+
+
+def _add_routes(app: Any) -> None:
+    from fastapi import Request
+    from fastapi.responses import JSONResponse
+
+    _state.serving = True
+
+    async def trainer(raw_request: Request) -> JSONResponse:
+        run = runtime.current()
+        directory = str(run.rundir.path) if run is not None else ""
+        server = _server_of(raw_request.app.state.engine_client)
+        status, content = await serving.answer_trainer(server, directory, await raw_request.body())
+        return JSONResponse(content, status)
+
+    # FastAPI evaluates annotations by name, which fails for a name in a function's locals.
+    trainer.__annotations__ = {"raw_request": Request}
+    app.add_api_route("/autoprof", trainer, methods=["POST"], include_in_schema=False)
+    if any(getattr(route, "path", "") == "/start_profile" for route in app.routes):
+        return
+
+    async def start_profile(raw_request: Request) -> JSONResponse:
+        server = _server_of(raw_request.app.state.engine_client)
+        status, content = await serving.answer_start(server, await raw_request.body())
+        return JSONResponse(content, status)
+
+    async def stop_profile(raw_request: Request) -> JSONResponse:
+        status, content = await serving.answer_stop(_server_of(raw_request.app.state.engine_client))
+        return JSONResponse(content, status)
+
+    start_profile.__annotations__ = stop_profile.__annotations__ = {"raw_request": Request}
+    app.add_api_route("/start_profile", start_profile, methods=["POST"])
+    app.add_api_route("/stop_profile", stop_profile, methods=["POST"])
+
 
 # Attribute of an `LLMEngine` that holds its `_OfflineEngine`.
 _OFFLINE = "_autoprof_offline"
@@ -78,16 +193,16 @@ class Profile(Behaviour):
     action: Literal["start", "stop"]
 
     def around(self, call: Call) -> Around:
-        if engine.own_call.get():
+        if vllm_engine.own_call.get():
             yield CALL
             return None
         offline = _offline(call.instance)
         if self.action == "start":
             offline.stop(ANOTHER_CALLER)
         outcome = yield CALL
-        vars(offline.async_engine).pop(engine.USER_PROFILING, None)
+        vars(offline.async_engine).pop(vllm_engine.USER_PROFILING, None)
         if self.action == "start" and outcome.error is None:
-            setattr(offline.async_engine, engine.USER_PROFILING, True)
+            setattr(offline.async_engine, vllm_engine.USER_PROFILING, True)
         return None
 
 
@@ -120,7 +235,7 @@ class _OfflineEngine:
         self.inside = 0
         self.async_engine = _AsyncEngine(llm_engine)
         self._engine = llm_engine
-        self._batches = Batches(self.async_engine, engine.start, engine.stop)
+        self._batches = Batches(self.async_engine, vllm_engine.start, vllm_engine.stop)
 
     def request(self) -> None:
         """Handle a request to the engine. If the engine was idle, begin a batch, or record for the trainer's step."""
@@ -129,13 +244,13 @@ class _OfflineEngine:
         run = runtime.current()
         if run is None:
             return
-        trainer_here, announcement = step_announcement.own()
+        trainer_here, announcement = cluster.own_announcement()
         if trainer_here:
             self.stop()
             if announcement is not None and announcement.captured:
                 self._start(self._step_request(run, announcement))
         # If a trainer in another process announces steps, its recipe captures the engines.
-        elif not command.THIS.ray_worker and step_announcement.read(run.info.id) is None:
+        elif not command.THIS.ray_worker and cluster.announced_step(run.info.id) is None:
             self._end()
             self._batches.look(run)
             self._start(self._batches.begin(run))
@@ -158,7 +273,7 @@ class _OfflineEngine:
     def _batch_open(self) -> bool:
         return self._batches.captured or self._batches.is_open
 
-    def _step_request(self, run: runtime.Runtime, announcement: step_announcement.StepAnnouncement) -> Request | None:
+    def _step_request(self, run: runtime.Runtime, announcement: cluster.StepAnnouncement) -> Request | None:
         """Return the request that starts the engine's recording in a step of this process's trainer.
 
         Return None if the window does not select this rank. Every rank of the trainer has an engine (vLLM's

@@ -18,8 +18,8 @@ from autoprof.base.originals import fcntl, os, time
 from autoprof.base.redact import hidden_in
 from autoprof.run import cluster
 from autoprof.run.cluster import Node
-from autoprof.run.collect.fetch import CHANGED, DIED, Fetcher, File, Index, NodeLost, RayNode, safe
-from autoprof.rundir import decoder, layout, processes, runs
+from autoprof.run.fetch import CHANGED, DIED, Fetcher, File, Index, NodeLost, RayNode, safe
+from autoprof.rundir import layout, processes, runs
 from autoprof.rundir.file_names import COLLECTED, COLLECTING, META, PART, RAW_ENDINGS, RUN, TRACE
 from autoprof.rundir.layout import RunDir
 from autoprof.rundir.records import CollectedFile, Missing, NodeState, RunFile
@@ -370,8 +370,8 @@ def note(result: CollectedFile) -> None:
     directory = RunDir(Path(result.directory))
     content = hidden_in(msgspec.to_builtins(msgspec.structs.replace(result, when=time.time())))
     layout.write_json(directory.path / COLLECTED, content)
-    fields = decoder.fields(directory.run_json, RunFile)
-    info = decoder.record(fields, RunFile)
+    fields = layout.fields(directory.run_json, RunFile)
+    info = layout.record(fields, RunFile)
     # Do not change `run.json` while the run is running here. The process that started the run writes it at the end.
     if fields and not (info.host == identity.HOST and runs.state(info, directory.path) == "running"):
         summary = processes.summary(directory, info.versions)

@@ -1,4 +1,4 @@
-"""Writer of a process's timeline, `journal/<host>-<pid>.jsonl`: one journal line per span.
+"""Writer of a process's journal, `journal/<host>-<pid>.jsonl`: one line per span, outcome of a hook, or own error.
 
 Steps, stages and windows are written when they begin and when they end. Spans of samples are buffered for at most a
 second, or until a span of another kind is written, because a step may have thousands of them. A journal line is written
@@ -7,10 +7,10 @@ whole or not at all. An exception gets a line for the innermost step or stage th
 
 from __future__ import annotations
 
-import asyncio
+import shlex
 import sys
 from _thread import get_ident
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 from weakref import WeakSet
@@ -21,9 +21,10 @@ from autoprof import __version__
 from autoprof.base import files, identity, log, process, seam
 from autoprof.base.exceptions import type_name
 from autoprof.base.originals import os, threading, time
+from autoprof.base.redact import hidden, redacted
 from autoprof.config import kinds
 from autoprof.run import raised
-from autoprof.rundir import memory_state
+from autoprof.rundir import memory_state, processes
 from autoprof.rundir.layout import RunDir
 from autoprof.rundir.records import (
     LOST_LINES,
@@ -157,73 +158,6 @@ def _without_surrogates(value: Any) -> Any:
     return [_without_surrogates(element) for element in value] if isinstance(value, list) else value
 
 
-# Exceptions that a working program raises too, so they get no journal line.
-_NO_FAULT = (StopIteration, StopAsyncIteration, GeneratorExit, KeyboardInterrupt, asyncio.CancelledError)
-# Maximum number of `raised` lines for stages and windows that a process writes.
-_MAX_STAGE_LINES = 50
-# Kinds of spans for which an exception means that a sample is lost. Exceptions of tools and turns may be caught later.
-_LOST = ("sample", "reward")
-# Maximum number of `raised` lines for samples and rewards per _LIMIT_BYTES of the file: for the same span name and
-# exception type, and for all of them.
-_MAX_ALIKE_LINES, _MAX_SAMPLE_LINES = 2, 20
-
-
-class Exceptions:
-    """The part of the timeline that decides which exceptions of the process get a `raised` line.
-
-    Several threads may use this object.
-
-    Attributes:
-        count: The number of `raised` lines so far.
-    """
-
-    def __init__(self) -> None:
-        self.count = 0
-        # The id of the last exception, and the start of the span that it left: in stages, and in samples.
-        self._stage: tuple[int, int] = 0, 0
-        self._lost: tuple[int, int] = 0, 0
-        self._stages = self._samples = 0
-        self._alike: Counter[tuple[str, str, str]] = Counter()
-
-    def line(self, line: Line, error: BaseException) -> RaisedLine | None:
-        """Return the `raised` line for an exception that leaves a span, or None if the exception gets no line.
-
-        Args:
-            line: The journal line for the end of the span.
-            error: The exception.
-        """
-        if issubclass(type(error), _NO_FAULT):
-            return None
-        if not (self._takes_sample if line.kind in _LOST else self._takes_stage)(line, error):
-            return None
-        self.count += 1
-        return RaisedLine(time.time_ns(), line.kind, line.name, line.step, line.role, line.rank, raised.of(error))
-
-    def again(self) -> None:
-        """Allow the full number of lines for samples again. Readers read only the end of a file."""
-        self._alike.clear()
-        self._samples = 0
-
-    def _takes_stage(self, line: Line, error: BaseException) -> bool:
-        if line.kind not in ("step", "stage", "window"):
-            return False
-        # If the exception already left a span that began later, it is now leaving the spans around that span.
-        is_leaving_outer_span = self._stage[0] == id(error) and line.start_ns <= self._stage[1]
-        self._stage = id(error), line.start_ns
-        self._stages += line.kind != "step"
-        return not is_leaving_outer_span and (line.kind == "step" or self._stages <= _MAX_STAGE_LINES)
-
-    def _takes_sample(self, line: Line, error: BaseException) -> bool:
-        is_leaving_outer_span = self._lost[0] == id(error) and line.start_ns <= self._lost[1]
-        self._lost = id(error), line.start_ns
-        key = line.kind, line.name, type_name(error)
-        if is_leaving_outer_span or self._alike[key] >= _MAX_ALIKE_LINES or self._samples >= _MAX_SAMPLE_LINES:
-            return False
-        self._alike[key] += 1
-        self._samples += 1
-        return True
-
-
 # The buffer is written when it has _FLUSH_LINES lines, or when its first line is _FLUSH_AFTER_NS old.
 _FLUSH_LINES = 256
 _FLUSH_AFTER_NS = 1_000_000_000
@@ -243,8 +177,6 @@ _MAX_SILENCE_NS = 30_000_000_000
 # A new part begins after PART_BYTES, because readers read the end of a file. A part is at least 16 times as long as the
 # lines at its beginning.
 PART_BYTES, _PARTS_RATIO = 64 << 10, 16
-# After this number of bytes, samples and rewards get the full number of `raised` lines again.
-_LIMIT_BYTES = 1 << 20
 _PYTHON = sys.version.split()[0]
 
 
@@ -311,7 +243,7 @@ class Timeline:
         self._written = 0
         self._write_ns = 0
         self._steps = 0
-        self._exceptions = Exceptions()
+        self._exceptions = raised.Exceptions()
         self._memory = memory_state.MemoryWatch()
         run, path = self._run, self._run.process_file("journal")
         self._file = files.OwnFile(path, lambda: run.make(path.parent), lambda: self._part(whole=True))
@@ -319,7 +251,7 @@ class Timeline:
         self._is_replaced = False
         # The bytes since the beginning of the last part, and the bytes after which the next part begins.
         self._size, self._part_size = 0, PART_BYTES
-        # The bytes that were written since `Exceptions.again` was called.
+        # The bytes that were written since `raised.Exceptions.again` was called.
         self._limited_size = 0
         # The start of the current write by `time.monotonic_ns`; 0 if no thread is writing.
         self._write_began = 0
@@ -507,7 +439,7 @@ class Timeline:
             self._is_replaced, self.has_file = self.has_file, True
         self._size += len(content)
         self._limited_size += len(content)
-        if self._limited_size > _LIMIT_BYTES:
+        if self._limited_size > raised.LIMIT_BYTES:
             self._limited_size = 0
             self._exceptions.again()
 
@@ -561,3 +493,204 @@ class _TimelineState(process.State):
 
 
 _state = _TimelineState()
+
+
+_MAX_TITLE_CHARS, _MAX_COMMAND_BYTES = 200, 4096
+
+
+class LoggedHook(Protocol):
+    """The attributes of a hook that `HookLog` reads."""
+
+    @property
+    def key(self) -> str:
+        """Return the name of the hook, which begins with the name of its recipe: `verl/update-actor`."""
+
+    @property
+    def passive(self) -> bool:
+        """Return True if this hook alone does not make a process part of a run when it is applied."""
+
+    def described(self) -> dict[str, Any]:
+        """Return the fields `module`, `attribute` and `behaviour` of the hook's journal line."""
+
+
+class HookLog:
+    """The outcomes of the hooks in this process, and the errors of autoprof.
+
+    Nothing is written until a hook that is not passive was applied or has failed, because the process may not be a part
+    of the run before.
+
+    Args:
+        directory: The run directory.
+        timeline: The timeline of this process. The timeline calls `facts` and `lines` at the beginning of a part.
+        join: Callback that is called before lines are written.
+        at_work: Callback that is called at the first call of each hook.
+
+    Attributes:
+        hooks: Dict from the name of a hook to the last line of that hook.
+        errors: Dict from a place in autoprof to the last line about an error there.
+        node: Ray's id of the node of this process; empty if unknown.
+        ray: The address of the node's cluster, HOST:PORT; empty if unknown.
+        versions: Dict from package to version, for the targets that this process imported.
+    """
+
+    def __init__(
+        self, directory: RunDir, timeline: Timeline, join: Callable[[], None], at_work: Callable[[], None]
+    ) -> None:
+        self._directory = directory
+        self._timeline = timeline
+        self._join = join
+        self._at_work = at_work
+        self.node = ""
+        self.ray = ""
+        self._lock = threading.RLock()
+        self.hooks: dict[str, HookLine] = {}
+        self.versions: dict[str, str] = {}
+        self.errors: dict[str, ErrorLine] = {}
+        # Lines that are not written yet, by kind (`hook` or `error`) and by the name of the hook or the place.
+        self._unwritten: dict[tuple[str, str], HookLine | ErrorLine] = {}
+        self._active_target = False
+        self._worth_writing = False
+        # The facts that the beginning of the last part has.
+        self._facts: dict[str, Any] = {}
+
+    def add(self, hook: LoggedHook) -> None:
+        """Record that a hook waits until its module is imported. Do nothing if the hook is already known."""
+        with self._lock:
+            self._active_target |= not hook.passive
+            if hook.key not in self.hooks:
+                self._put(HookLine(hook=hook.key, **hook.described(), state="skipped", reason=processes.WAITING))
+
+    def _put(self, line: HookLine) -> None:
+        self.hooks[line.hook] = line
+        self._unwritten["hook", line.hook] = line
+
+    def applied(self, hook: LoggedHook, reason: str = "") -> None:
+        self._set(hook, "applied", reason)
+
+    def skipped(self, hook: LoggedHook, reason: str) -> None:
+        self._set(hook, "skipped", reason)
+
+    def failed(self, hook: LoggedHook, reason: str) -> None:
+        self._set(hook, "failed", reason)
+
+    def called(self, key: str) -> None:
+        """Record that a hook fired. At the first call, write a line."""
+        line = self.hooks.get(key)
+        if line is not None and not line.called:
+            with self._lock:
+                self._put(msgspec.structs.replace(line, called=True))
+            # The driver of a run often only imports the target and calls `ray.init`. No hook of the target is then
+            # applied, but the hook of `ray.init` is called.
+            self._worth_writing |= self._active_target
+            self.write()
+            if self._worth_writing:
+                self._at_work()
+
+    def is_applied(self, key: str) -> bool:
+        """Return True if a hook is applied in this process."""
+        line = self.hooks.get(key)
+        return line is not None and line.state == "applied"
+
+    def was_called(self, key: str) -> bool:
+        """Return True if a hook has fired in this process."""
+        line = self.hooks.get(key)
+        return line is not None and line.called
+
+    def begin_anew(self) -> None:
+        """Reset the log in a forked child: the hooks of the parent are applied in the child, but not called yet."""
+        self._lock = threading.RLock()
+        self.errors = {}
+        self._facts = {}
+        self.hooks = {key: msgspec.structs.replace(line, called=False) for key, line in self.hooks.items()}
+
+    def leave(self) -> None:
+        """If a target was imported but none of its hooks was applied, write the journal with these hooks.
+
+        The run may have no `run.json` in this case.
+        """
+        if self._active_target and not self._worth_writing:
+            self._timeline.begin_part()
+
+    def error(self, where: str, text: str) -> None:
+        """Count an error of autoprof itself at the place `where`, and write a line at some of the counts."""
+        with self._lock:
+            last_line = self.errors.get(where)
+            line = ErrorLine(where=where, count=last_line.count + 1 if last_line is not None else 1, last=hidden(text))
+            self.errors[where] = line
+        # Write a line only at the counts 1, 2, 4, 8, ..., because a hook may fail in each of a million calls.
+        if line.count.bit_count() == 1:
+            self._unwritten["error", where] = line
+            self.write()
+
+    def switched_off(self, key: str, reason: str) -> None:
+        """Record that a hook is disabled in this process from now on."""
+        with self._lock:
+            if line := self.hooks.get(key):
+                self._put(msgspec.structs.replace(line, state="failed", reason=reason))
+        self.write()
+
+    def _set(self, hook: LoggedHook, state: str, reason: str) -> None:
+        self.add(hook)
+        with self._lock:
+            self._put(msgspec.structs.replace(self.hooks[hook.key], state=state, reason=hidden(reason)))
+            self._worth_writing |= state != "skipped" and not hook.passive
+        self.write()
+
+    def facts(self) -> dict[str, Any]:
+        """Return those fields of the process line that may change while the process runs."""
+        lines = list(self.hooks.values())
+        states = {line.hook: "called" if line.called else line.state for line in lines}
+        facts = {"process": process_title(), "node": self.node, "ray": self.ray, "versions": dict(self.versions)}
+        self._facts = facts
+        return facts | {"hooks": {key: state for key, state in states.items() if state != "skipped"}}
+
+    def lines(self, whole: bool) -> list[HookLine | ErrorLine]:
+        """Return the lines of hooks and errors for the beginning of a part of the journal.
+
+        If `whole` is true, the part begins a file, and all hooks have a line. Otherwise, only hooks that failed do.
+        """
+        if whole:
+            self._unwritten = {}
+        hooks = [line for line in list(self.hooks.values()) if whole or line.state == "failed"]
+        return [*hooks, *list(self.errors.values())]
+
+    def write(self) -> None:
+        """Write the new lines, if one of the hooks has made this process part of the run. Never raises."""
+        if not self._worth_writing:
+            return
+        # Errors are not passed to the caller, because the caller may be reporting an error of autoprof.
+        with seam.guard("the outcomes of hooks can't be written", self._directory.report) as writing:
+            # Do not hold the lock here. `_join` may import modules of Ray, and another thread that imports these
+            # modules may need the lock.
+            self._join()
+            if not self._timeline.has_file:
+                self._timeline.begin_part()
+            if self._unwritten:
+                self._write_new()
+        if writing.failed:
+            self._worth_writing = False
+
+    def _write_new(self) -> None:
+        lines, self._unwritten = list(self._unwritten.values()), {}
+        facts = {"process": process_title(), "node": self.node, "ray": self.ray, "versions": self.versions}
+        if facts != self._facts:
+            self._timeline.begin_part()
+        self._timeline.write(*lines)
+
+
+def process_title() -> str:
+    """Return the title that `ps` shows for this process. Ray sets the title to the class of the actor.
+
+    For a child that multiprocessing spawned, return the name of the child instead.
+    """
+    command = files.text("/proc/self/cmdline", _MAX_COMMAND_BYTES)
+    words = command.split("\0") if command else sys.argv
+    if "--multiprocessing-fork" in words:
+        import multiprocessing
+
+        return hidden(multiprocessing.current_process().name)
+    words = [word for word in words if word][:4]
+    title = redacted(words)
+    if len(words) == 1:  # a title and not a command line, so undo the shell quoting
+        title = shlex.split(title)[0]
+    return title if len(title) <= _MAX_TITLE_CHARS else f"{title[:_MAX_TITLE_CHARS]}..."

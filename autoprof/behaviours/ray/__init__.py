@@ -1,1 +1,0 @@
-"""Behaviours for Ray: sessions, actors, and the collection of files at the end of a run."""

@@ -1,1 +1,0 @@
-"""Rollout engines and replicas that a trainer drives."""

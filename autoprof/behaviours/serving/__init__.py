@@ -1,1 +1,0 @@
-"""Engines behind HTTP servers, and the trainers that call these servers."""

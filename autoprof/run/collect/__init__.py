@@ -1,1 +1,0 @@
-"""Collection of the files of a run from nodes with separate disks."""
