@@ -14,11 +14,11 @@ from autoprof.base.originals import os, threading
 # handler. If `datetime` is missing, msgspec crashes the process later. So both are imported first.
 with seam.suppress(ImportError):
     import typing_extensions  # noqa: F401
-from autoprof.capture import cupti, recorder
+from autoprof.capture import recorder
 
 # The first call of a hook and the first capture must not import these modules. If another thread imported one during a
 # fork, the child would wait for that import forever. Python's import also loses an `OSError` of a signal handler.
-from autoprof.capture.profilers import memory, npu, nsys, torch  # noqa: F401
+from autoprof.capture.profilers import foreign, memory, npu, nsys, torch  # noqa: F401
 from autoprof.hooks import dispatch, main_script, patching, recipe, registry, returned  # noqa: F401
 from autoprof.run import end, runtime, stacks, torchrun, watcher
 from autoprof.run.runtime import Runtime
@@ -83,10 +83,10 @@ def join() -> Runtime | None:
             if command.THIS.launcher:
                 torchrun.watch()
             recorder.watch_others()
-            if cupti.guard(run.settings.tool, os.environ) and run.started_here:
+            if foreign.free_cupti(run.settings.tool, os.environ) and run.started_here:
                 log.warning(
-                    f"{cupti.INJECTION} named libcupti, which keeps torch.profiler from recording GPU activity; "
-                    f"autoprof cleared it for this run ({cupti.KEEP}=1 keeps it)"
+                    f"{foreign.INJECTION} named libcupti, which keeps torch.profiler from recording GPU activity; "
+                    f"autoprof cleared it for this run ({foreign.KEEP}=1 keeps it)"
                 )
             if run.settings.compares:
                 from autoprof.windows import monitor, stats  # noqa: F401  as for dispatch

@@ -29,8 +29,8 @@ import msgspec
 
 from autoprof import __version__
 from autoprof.base import files, identity, originals, process
+from autoprof.capture import finisher
 from autoprof.capture.artifacts import Subject
-from autoprof.capture.finisher import job
 from autoprof.config.settings import Settings
 from autoprof.hooks import recipe, registry
 from autoprof.run import clocks, end, journal
@@ -197,7 +197,7 @@ def _captured_stage(run: Runtime, clock: PlayedClock, stage: Stage, step: int, r
     # In a real run, the finisher is a separate process.
     meta = msgspec.to_builtins(_meta(run, subject, Clock(start, stop)))
     job_fields = {"raw": raw_path, "base": base, "trace": base + file_names.TRACE, "meta_path": base + file_names.META}
-    job.finish(job_fields | {"meta": meta, "max_bytes": 1 << 30})
+    finisher.finish(job_fields | {"meta": meta, "max_bytes": 1 << 30})
 
 
 def _cost(run: Runtime, clock: PlayedClock, subject: Subject, name: str, took_ns: int) -> None:

@@ -17,8 +17,7 @@ from autoprof import _boot
 from autoprof._boot import launch
 from autoprof.base import files, log, process, redact, seam, units
 from autoprof.base.originals import json, os, time
-from autoprof.capture import cupti
-from autoprof.capture.profilers import nsys
+from autoprof.capture.profilers import foreign, nsys
 from autoprof.config.selection import Ranks
 from autoprof.config.settings import Settings
 from autoprof.hooks import patching
@@ -228,11 +227,11 @@ def merged(runtime_env: Any, environ: Mapping[str, str]) -> Any:
     # A worker is not a rank of the driver's launcher.
     variables.pop(launch.LAUNCH_RANK, None)
     variables.pop(launch.LAUNCH, None)
-    if cupti.INJECTION in user_variables or cupti.INJECTION in job_variables:
-        # Keep the user's value: the workers check the value themselves (`cupti.guard`).
-        variables |= {cupti.KEEP: "1"} if cupti.KEEP not in job_variables else {}
-    elif environ.get(cupti.INJECTION) == cupti.NOTHING:
-        variables[cupti.INJECTION] = cupti.NOTHING
+    if foreign.INJECTION in user_variables or foreign.INJECTION in job_variables:
+        # Keep the user's value: the workers check the value themselves (`foreign.free_cupti`).
+        variables |= {foreign.KEEP: "1"} if foreign.KEEP not in job_variables else {}
+    elif environ.get(foreign.INJECTION) == foreign.NOTHING:
+        variables[foreign.INJECTION] = foreign.NOTHING
     if "PYTHONPATH" not in job_variables and (site := _site_folders(environ)):
         # Ray replaces ${PYTHONPATH} by the worker's PYTHONPATH (Ray 2.60, ray/_private/runtime_env/context.py).
         path = (

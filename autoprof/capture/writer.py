@@ -17,7 +17,7 @@ import msgspec
 import autoprof
 from autoprof.base import files, interpreter, log, process, seam, threads
 from autoprof.base.originals import subprocess, threading, time
-from autoprof.capture.finisher import job as finisher_job
+from autoprof.capture import finisher
 
 # Folder that contains the package autoprof. The finisher runs there, so that `python -m` finds the package.
 _PACKAGES = Path(autoprof.__file__).parent.parent
@@ -98,7 +98,7 @@ def spawn(job: dict[str, Any]) -> None:
         seam.pass_on(error)
         log.warning_once(f"no process could be started to compress traces ({error}); this process compresses them")
         # An empty `python` skips the analysis of torch_npu's folder, which takes too long in this process.
-        finisher_job.finish(job | {"python": ""})
+        finisher.finish(job | {"python": ""})
 
 
 # Maximum number of writing threads. Each thread keeps a whole recording in memory.

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from autoprof.base import files
-from autoprof.capture.finisher import job
+from autoprof.capture import finisher
 from autoprof.cli import arguments, console
 from autoprof.cli.console import complain
 from autoprof.cli.documents import Analysed, Analyses
@@ -68,7 +68,7 @@ def _analyse(run: Run, number: int | None, progress: console.Reading) -> Iterato
     if not folders:
         subject = f"step {number} of {run.id}" if number is not None else run.id
         raise NotFound(f"{subject} has no complete torch_npu folders (*{file_names.NPU_FOLDER})")
-    unanalysed_folders = [folder for folder in folders if not job.analysed(str(folder))]
+    unanalysed_folders = [folder for folder in folders if not finisher.analysed(str(folder))]
     if unanalysed_folders:
         _check_torch_npu()
     files.open_as(run.path)
@@ -76,7 +76,7 @@ def _analyse(run: Run, number: int | None, progress: console.Reading) -> Iterato
         progress(count, len(unanalysed_folders), folder.name)
         # Remove the partial output of an interrupted analysis. torch_npu writes all of it again from the raw data.
         files.remove(str(folder / NPU_ANALYSED))
-        succeeded = job.analyse(str(folder), sys.executable, str(folder))
+        succeeded = finisher.analyse(str(folder), sys.executable, str(folder))
         if succeeded:
             _record_analysis(folder)
         yield f"{folder.parent.name}/{folder.name}", succeeded

@@ -188,11 +188,10 @@ def main() -> None:
         torch._lazy_modules.discard("_inductor")
     import small
 
-    from autoprof.capture import writer
-    from autoprof.capture.finisher import job
+    from autoprof.capture import finisher, writer
 
     # Finish captures in this process: a child process for each of hundreds of captures a minute would take too long.
-    writer.spawn = lambda given: job.finish(given | {"python": ""})
+    writer.spawn = lambda given: finisher.finish(given | {"python": ""})
     trainer = getattr(small, parsed.trainer)()
     for _ in range(4):
         trainer.train_step()

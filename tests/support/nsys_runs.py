@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from autoprof.capture import recorder
+from autoprof.capture import finisher, recorder
 from autoprof.capture.artifacts import Subject
-from autoprof.capture.finisher import nsys_report
 from autoprof.capture.profilers import nsys
 from autoprof.config.settings import Settings
 from autoprof.run import end, runtime
@@ -28,8 +27,8 @@ VARIABLES = ("NSYS_PROFILING_SESSION_ID", "CUDA_INJECTION64_PATH", "LD_PRELOAD",
 def own_process(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(nsys_report, "_UNCHANGED_S", 0.1)
-    monkeypatch.setattr(nsys_report, "_PAUSE_S", 0.01)
+    monkeypatch.setattr(finisher, "_UNCHANGED_S", 0.1)
+    monkeypatch.setattr(finisher, "_REPORT_PAUSE_S", 0.01)
 
 
 @pytest.fixture

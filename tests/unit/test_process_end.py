@@ -125,11 +125,11 @@ def test_no_file_of_a_killed_compression_has_a_final_name(tmp_path: Path, python
     job = {"raw": "x.pt.trace.json.part", "trace": "x.pt.trace.json.gz", "meta_path": "x.meta.json", "meta": {}}
     code = f"""
 import os, signal
-from autoprof.capture.finisher import chrome_trace, job
+from autoprof.capture import finisher
 def copy(source, target, end):
     target.write(source.read(50_000)); os.kill(os.getpid(), signal.SIGKILL)
-chrome_trace.copy = copy
-job.finish({job!r} | {{"max_bytes": 1e9}})
+finisher.copy = copy
+finisher.finish({job!r} | {{"max_bytes": 1e9}})
 """
     assert python(code, check=False).returncode == -signal.SIGKILL
     assert all(path.name.endswith(".part") for path in tmp_path.iterdir())

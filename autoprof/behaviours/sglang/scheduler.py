@@ -17,7 +17,7 @@ from autoprof.base.originals import time
 from autoprof.behaviours.rollout import MARK, ROLE, Request, problem_of
 from autoprof.capture import profilers
 from autoprof.capture.artifacts import Subject
-from autoprof.capture.pass_capture import TOO_EARLY, PassCapture
+from autoprof.capture.recorder import TOO_EARLY, PassCapture
 from autoprof.config.kinds import GENERATE
 from autoprof.config.selection import parse_iterations
 from autoprof.config.settings import Settings

@@ -15,8 +15,7 @@ import msgspec
 from autoprof.base import exceptions, identity, process, seam
 from autoprof.capture import profilers, recorder, whole_step
 from autoprof.capture.artifacts import Subject
-from autoprof.capture.pass_capture import PassCapture
-from autoprof.capture.recorder import Capture
+from autoprof.capture.recorder import Capture, PassCapture
 from autoprof.config import kinds
 from autoprof.config.selection import parse_iterations
 from autoprof.config.settings import Settings

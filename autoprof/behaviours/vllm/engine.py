@@ -29,8 +29,8 @@ from autoprof.behaviours.rollout import ROLE, Request
 from autoprof.behaviours.serving import ANOTHER_CALLER
 from autoprof.behaviours.vllm.worker import annotation
 from autoprof.capture.artifacts import Subject
-from autoprof.capture.pass_capture import PassCapture
 from autoprof.capture.profilers.torch import FLAGS, TorchTool
+from autoprof.capture.recorder import PassCapture
 from autoprof.config.selection import parse_iterations
 from autoprof.config.settings import Settings
 from autoprof.hooks.behaviour import CALL, Around, Behaviour, Call, follow

@@ -16,7 +16,7 @@ from autoprof.base import seam
 from autoprof.base.originals import time
 from autoprof.behaviours.rollout import ROLE, Request, problem_of
 from autoprof.capture import profilers
-from autoprof.capture.pass_capture import PassCapture
+from autoprof.capture.recorder import PassCapture
 from autoprof.config.kinds import GENERATE
 from autoprof.config.selection import parse_iterations
 from autoprof.hooks.behaviour import CALL, Around, Behaviour, Call, follow

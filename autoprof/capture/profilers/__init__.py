@@ -1,6 +1,6 @@
 """The interface of a profiler (`Tool`), and the choice of the profiler for this process.
 
-Each module of this package has one profiler: a class with the methods of `Tool`.
+Each module of this package has one profiler: a subclass of `Tool`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from autoprof.base import log, seam
 from autoprof.config.settings import Settings
@@ -22,25 +22,32 @@ NO_TORCH = "no torch in this process"
 IMPORTED_LATE = "the process had not imported torch when this capture began"
 
 
-class Tool(Protocol):
-    """A profiler that records in this process.
+class Tool:
+    """A profiler that records in this process. The methods of this base class do nothing.
 
     Attributes:
         name: The word for the tool in `AUTOPROF_TOOL`.
         ending: Ending of the name of the file or folder that the tool writes; empty if the tool writes nothing.
+        lacking: Requested options that the installed profiler does not support. Known once the tool has started.
         lost: Names of the parts that the tool did not record. Known once the tool has stopped.
+        remark: If the tool recorded less than requested: the reason, for the meta file. Otherwise an empty text. Known
+            once the tool has stopped.
     """
 
-    name: str
-    ending: str
-    lost: Sequence[str]
+    name = ""
+    ending = ""
+    lacking: Sequence[str] = ()
+    lost: Sequence[str] = ()
+    remark = ""
 
-    @property
-    def remark(self) -> str:
-        """If the tool recorded less than requested: the reason, for the meta file. Otherwise an empty text.
+    @staticmethod
+    def unavailable() -> str:
+        """If this process can't record with this tool, return the reason. Otherwise return an empty text."""
+        return ""
 
-        Known once the tool has stopped.
-        """
+    def busy(self) -> str:
+        """If this process can't record now, return the reason. Otherwise return an empty text."""
+        return ""
 
     def start(self, settings: Settings, raw: Path) -> list[str]:
         """Start recording. Return the contents that the tool records.
@@ -52,6 +59,7 @@ class Tool(Protocol):
         Raises:
             Exception: The tool could not start.
         """
+        return []
 
     def stamp(self, subject: dict[str, Any]) -> None:
         """Write the subject into the recording. Never raises."""
@@ -61,6 +69,7 @@ class Tool(Protocol):
 
         The same thread must call that function.
         """
+        return nothing
 
     def stop(self) -> None:
         """Stop recording."""
@@ -78,11 +87,8 @@ class Tool(Protocol):
             Exception: The recording can't be written.
         """
 
-    def busy(self) -> str:
-        """If this process can't record now, return the reason. Otherwise return an empty text."""
 
-
-class NothingTool:
+class NothingTool(Tool):
     """Replacement for a profiler in a process that has not imported torch. It records nothing and writes no file.
 
     So a capture with this tool has only a meta file. Every profiler needs torch. autoprof does not import torch in a
@@ -90,38 +96,11 @@ class NothingTool:
     """
 
     name = "none"
-    ending = ""
-    lost: Sequence[str] = ()
-
-    @property
-    def remark(self) -> str:
-        return IMPORTED_LATE if _has_torch() else NO_TORCH
-
-    def start(self, settings: Settings, raw: Path) -> list[str]:
-        return []
-
-    def stamp(self, subject: dict[str, Any]) -> None:
-        """Do nothing."""
-
-    def mark(self, name: str) -> Callable[[], None]:
-        return nothing
+    remark = NO_TORCH
 
     def stop(self) -> None:
-        """Do nothing."""
-
-    def abort(self) -> None:
-        """Do nothing."""
-
-    def export(self, path: str) -> None:
-        """Do nothing."""
-
-    def busy(self) -> str:
-        return ""
-
-
-def _has_torch() -> bool:
-    """Return True if this process has imported torch or is importing it."""
-    return sys.modules.get("torch") is not None
+        if sys.modules.get("torch") is not None:
+            self.remark = IMPORTED_LATE
 
 
 def nothing() -> None:
@@ -148,16 +127,15 @@ def choose(settings: Settings) -> Tool:
     from autoprof.capture.profilers.nsys import NsysTool
     from autoprof.capture.profilers.torch import TorchTool
 
-    if not _has_torch():
+    if sys.modules.get("torch") is None:
         return NothingTool()
-    kinds: dict[str, type[Any]] = {"torch": TorchTool, "npu": NpuTool, "nsys": NsysTool, "memory": MemoryTool}
+    kinds: dict[str, type[Tool]] = {"torch": TorchTool, "npu": NpuTool, "nsys": NsysTool, "memory": MemoryTool}
     requested_names = [name for name in settings.tool if name != "memory"] or settings.tool or AUTOMATIC
     if not NsysTool.unavailable() and "memory" not in requested_names:
         return NsysTool("nsys" in requested_names)
     for name in requested_names:
         if not (reason := kinds[name].unavailable()):
-            tool: Tool = kinds[name]()
-            return tool
+            return kinds[name]()
     log.warning_once(f"AUTOPROF_TOOL={','.join(settings.tool)}: {reason}; torch.profiler records instead")
     return TorchTool()
 

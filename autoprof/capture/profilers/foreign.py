@@ -1,4 +1,12 @@
-"""Detection of the program's own profilers and profile functions. autoprof's captures give way to them."""
+"""Detection of other profilers: those of the program, its profile functions, and other users of CUPTI.
+
+autoprof's captures give way to profilers and profile functions that the program starts.
+
+CUPTI is the library with which torch.profiler records the GPU. A process has only one CUPTI subscription. If Kineto
+gets none, it reports no error: the trace contains the events of the host and no kernels. Some CUDA images set
+`NVTX_INJECTION64_PATH` to libcupti. In such an image, the first NVTX range of a process takes the subscription (verl
+0.9.1, trainer/constants_ppo.py).
+"""
 
 from __future__ import annotations
 
@@ -6,14 +14,14 @@ import contextlib
 import functools
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import wrapt
 
 from autoprof import _boot
 from autoprof.base import log, process, seam
-from autoprof.base.originals import threading, time
+from autoprof.base.originals import os, threading, time
 
 # Name of the type of the profile function that torch sets while it records stacks.
 _TORCH = "TraceContext"
@@ -34,9 +42,11 @@ def without_stacks(contents: tuple[str, ...], stacks: Sequence[str] = ("stack",)
         The remaining contents. If words were removed, also the reason; otherwise an empty text.
     """
     left_out = [word for word in contents if word in stacks]
+    if not left_out:
+        return contents, ""
     function = own_function()
     function = threading.getprofile() if function is None else function
-    if not left_out or function is None:
+    if function is None:
         return contents, ""
     name = getattr(function, "__qualname__", type(function).__qualname__)
     reason = f"{', '.join(left_out)} is left out: the program has set the profile function {name}, which torch removes"
@@ -305,3 +315,65 @@ def end_own(reason: str, everywhere: bool = True) -> bool:
 def _make_way(package: str, everywhere: bool) -> None:
     with seam.guard("a capture could not make way for another profiler", log.error_once):
         end_own(f"another {package} profiler was started in this process", everywhere)
+
+
+INJECTION = "NVTX_INJECTION64_PATH"
+# Value for `INJECTION` that NVTX can't load, so that NVTX takes no subscription. The value must not be empty, because
+# start-up hooks of images replace an empty value.
+NOTHING = "/nonexistent/autoprof-no-nvtx-injection.so"
+KEEP = "AUTOPROF_KEEP_NVTX_INJECTION"
+# Variables by which the user keeps the library that NVTX loads. The second variable is verl's.
+_KEEPING = (KEEP, "VERL_KEEP_NVTX_INJECTION")
+_CUDA_INJECTION = "CUDA_INJECTION64_PATH"
+_DYNOLOG = "KINETO_USE_DAEMON"
+
+
+def names_cupti(environ: Mapping[str, str]) -> bool:
+    """Return True if NVTX loads libcupti in a process with this environment."""
+    return "cupti" in os.path.basename(environ.get(INJECTION, ""))
+
+
+def keeps_injection(environ: Mapping[str, str]) -> bool:
+    """Return True if the user has set a variable to keep the library that NVTX loads."""
+    return any(environ.get(name) == "1" for name in _KEEPING)
+
+
+def free_cupti(tools: Sequence[str], environ: MutableMapping[str, str]) -> bool:
+    """Change the environment so that NVTX can't take CUPTI in this process and its children, if it would.
+
+    Every process calls this, because nodes may have different images. If NVTX loads another library than libcupti, such
+    as the library of Nsight Systems, the environment is not changed.
+
+    Args:
+        tools: The value of `AUTOPROF_TOOL`.
+        environ: The environment to change.
+
+    Returns:
+        True if the environment was changed.
+    """
+    if "nsys" in tools or not names_cupti(environ) or keeps_injection(environ):
+        return False
+    environ[INJECTION] = NOTHING
+    return True
+
+
+def expects_gpu_events(contents: Sequence[str]) -> bool:
+    """Return True if the contents of a recording include the GPU, and this process uses CUDA."""
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    return "cuda" in contents and cuda is not None and bool(cuda.is_initialized())
+
+
+def cupti_suspicion(environ: Mapping[str, str]) -> str:
+    """Return the probable reason why a recording of torch in this process has no GPU events.
+
+    Nsight Systems is never the reason: in a process under nsys, autoprof does not record with torch
+    (`profilers.choose`).
+    """
+    if names_cupti(environ):
+        return f"{INJECTION} names libcupti, which takes the only CUPTI subscription of the process; unset it"
+    injected_library = os.path.basename(environ.get(_CUDA_INJECTION, ""))
+    if injected_library:
+        return f"{_CUDA_INJECTION} loads {injected_library}, which may have taken the only CUPTI subscription"
+    if _DYNOLOG in environ:  # any value counts, even 0 (pytorch/pytorch #112389)
+        return f"{_DYNOLOG} is set: a recording that dynolog asked for may have taken CUPTI"
+    return "the GPU had nothing to do, or other code in the process had taken CUPTI before"

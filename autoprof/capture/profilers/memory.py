@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import pickle
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from autoprof import _boot
 from autoprof.base import files, identity, log, process, seam
 from autoprof.base.originals import io, os, threading, time
 from autoprof.capture import profilers
-from autoprof.capture.profilers import accepted, nothing
+from autoprof.capture.profilers import Tool, accepted
 from autoprof.config.settings import Settings
 from autoprof.config.values import MemoryOptions
 from autoprof.run import runtime
@@ -157,13 +157,11 @@ def _called(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
     return result
 
 
-class MemoryTool:
+class MemoryTool(Tool):
     """Tool that records the memory history with `torch.cuda.memory` and writes a snapshot for torch's memory viewer."""
 
     name = "memory"
     ending = file_names.SNAPSHOT
-    lost: Sequence[str] = ()
-    remark = ""
 
     def __init__(self) -> None:
         self._subject: dict[str, Any] = {}
@@ -194,9 +192,6 @@ class MemoryTool:
 
     def stamp(self, subject: dict[str, Any]) -> None:
         self._subject = {name: value for name, value in subject.items() if isinstance(value, (str, int))}
-
-    def mark(self, name: str) -> Callable[[], None]:
-        return nothing
 
     def stop(self) -> None:
         """Take the snapshot, then switch the history off, which drops its entries.

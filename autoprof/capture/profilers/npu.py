@@ -6,14 +6,14 @@ import contextlib
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from autoprof.base import log, seam, threads
 from autoprof.base.originals import os
 from autoprof.capture.profilers import accepted, foreign
-from autoprof.capture.profilers.torch import DEVICES, FLAGS, mark, stamp
+from autoprof.capture.profilers.torch import DEVICES, FLAGS, KinetoTool
 from autoprof.config.settings import Settings
 from autoprof.config.values import NpuOptions
 from autoprof.rundir import file_names
@@ -99,22 +99,11 @@ _EXTERNAL_CONTROL = ("PROF_CONFIG_PATH", "MSMONITOR_USE_DAEMON")
 _MAX_NAME_CHARS = 225
 
 
-class NpuTool:
-    """Tool that records with `torch_npu.profiler.profile` into a folder. The finisher analyses the folder later.
-
-    Attributes:
-        lacking: Requested options of `AUTOPROF_NPU` that the installed torch_npu does not support. Known once the tool
-            has started.
-    """
+class NpuTool(KinetoTool):
+    """Tool that records with `torch_npu.profiler.profile` into a folder. The finisher analyses the folder later."""
 
     name = "npu"
     ending = file_names.NPU_FOLDER
-    lost: Sequence[str] = ()
-
-    def __init__(self) -> None:
-        self._profile: Any = None
-        self.lacking: list[str] = []
-        self.remark = ""
 
     @staticmethod
     def unavailable() -> str:
@@ -158,12 +147,6 @@ class NpuTool:
             raise RuntimeError("torch_npu's profiler did not start; see its output for the reason")
         return used
 
-    def stamp(self, subject: dict[str, Any]) -> None:
-        stamp(self._profile, subject)
-
-    def mark(self, name: str) -> Callable[[], None]:
-        return mark(name)
-
     def stop(self) -> None:
         self._profile.stop()
         self._profile = None
@@ -179,7 +162,7 @@ class NpuTool:
             raise OSError("torch_npu did not finish it; see its output for the reason")
 
     def busy(self) -> str:
-        return foreign.busy() or "".join(
+        return super().busy() or "".join(
             f"{name} is set, so other programs may start torch_npu's profiler" for name in external_control()[:1]
         )
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from autoprof.base import files, log, process, seam
 from autoprof.base.originals import io, json, os, shutil, subprocess
-from autoprof.capture.profilers import nothing
+from autoprof.capture.profilers import Tool, nothing
 from autoprof.config.settings import Settings
 from autoprof.config.values import NsysOptions
 from autoprof.rundir import file_names
@@ -136,18 +136,16 @@ def report() -> str:
     return os.path.join(worker._global_node.get_logs_dir_path(), "nsight", pattern.replace("%p", str(os.getpid())))
 
 
-class NsysTool:
+class NsysTool(Tool):
     """Tool that opens and closes the windows that `nsys profile --capture-range=cudaProfilerApi` records.
 
     nsys writes the report of a window after the end of the window. If Ray started nsys for autoprof, the finisher
-    process waits for the report and moves it (`nsys_report.py`). Otherwise the report stays where the user's own nsys
-    command writes it.
+    process waits for the report and moves it (`finisher.take_report`). Otherwise the report stays where the user's own
+    nsys command writes it.
     """
 
     name = "nsys"
     ending = file_names.NSYS_REPORT
-    lost: Sequence[str] = ()
-    remark = ""
 
     def __init__(self, asked: bool = True) -> None:
         """Make a tool that has no open window.

@@ -6,6 +6,14 @@ and another recording is on, the end of the range writes to freed memory, and th
 
 So autoprof ends all open ranges before it ends its own recording. If a profiler of the program has ended, autoprof also
 ends all open ranges before it starts its next recording.
+
+A recording with shapes keeps weak references to the tensors of each operator, until the result of the recording is
+freed. A recording with stacks may keep weak references to parameters. `torch.utils.swap_tensors` refuses tensors that
+have weak references, and so does `Module.to` for the parameters of `fully_shard` (torch 2.13, `InputOutputEncoder` in
+torch/csrc/profiler/collection.h; `THPVariable` in torch/csrc/autograd/python_variable.cpp).
+
+Therefore autoprof does not record the operators of a module's move. If a recording still refers to a parameter that the
+program swaps, autoprof ends and frees the recording first.
 """
 
 from __future__ import annotations
@@ -15,14 +23,14 @@ import gc
 import sys
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import FunctionType
 from typing import Any
 
 from autoprof.base import files, log, process, seam, threads
-from autoprof.base.originals import io, json, os
-from autoprof.capture.profilers import accepted, foreign, module_moves
+from autoprof.base.originals import io, json, os, threading
+from autoprof.capture.profilers import Tool, accepted, foreign
 from autoprof.config.settings import Settings
 from autoprof.rundir import file_names
 
@@ -35,8 +43,12 @@ FLAGS = {
     "flops": "with_flops",
     "module": "with_modules",
 }
-# If a module moved while shapes were recorded, `left_out` of the meta file contains this word (module_moves.py).
+# If a module moved while shapes were recorded, `left_out` of the meta file contains this word.
 MOVES = "torch.module-moves"
+# _HELD: contents with which a recording refers to the tensors of operators (`with_flops` also records shapes).
+# _REFERRED: contents with which a recording may refer to parameters.
+_HELD = frozenset(("shapes", "flops"))
+_REFERRED = _HELD | {"stack"}
 # Maximum number of bytes after the last event of a trace. These bytes contain the metadata that Kineto got.
 MAX_TAIL_BYTES = 65536
 # Profiles whose results are not written yet. A profile is in a reference cycle, so the garbage collector may free the
@@ -47,7 +59,7 @@ _unwritten: list[Any] = []
 
 
 class _TorchState(process.State):
-    """The open ranges of autoprof's recording, and whether torch has recorded in this process.
+    """The open ranges and moves of autoprof's recording, and whether torch has recorded in this process.
 
     Attributes:
         recorded: True once autoprof has recorded with torch in this process.
@@ -55,13 +67,18 @@ class _TorchState(process.State):
             begins, as a dict from the handle's `id`. If a handle is freed, torch ends its range.
         enter: autoprof's wrapper of `record_function.__enter__`, and the method that it wraps. None if the method is
             not wrapped.
+        moves_watched: True once torch's functions that move a module are wrapped. They stay wrapped.
+        held: Id of the thread that is recorded with shapes, and the tool that records. None if no thread is recorded
+            with shapes.
     """
 
     recorded = False
+    moves_watched = False
 
     def begin(self) -> None:
         self.entered: OrderedDict[int, weakref.ref[Any]] = OrderedDict()
         self.enter: tuple[Callable[[Any], Any], Callable[[Any], Any]] | None = None
+        self.held: tuple[int, TorchTool] | None = None
 
     def in_child(self) -> None:
         """If the parent process has recorded, let this forked child end without Kineto's destructors.
@@ -82,24 +99,48 @@ class _TorchState(process.State):
 
 
 _state = _TorchState()
+_moving = threading.local()
 
 
-class TorchTool:
+class KinetoTool(Tool):
+    """Base class of the tools whose profilers use torch's ranges and metadata: torch.profiler and torch_npu's."""
+
+    _profile: Any = None
+
+    def busy(self) -> str:
+        return foreign.busy()
+
+    def stamp(self, subject: dict[str, Any]) -> None:
+        """Write `subject` into the metadata of the trace, under the key `autoprof`.
+
+        Call this while the recording is on, because torch drops metadata that it gets after the stop.
+        """
+        try:
+            self._profile.add_metadata_json("autoprof", json.dumps(subject))
+        except (AttributeError, RuntimeError, TypeError) as error:  # another release of torch
+            seam.pass_on(error)
+            log.warning_once(f"the trace can't be labelled with its step and rank: {type(error).__name__}: {error}")
+
+    def mark(self, name: str) -> Callable[[], None]:
+        """Begin a range in the trace. Return the function that ends it.
+
+        `record_function` would call two operators. The program's dispatch modes, `make_fx` and `torch.jit.trace` would
+        see these operators. So this method calls two lower functions of torch, which record the same range without the
+        dispatcher (torch 1.8 and later).
+        """
+        from torch.autograd import _record_function_with_args_enter, _record_function_with_args_exit
+
+        handle = _record_function_with_args_enter(name)
+        _note(handle)
+        return functools.partial(_record_function_with_args_exit, handle)
+
+
+class TorchTool(KinetoTool):
     """Tool that records with `torch.profiler.profile` and writes a Chrome trace."""
 
     name = "torch"
     ending = file_names.TRACE.removesuffix(".gz")
-
-    def __init__(self) -> None:
-        self._profile: Any = None
-        self._stacks = False
-        self.lost: Sequence[str] = ()
-        self.remark = ""
-
-    @staticmethod
-    def unavailable() -> str:
-        """Return an empty text: torch can record in every process that has imported it."""
-        return ""
+    _stacks = False
 
     def start(self, settings: Settings, raw: Path) -> list[str]:
         _state.recorded = True
@@ -110,8 +151,8 @@ class TorchTool:
         from torch.profiler.profiler import profile
 
         self._profile = profile(**arguments, **accepted(profile, {"custom_trace_id_callback": _trace_id}))
-        if module_moves.REFERRED.intersection(used):
-            module_moves.allow(_end_and_free)
+        if _REFERRED.intersection(used):
+            _watch_moves()
         if foreign.has_ended():
             _end_all_ranges()
         try:
@@ -122,18 +163,9 @@ class TorchTool:
             foreign.own(False)
         # True if torch has set its profile function in this thread. Then `stop` checks whether it is still set.
         self._stacks = "stack" in used and sys.getprofile() is not None
-        if module_moves.HELD.intersection(used):
-            module_moves.begin(self._moved)
+        if _HELD.intersection(used):
+            _state.held = threading.get_ident(), self
         return used
-
-    def _moved(self) -> None:
-        self.lost = [MOVES]
-
-    def stamp(self, subject: dict[str, Any]) -> None:
-        stamp(self._profile, subject)
-
-    def mark(self, name: str) -> Callable[[], None]:
-        return mark(name)
 
     def stop(self) -> None:
         _unwritten.append(self._profile)
@@ -143,7 +175,7 @@ class TorchTool:
             self._end()
         finally:
             foreign.own(False)
-            module_moves.end()
+            _state.held = None
 
     def _end(self) -> None:
         if not self._stacks:
@@ -158,7 +190,7 @@ class TorchTool:
     def abort(self) -> None:
         if self._profile is not None:
             _disable()
-            module_moves.end()
+            _state.held = None
             # The program may keep the traceback of the interrupt, which refers to torch's objects. So the results are
             # freed here.
             if getattr(self._profile, "profiler", None) is not None:
@@ -183,9 +215,6 @@ class TorchTool:
             limit = files.size_limit()
             cause = "" if limit is None else f", or the trace over the limit of file sizes, {limit} bytes (ulimit -f)"
             raise OSError(f"torch could not write the whole trace; is the disk full{cause}?")
-
-    def busy(self) -> str:
-        return foreign.busy()
 
 
 def _trace_id() -> str:
@@ -287,36 +316,11 @@ def _trace_only() -> Any:
         return None
 
 
-def stamp(profile: Any, subject: dict[str, Any]) -> None:
-    """Write `subject` into the metadata of the trace, under the key `autoprof`.
-
-    Call this while the recording is on, because torch drops metadata that it gets after the stop.
-    """
-    try:
-        profile.add_metadata_json("autoprof", json.dumps(subject))
-    except (AttributeError, RuntimeError, TypeError) as error:  # another release of torch
-        seam.pass_on(error)
-        log.warning_once(f"the trace can't be labelled with its step and rank: {type(error).__name__}: {error}")
-
-
-def mark(name: str) -> Callable[[], None]:
-    """Begin a range in the trace. Return the function that ends it.
-
-    `record_function` would call two operators. The program's dispatch modes, `make_fx` and `torch.jit.trace` would see
-    these operators. So this function calls two lower functions of torch, which record the same range without the
-    dispatcher (torch 1.8 and later).
-    """
-    from torch.autograd import _record_function_with_args_enter, _record_function_with_args_exit
-
-    handle = _record_function_with_args_enter(name)
-    _note(handle)
-    return functools.partial(_record_function_with_args_exit, handle)
-
-
 def _watch_ranges() -> None:
     """From now on, note each range that begins, so that `_end_ranges` can end it."""
+    from torch.autograd.profiler import record_function
+
     _end_ranges()
-    record_function = _record_function()
     original = vars(record_function).get("__enter__")
     if isinstance(original, FunctionType):  # the program may have replaced the method by a mock
         wrapper = _noting(original)
@@ -334,8 +338,10 @@ def _note(handle: Any) -> None:
 
 def _end_ranges() -> None:
     """End the noted ranges, in the reverse order of their begins, and stop noting ranges."""
+    from torch.autograd.profiler import record_function
+
     enter, _state.enter = _state.enter, None
-    if enter is not None and vars(record_function := _record_function()).get("__enter__") is enter[0]:
+    if enter is not None and vars(record_function).get("__enter__") is enter[0]:
         record_function.__enter__ = enter[1]
     while _state.entered:
         _end(_state.entered.popitem()[1]())
@@ -347,16 +353,11 @@ def _end_all_ranges() -> None:
     autoprof has not noted the ranges of the program's profiler. So this function searches all objects of the process
     (0.1 s per million objects).
     """
-    record_function = _record_function()
+    from torch.autograd.profiler import record_function
+
     for candidate in gc.get_objects():
         if issubclass(type(candidate), record_function):
             _end(getattr(candidate, "record", None))
-
-
-def _record_function() -> Any:
-    from torch.autograd.profiler import record_function
-
-    return record_function
 
 
 def _end(handle: Any) -> None:
@@ -384,3 +385,68 @@ def _noting(enter: Callable[[Any], Any]) -> Callable[[Any], Any]:
         return entered
 
     return __enter__
+
+
+def _watch_moves() -> None:
+    """Wrap torch's functions in this process so that a module can move during each recording."""
+    if not _state.moves_watched:
+        _state.moves_watched = True
+        import torch
+
+        if hasattr(torch._C, "_swap_tensor_impl"):
+            torch._C._swap_tensor_impl = _swapping(torch._C._swap_tensor_impl)
+        if hasattr(torch.autograd, "_enable_record_function"):
+            torch.nn.Module._apply = _moved(torch.nn.Module._apply)
+
+
+def _swapping(swap: Callable[..., None]) -> Callable[..., None]:
+    # torch's `swap` checks the tensors before it changes anything. So it may be called a second time after an error.
+    # `swap_tensors` first swaps attributes, so it must not be called twice.
+    import torch
+
+    compiling = torch.compiler.is_compiling
+
+    @functools.wraps(swap)
+    def swap_impl(*tensors: Any) -> None:
+        if compiling():
+            return swap(*tensors)
+        try:
+            return swap(*tensors)
+        except RuntimeError as error:
+            seam.pass_on(error)
+            if not _freed():
+                raise
+        return swap(*tensors)
+
+    return swap_impl
+
+
+def _freed() -> bool:
+    freed = False
+    with seam.guard("a capture could not make way for a module's move", log.error_once):
+        freed = _end_and_free("the program swaps a parameter, which torch refuses during a recording")
+    return freed
+
+
+def _moved(apply: Callable[..., Any]) -> Callable[..., Any]:
+    import torch
+
+    record: Callable[[bool], None] = torch.autograd._enable_record_function
+    # torch.compile must trace only the user's code, so the wrapper does nothing while torch.compile traces.
+    compiling = torch.compiler.is_compiling
+
+    @functools.wraps(apply)
+    def _apply(*args: Any, **kwargs: Any) -> Any:
+        held = None if compiling() else _state.held
+        if held is None or held[0] != threading.get_ident() or getattr(_moving, "now", False):
+            return apply(*args, **kwargs)
+        held[1].lost = [MOVES]
+        _moving.now = True
+        record(False)
+        try:
+            return apply(*args, **kwargs)
+        finally:
+            record(True)
+            _moving.now = False
+
+    return _apply

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from autoprof import _boot, agent
-from autoprof.capture import cupti, profilers
-from autoprof.capture.budget import Budget, OverBudget
-from autoprof.capture.profilers import npu, nsys
+from autoprof.capture import profilers
+from autoprof.capture.artifacts import Budget, OverBudget
+from autoprof.capture.profilers import foreign, npu, nsys
 from autoprof.cli.doctor import Report, list_hooks, problems_found
 from autoprof.cli.recipes import catalog
 from autoprof.cli.recipes.lookup import ChildFailed, NotInSource, Sources, Unknown, import_problem, in_child
@@ -213,10 +213,10 @@ def _check_folder(report: Report, settings: Settings) -> None:
 
 
 def _check_variables(report: Report) -> None:
-    if cupti.names_cupti(os.environ):
-        text = f"{cupti.INJECTION} names libcupti, with which torch.profiler records no GPU activity"
-        if cupti.kept(os.environ):
-            report.problems.append(f"{text}; unset it, or {cupti.KEEP}")
+    if foreign.names_cupti(os.environ):
+        text = f"{foreign.INJECTION} names libcupti, with which torch.profiler records no GPU activity"
+        if foreign.keeps_injection(os.environ):
+            report.problems.append(f"{text}; unset it, or {foreign.KEEP}")
         else:
             report.notes.append(f"{text}; autoprof disables it in its runs")
     for name in npu.external_control():

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from autoprof.base import files
-from autoprof.capture import recorder
-from autoprof.capture.finisher import job as finisher_job
+from autoprof.capture import finisher, recorder
 from autoprof.run.journal import Span
 from autoprof.run.runtime import Runtime
 from autoprof.rundir import layout
@@ -152,7 +151,7 @@ def test_a_trace_is_not_compressed_into_a_file_of_somebody_elses(tmp_path: Path,
     raw = tmp_path / "raw.part"
     raw.write_text("{}")
     job = {"raw": str(raw), "trace": str(tmp_path / "x.gz"), "meta_path": str(tmp_path / "x.meta.json")}
-    finisher_job.finish(job | {"meta": {"state": "complete", "reason": ""}, "max_bytes": 1000})
+    finisher.finish(job | {"meta": {"state": "complete", "reason": ""}, "max_bytes": 1000})
     assert theirs.read_text() == PRECIOUS
     assert json.loads((tmp_path / "x.meta.json").read_text())["state"] == "complete"
     assert not (tmp_path / "x.meta.json").is_symlink()

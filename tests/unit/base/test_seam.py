@@ -247,7 +247,7 @@ BROAD = {
 # Code of separate processes: the command line, and readers of a finished run. And `seam` itself.
 READERS = ("cli/", "report/", "traces/", "rundir/runs.py", "rundir/file_names.py")
 READERS += ("run/fetch.py", "run/gather.py", "run/upload.py", "run/cluster.py", "run/node_functions.py")
-READERS += ("capture/finisher/", "base/seam.py")
+READERS += ("capture/finisher.py", "base/seam.py")
 # These decide themselves: see `_is_own_error` in `_boot`, and the wrapper that is pickled by value in `dispatch`.
 SEAMS = ("hooks/dispatch.py", "_boot/__init__.py")
 

@@ -129,7 +129,7 @@ time.sleep(60)
     assert "in crash_here" in run.stderr
 
 
-@pytest.mark.parametrize("module", ["capture.finisher.job", "cli.after_run"])
+@pytest.mark.parametrize("module", ["capture.finisher", "cli.after_run"])
 def test_a_process_of_autoprofs_unblocks_signals(python: Any, module: str) -> None:
     code = f"""
 import io, signal, sys

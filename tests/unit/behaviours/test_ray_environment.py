@@ -12,7 +12,7 @@ from ray.runtime_env import RuntimeEnv
 from ray.runtime_env.runtime_env import _merge_runtime_env
 
 from autoprof.behaviours.ray import chosen_runtime_env, job_with_site, merged
-from autoprof.capture import cupti
+from autoprof.capture.profilers import foreign
 
 ENVIRON = {"AUTOPROF": "1", "AUTOPROF_STEPS": "3", "AUTOPROF_RUN_ID": "x", "HOME": "/root"}
 OURS = {name: value for name, value in ENVIRON.items() if name != "HOME"}
@@ -90,30 +90,30 @@ def test_a_submitted_job_keeps_its_pythonpath_in_front_of_the_site_folder() -> N
 
 def test_workers_get_the_guard_of_cupti() -> None:
     environ = ENVIRON | {"NVTX_INJECTION64_PATH": "/cuda/libcupti.so"}
-    assert cupti.guard((), environ)
+    assert foreign.free_cupti((), environ)
     ours = merged(None, environ)["env_vars"]
-    assert ours == OURS | {"NVTX_INJECTION64_PATH": cupti.NOTHING}
+    assert ours == OURS | {"NVTX_INJECTION64_PATH": foreign.NOTHING}
     # A worker checks it itself if its node's image sets the variable.
     elsewhere = ours | {"NVTX_INJECTION64_PATH": "/other/libcupti.so.12"}
-    assert cupti.guard((), elsewhere)
-    assert elsewhere["NVTX_INJECTION64_PATH"] == cupti.NOTHING
+    assert foreign.free_cupti((), elsewhere)
+    assert elsewhere["NVTX_INJECTION64_PATH"] == foreign.NOTHING
 
 
 def test_the_users_variables_for_workers_are_kept() -> None:
-    environ = ENVIRON | {"NVTX_INJECTION64_PATH": cupti.NOTHING}
+    environ = ENVIRON | {"NVTX_INJECTION64_PATH": foreign.NOTHING}
     theirs = {"NVTX_INJECTION64_PATH": "/cuda/libcupti.so"}
     worker = merged({"env_vars": theirs}, environ)["env_vars"]
     assert worker["NVTX_INJECTION64_PATH"] == "/cuda/libcupti.so"
-    assert not cupti.guard((), worker)
+    assert not foreign.free_cupti((), worker)
     job = {"env_vars": theirs}
     ours = merged(None, environ | {"RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps({"runtime_env": job})})
     together = _merge_runtime_env(RuntimeEnv(**job), RuntimeEnv(**ours))
     assert together is not None
     assert together["env_vars"]["NVTX_INJECTION64_PATH"] == "/cuda/libcupti.so"
-    assert not cupti.guard((), together["env_vars"])
+    assert not foreign.free_cupti((), together["env_vars"])
 
 
 def test_verls_own_guard_stays() -> None:
     theirs = {"NVTX_INJECTION64_PATH": "/nonexistent/verl-disabled-nvtx-injection.so"}
-    environ = ENVIRON | {"NVTX_INJECTION64_PATH": cupti.NOTHING}
+    environ = ENVIRON | {"NVTX_INJECTION64_PATH": foreign.NOTHING}
     assert merged({"env_vars": theirs}, environ)["env_vars"]["NVTX_INJECTION64_PATH"] == theirs["NVTX_INJECTION64_PATH"]

@@ -12,8 +12,8 @@ import pytest
 import torch
 from pytest_mock import MockerFixture
 
-from autoprof.capture import budget, recorder, writer
-from autoprof.capture.budget import Budget, OverBudget
+from autoprof.capture import artifacts, recorder, writer
+from autoprof.capture.artifacts import Budget, OverBudget
 from autoprof.cli.doctor import Report, environment
 from autoprof.config.settings import Settings
 from autoprof.run import cluster
@@ -28,16 +28,16 @@ MB = 1_000_000
 
 @pytest.fixture(autouse=True)
 def _nothing_before() -> Iterator[None]:
-    budget._state.before.clear()
+    artifacts._sizes.before.clear()
     yield
-    budget._state.before.clear()
+    artifacts._sizes.before.clear()
 
 
 @pytest.fixture
 def clock(mocker: MockerFixture) -> Any:
     """Replace the clock of `budget`. Return the object with its seconds."""
     shown = SimpleNamespace(seconds=100.0)
-    mocker.patch.object(budget.time, "monotonic", side_effect=lambda: shown.seconds)
+    mocker.patch.object(artifacts.time, "monotonic", side_effect=lambda: shown.seconds)
     return shown
 
 
@@ -46,7 +46,7 @@ def disk(mocker: MockerFixture) -> Any:
     """Replace the free disk space. Return the object with its megabytes."""
     shown = SimpleNamespace(free=5000)
     stat = lambda _: SimpleNamespace(f_bavail=shown.free * 1000, f_frsize=1000)  # noqa: E731
-    mocker.patch.object(budget.os, "statvfs", stat)
+    mocker.patch.object(artifacts.os, "statvfs", stat)
     return shown
 
 
@@ -151,11 +151,11 @@ def test_a_capture_ends_early_and_says_so(
     trained = hooked(lambda number: update(4), "step.wrap", number="number")
     assert trained(2) == "done"
     writer.wait(10)
-    (kind,) = budget._state.before
+    (kind,) = artifacts._sizes.before
     # With this rate, the second recording is over its limit at the first check.
-    budget._state.before[kind] = budget._Before(2, 10**15, 1.0)
-    mocker.patch.object(budget, "_CHECK_S", 0)
-    mocker.patch.object(budget, "_free", return_value=10**12)
+    artifacts._sizes.before[kind] = artifacts._Before(2, 10**15, 1.0)
+    mocker.patch.object(artifacts, "_CHECK_S", 0)
+    mocker.patch.object(artifacts, "_free", return_value=10**12)
     assert trained(3) == "done"
     writer.wait(10)
     assert run.hooks.errors == {}
@@ -181,7 +181,7 @@ def test_what_there_is_no_room_for_is_not_recorded_and_is_no_error(
     joined: Any, update: Any, mocker: MockerFixture
 ) -> None:
     run = joined(steps="2")
-    mocker.patch.object(budget, "_free", return_value=12 * MB)
+    mocker.patch.object(artifacts, "_free", return_value=12 * MB)
     cluster.announce_step("run", cluster.StepAnnouncement(step=2, captured=True))
     assert update(2) == "done"
     cluster.announce_step("run", None)

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from autoprof.capture import cupti
-from autoprof.capture.finisher import chrome_trace
-from autoprof.capture.finisher import job as finisher_job
+from autoprof.capture import finisher
+from autoprof.capture.profilers import foreign
 from autoprof.cli.doctor import run as doctor_run
 from autoprof.run.runtime import Runtime
 from autoprof.rundir import file_names, layout, runs
@@ -79,17 +78,17 @@ def test_a_process_that_uses_no_gpu_says_nothing(made: Any) -> None:
 def test_they_are_found_wherever_the_pieces_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int, events: list[str], there: bool
 ) -> None:
-    monkeypatch.setattr(chrome_trace, "_PIECE", piece)
+    monkeypatch.setattr(finisher, "_PIECE", piece)
     raw = tmp_path / "raw"
     raw.write_text('{"traceEvents": [\n  ' + ",\n  ".join(events) + "\n  ]}")
-    assert chrome_trace.device_events(str(raw)) == there
+    assert finisher.device_events(str(raw)) == there
 
 
 def test_a_trace_that_is_cut_is_looked_at_whole(tmp_path: Path) -> None:
     raw = tmp_path / "raw.part"
     raw.write_text('{\n  "traceEvents": [\n  ' + ",\n  ".join([HOST] * 200 + [KERNEL]) + "\n  ]}")
     job = {"raw": str(raw), "trace": str(tmp_path / "x.gz"), "meta_path": str(tmp_path / "x.meta.json")}
-    finisher_job.finish(job | {"meta": {"state": "complete", "reason": ""}, "max_bytes": 1000, "suspicion": "why"})
+    finisher.finish(job | {"meta": {"state": "complete", "reason": ""}, "max_bytes": 1000, "suspicion": "why"})
     meta = json.loads((tmp_path / "x.meta.json").read_text())
     assert (meta["state"], meta["device_events"], meta.get("device_reason")) == ("truncated", True, None)
 
@@ -112,20 +111,20 @@ def test_a_stage_of_a_process_whose_other_traces_have_it_is_no_problem(made: Any
         ({"NVTX_INJECTION64_PATH": "/usr/lib/libcupti.so.12"}, "NVTX_INJECTION64_PATH names libcupti"),
         ({"CUDA_INJECTION64_PATH": "/x/libmine.so"}, "CUDA_INJECTION64_PATH loads libmine.so"),
         ({"KINETO_USE_DAEMON": "0"}, "dynolog"),
-        ({"NVTX_INJECTION64_PATH": cupti.NOTHING}, "the GPU had nothing to do"),
+        ({"NVTX_INJECTION64_PATH": foreign.NOTHING}, "the GPU had nothing to do"),
         ({}, "the GPU had nothing to do"),
     ],
 )
 def test_reasons(environ: dict[str, str], said: str) -> None:
-    assert said in cupti.suspicion(environ)
+    assert said in foreign.cupti_suspicion(environ)
 
 
 @pytest.mark.parametrize("tool", [(), ("torch",), ("torch", "memory"), ("npu", "torch")])
 def test_nvtx_is_kept_from_loading_libcupti(tool: tuple[str, ...]) -> None:
     environ = {"NVTX_INJECTION64_PATH": "/usr/local/cuda/lib64/libcupti.so"}
-    assert cupti.guard(tool, environ)
-    assert environ == {"NVTX_INJECTION64_PATH": cupti.NOTHING}
-    assert not cupti.guard(tool, environ)
+    assert foreign.free_cupti(tool, environ)
+    assert environ == {"NVTX_INJECTION64_PATH": foreign.NOTHING}
+    assert not foreign.free_cupti(tool, environ)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +140,7 @@ def test_nvtx_is_kept_from_loading_libcupti(tool: tuple[str, ...]) -> None:
 )
 def test_what_else_it_loads_stays(tool: tuple[str, ...], environ: dict[str, str]) -> None:
     before = dict(environ)
-    assert not cupti.guard(tool, environ)
+    assert not foreign.free_cupti(tool, environ)
     assert environ == before
 
 
@@ -155,7 +154,7 @@ if len(sys.argv) == 1:
     subprocess.run([sys.executable, "-c", sys.orig_argv[2], "child"], check=True)
 """
     result = python(code, AUTOPROF="1", AUTOPROF_RUN_ID="run", NVTX_INJECTION64_PATH="/cuda/libcupti.so")
-    assert result.stdout.split() == [cupti.NOTHING] * 2
+    assert result.stdout.split() == [foreign.NOTHING] * 2
     assert result.stderr.count("NVTX_INJECTION64_PATH named libcupti") == 1
     code = "import os, autoprof; print(os.environ['NVTX_INJECTION64_PATH'])"
     assert python(code, NVTX_INJECTION64_PATH="/cuda/libcupti.so").stdout.strip() == "/cuda/libcupti.so"

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from autoprof.capture.finisher import job
+from autoprof.capture import finisher
 
 LOCK = f"autoprof-{os.getuid()}-finish0.lock"
 
@@ -51,7 +51,7 @@ def held(lock: Path, mode: int = 0o600) -> Iterator[None]:
 
 
 def waits(raw: Path) -> threading.Thread:
-    waiting = threading.Thread(target=job.wait_for_turn, args=(str(raw),))
+    waiting = threading.Thread(target=finisher.wait_for_turn, args=(str(raw),))
     waiting.start()
     waiting.join(0.5)
     return waiting
@@ -67,29 +67,29 @@ def test_one_process_compresses_at_a_time(raw: Path, temporary: Path) -> None:
 
 
 def test_a_turn_lasts_until_its_end_and_leaves_no_file(raw: Path, temporary: Path) -> None:
-    turn = job.wait_for_turn(str(raw))
+    turn = finisher.wait_for_turn(str(raw))
     assert turn is not None
     assert [(path.name, path.stat().st_mode & 0o777) for path in temporary.iterdir()] == [(LOCK, 0o600)]
-    assert job._locked(turn[1]) is None
-    job.end_turn(*turn)
+    assert finisher._locked(turn[1]) is None
+    finisher.end_turn(*turn)
     assert list(temporary.iterdir()) == []
-    again = job.wait_for_turn(str(raw))
+    again = finisher.wait_for_turn(str(raw))
     assert again is not None
-    job.end_turn(*again)
+    finisher.end_turn(*again)
 
 
 def test_a_lock_whose_file_was_removed_meanwhile_is_no_lock(temporary: Path, mocker: Any) -> None:
     def lock(descriptor: int, operation: int) -> None:
         (temporary / LOCK).unlink()
 
-    mocker.patch.object(job.fcntl, "flock", side_effect=lock)
-    assert job._locked(str(temporary / LOCK)) is None
+    mocker.patch.object(finisher.fcntl, "flock", side_effect=lock)
+    assert finisher._locked(str(temporary / LOCK)) is None
 
 
 def test_a_lock_that_is_held_on_is_not_waited_for_without_end(raw: Path, temporary: Path, mocker: Any) -> None:
-    mocker.patch.object(job, "_PATIENCE_S", 0.3)
+    mocker.patch.object(finisher, "_PATIENCE_S", 0.3)
     with held(temporary / LOCK):
-        assert job.wait_for_turn(str(raw)) is None
+        assert finisher.wait_for_turn(str(raw)) is None
 
 
 @pytest.mark.fault("a stranger holds the lock of finishers", "goes on", "nothing; finishers don't take turns")

@@ -13,9 +13,8 @@ import pytest
 import torch
 
 from autoprof.base import files
-from autoprof.capture import profilers, recorder
+from autoprof.capture import finisher, profilers, recorder
 from autoprof.capture.artifacts import Subject
-from autoprof.capture.finisher import job as finisher_job
 from autoprof.capture.profilers.npu import NpuTool
 from autoprof.capture.profilers.torch import TorchTool, profile_arguments
 from autoprof.cli import main
@@ -68,7 +67,7 @@ def test_autoprof_analyse(make: Any, capsys: pytest.CaptureFixture[str]) -> None
         (folder / "ASCEND_PROFILER_OUTPUT").mkdir()
     assert main.main(["analyse", path, "--step", "2"]) == 0
     assert capsys.readouterr().out.startswith("global_step_000002/actor.update_actor.rank3.")
-    states = {folder.parent.name: finisher_job.analysed(str(folder)) for folder in run.rundir.path.rglob("*_ascend_pt")}
+    states = {folder.parent.name: finisher.analysed(str(folder)) for folder in run.rundir.path.rglob("*_ascend_pt")}
     assert states == {"global_step_000002": True, "global_step_000003": False}
     (meta,) = run.rundir.step(2).glob("*.meta.json")
     content = json.loads(meta.read_text())
@@ -105,9 +104,9 @@ def test_an_analysis_that_hangs_is_ended(
 ) -> None:
     # This process finishes the capture, and the analysis never ends.
     mocker.patch("autoprof.base.interpreter.find", side_effect=OSError)
-    mocker.patch.multiple(finisher_job, _SIGN_OF_LIFE_S=0.05, _ANALYSE_TIMEOUT_S=0.1, _ANALYSE="while True: pass")
-    real = finisher_job.finish
-    mocker.patch.object(finisher_job, "finish", side_effect=lambda job: real(job | {"python": sys.executable}))
+    mocker.patch.multiple(finisher, _SIGN_OF_LIFE_S=0.05, _ANALYSE_TIMEOUT_S=0.1, _ANALYSE="while True: pass")
+    real = finisher.finish
+    mocker.patch.object(finisher, "finish", side_effect=lambda job: real(job | {"python": sys.executable}))
     assert record(make())["reason"] == "torch_npu has not analysed it"
 
 

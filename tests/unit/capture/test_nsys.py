@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from autoprof.capture import profilers, recorder, whole_step
+from autoprof.capture import finisher, profilers, recorder, whole_step
 from autoprof.capture.artifacts import Subject
-from autoprof.capture.finisher import nsys_report
 from autoprof.capture.profilers import nsys
 from autoprof.capture.profilers.memory import MemoryTool
 from autoprof.capture.profilers.nsys import NsysTool
@@ -101,7 +100,7 @@ def test_the_report_of_the_users_own_command_stays_where_it_is(made: Any, cuda: 
     run = made(tool=("nsys",))
     record(run)
     (meta,) = finished(run).values()
-    assert (meta["tool"], meta["state"], meta["reason"]) == ("nsys", "complete", nsys_report.OWN_COMMAND)
+    assert (meta["tool"], meta["state"], meta["reason"]) == ("nsys", "complete", finisher.OWN_COMMAND)
     assert [path.name for path in run.rundir.step(2).iterdir() if "meta" not in path.name] == []
 
 

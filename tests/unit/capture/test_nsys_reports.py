@@ -14,10 +14,8 @@ from typing import Any
 import pytest
 
 from autoprof.base import files
-from autoprof.capture import recorder
+from autoprof.capture import finisher, recorder
 from autoprof.capture.artifacts import Subject
-from autoprof.capture.finisher import job as finisher_job
-from autoprof.capture.finisher import nsys_report
 from autoprof.rundir import runs
 from tests.support.nsys_runs import SUBJECT, finished, record
 
@@ -77,9 +75,9 @@ def test_a_window_that_did_not_open_has_no_number(made: Any, cuda: list[str], ac
 
 def test_a_report_without_number_is_the_first_windows(tmp_path: Path) -> None:
     (tmp_path / "r.nsys-rep").write_text("x")
-    finisher_job.finish(job(tmp_path, tmp_path / "r"))
+    finisher.finish(job(tmp_path, tmp_path / "r"))
     assert meta_of(tmp_path)["state"] == "complete"
-    finisher_job.finish(job(tmp_path, tmp_path / "r", number=2, pid=2**30))
+    finisher.finish(job(tmp_path, tmp_path / "r", number=2, pid=2**30))
     assert meta_of(tmp_path)["state"] == "failed"
 
 
@@ -99,7 +97,7 @@ def test_a_report_that_is_being_written_is_waited_for(tmp_path: Path) -> None:
 
     thread = threading.Thread(target=write)
     thread.start()
-    finisher_job.finish(given)
+    finisher.finish(given)
     thread.join()
     assert (tmp_path / "x.nsys-rep").read_text() == "abbbbb"
     assert meta_of(tmp_path)["bytes"] == 6
@@ -121,7 +119,7 @@ def test_who_waits_is_seen_to_be_alive(tmp_path: Path) -> None:
 
     thread = threading.Thread(target=look)
     thread.start()
-    finisher_job.finish(given)
+    finisher.finish(given)
     thread.join()
     assert times[-1] > time.time() - 60
 
@@ -137,13 +135,13 @@ def test_there_is_a_part_until_the_meta_file_is_there(tmp_path: Path, mocker: An
         write(path, content)
 
     mocker.patch.object(files, "write", look)
-    finisher_job.finish(job(tmp_path, tmp_path / "r") | {"trace": str(tmp_path / "x.nsys-rep")})
+    finisher.finish(job(tmp_path, tmp_path / "r") | {"trace": str(tmp_path / "x.nsys-rep")})
     assert seen == [["x.nsys-rep.named.part"]]
     assert not list(tmp_path.glob("*.part"))
 
 
 def test_a_report_that_never_comes(tmp_path: Path) -> None:
-    finisher_job.finish(job(tmp_path, tmp_path / "r", pid=2**30))
+    finisher.finish(job(tmp_path, tmp_path / "r", pid=2**30))
     meta = meta_of(tmp_path)
     assert meta["state"] == "failed"
     assert f"nsys wrote no report {tmp_path}/r.1.nsys-rep within" in meta["reason"]
@@ -152,10 +150,10 @@ def test_a_report_that_never_comes(tmp_path: Path) -> None:
 
 def test_a_report_that_comes_with_the_end_of_the_process(tmp_path: Path, mocker: Any) -> None:
     """Other processes do not wait for the report meanwhile."""
-    mocker.patch.object(nsys_report, "_LONG_PAUSE_S", 0.05)
+    mocker.patch.object(finisher, "_LONG_PAUSE_S", 0.05)
     with subprocess.Popen(["sleep", "60"]) as process:
         given = job(tmp_path, tmp_path / "r", pid=process.pid, patience_s=0.2)
-        thread = threading.Thread(target=finisher_job.finish, args=(given,))
+        thread = threading.Thread(target=finisher.finish, args=(given,))
         thread.start()
         time.sleep(0.5)
         os.utime(given["raw"], (0, 0))
@@ -169,7 +167,7 @@ def test_a_report_that_comes_with_the_end_of_the_process(tmp_path: Path, mocker:
 
 
 def test_without_another_process_the_wait_is_short(tmp_path: Path) -> None:
-    finisher_job.finish(job(tmp_path, tmp_path / "r") | {"python": ""})
+    finisher.finish(job(tmp_path, tmp_path / "r") | {"python": ""})
     assert "within 0.3 s after the window" in meta_of(tmp_path)["reason"]
 
 
@@ -177,7 +175,7 @@ def test_a_report_on_another_file_system(tmp_path: Path, mocker: Any) -> None:
     report = tmp_path / "r.1.nsys-rep"
     report.write_text("across")
     mocker.patch("os.rename", side_effect=OSError(18, "Invalid cross-device link"))
-    finisher_job.finish(job(tmp_path, tmp_path / "r"))
+    finisher.finish(job(tmp_path, tmp_path / "r"))
     assert (tmp_path / "x.nsys-rep").read_text() == "across"
     assert report.stat().st_size == 0
 

@@ -11,10 +11,9 @@ import pytest
 from pytest_mock import MockerFixture
 
 from autoprof.capture import recorder
-from autoprof.capture.artifacts import Subject
-from autoprof.capture.budget import OverBudget
-from autoprof.capture.pass_capture import PassCapture
+from autoprof.capture.artifacts import OverBudget, Subject
 from autoprof.capture.profilers.torch import TorchTool
+from autoprof.capture.recorder import PassCapture
 from autoprof.run import end
 from autoprof.run.runtime import Runtime
 

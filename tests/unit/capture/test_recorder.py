@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from autoprof.capture import recorder
+from autoprof.capture import finisher, recorder
 from autoprof.capture.artifacts import Subject
-from autoprof.capture.finisher import job as finisher_job
 from autoprof.rundir import file_names
 from tests.support.captures import SUBJECT, finished, work
 from tests.support.helpers import TORCH, spans
@@ -113,9 +112,9 @@ def test_a_cut_ends_with_a_whole_event_wherever_the_pieces_end(
     events = ",\n".join(f'  {{\n    "ph": "X", "name": "{number}"\n  }}' for number in range(400))
     raw = tmp_path / "raw.part"
     raw.write_text(f'{{\n  "traceEvents": [\n{events}\n  ],\n  "baseTimeNanoseconds": 5\n}}')
-    monkeypatch.setattr(finisher_job, "_PIECE", piece)
+    monkeypatch.setattr(finisher, "_PIECE", piece)
     job = {"raw": str(raw), "trace": str(tmp_path / "x.gz"), "meta_path": str(tmp_path / "x.meta.json")}
-    finisher_job.finish(job | {"meta": {"state": "complete", "reason": ""}, "max_bytes": limit})
+    finisher.finish(job | {"meta": {"state": "complete", "reason": ""}, "max_bytes": limit})
     assert json.loads((tmp_path / "x.meta.json").read_text())["state"] == "truncated"
     content = gzip.decompress((tmp_path / "x.gz").read_bytes())
     trace = json.loads(content)
@@ -129,7 +128,7 @@ def test_a_trace_that_can_not_be_cut_says_failed(tmp_path: Path) -> None:
     raw = tmp_path / "raw.part"
     raw.write_text("x" * 2000)
     job = {"raw": str(raw), "trace": str(tmp_path / "x.gz"), "meta_path": str(tmp_path / "x.meta.json")}
-    finisher_job.finish(job | {"meta": {"state": "complete", "reason": ""}, "max_bytes": 1000})
+    finisher.finish(job | {"meta": {"state": "complete", "reason": ""}, "max_bytes": 1000})
     assert json.loads((tmp_path / "x.meta.json").read_text())["state"] == "failed"
     assert [path.name for path in tmp_path.iterdir()] == ["x.meta.json"]
 

@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from autoprof.capture import recorder
+from autoprof.capture import finisher, recorder
 from autoprof.capture.artifacts import Subject
-from autoprof.capture.finisher import job as finisher_job
 from autoprof.capture.profilers import torch as torch_profiler
 from autoprof.config.settings import Settings
 from tests.support.captures import SUBJECT, captured, finished, work
@@ -148,7 +147,7 @@ def test_without_another_process_the_trace_is_finished_here(made: Any, mocker: A
 def test_a_trace_that_can_not_be_written_says_failed(tmp_path: Path) -> None:
     raw = tmp_path / "raw.part"
     raw.write_text("{}")
-    finisher_job.finish(
+    finisher.finish(
         {
             "raw": str(raw),
             "base": str(tmp_path / "x"),
@@ -170,9 +169,7 @@ def test_a_disk_that_is_full_when_the_trace_is_compressed_costs_the_trace_only(t
     taken.touch()
     job = {"raw": str(raw), "trace": str(tmp_path / "x.gz"), "meta_path": str(tmp_path / "x.meta.json")}
     with room_for(10_000):
-        finisher_job.finish(
-            job | {"meta": {"state": "complete", "reason": ""}, "max_bytes": 50_000, "taken": [str(taken)]}
-        )
+        finisher.finish(job | {"meta": {"state": "complete", "reason": ""}, "max_bytes": 50_000, "taken": [str(taken)]})
     meta = json.loads((tmp_path / "x.meta.json").read_text())
     assert meta["state"] == "failed"
     assert "File too large" in meta["reason"]
@@ -186,9 +183,7 @@ def test_a_disk_that_has_no_room_for_a_meta_file_either_keeps_the_name_of_what_w
     taken.touch()
     job = {"raw": str(raw), "trace": str(tmp_path / "x.gz"), "meta_path": str(tmp_path / "x.meta.json")}
     with room_for(0):
-        finisher_job.finish(
-            job | {"meta": {"state": "complete", "reason": ""}, "max_bytes": 1000, "taken": [str(taken)]}
-        )
+        finisher.finish(job | {"meta": {"state": "complete", "reason": ""}, "max_bytes": 1000, "taken": [str(taken)]})
     assert list(tmp_path.iterdir()) == [taken]
 
 

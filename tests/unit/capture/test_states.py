@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from autoprof.base import seam
-from autoprof.capture import budget, profilers, recorder, whole_step, writer
-from autoprof.capture.pass_capture import PassCapture
-from autoprof.capture.recorder import Capture
+from autoprof.capture import artifacts, profilers, recorder, whole_step, writer
+from autoprof.capture.recorder import Capture, PassCapture
 from autoprof.config.settings import Settings
 from autoprof.run.runtime import Runtime
 from autoprof.rundir import file_names
@@ -112,7 +111,7 @@ LATE = "it was aborted, before the first forward pass that was to be recorded"
         ("suspend, begin", {}, ("written", "failed", "a profiler is on in this step, so autoprof records nothing")),
         ("begin", {"busy": OWN}, NOTHING),
         ("begin, stop, abort", {"busy": OWN}, NOTHING),
-        ("begin", {"start": budget.OverBudget("no room")}, ("written", "failed", "no room")),
+        ("begin", {"start": artifacts.OverBudget("no room")}, ("written", "failed", "no room")),
         ("begin", {"start": OWN}, ("written", "failed", NO_START)),
         ("begin", {"start": OWN, "abort": OWN}, ("written", "failed", NO_START)),
         ("begin, abort", {"start": SIGNAL}, ("written", "failed", seam.AT_WORK)),
@@ -144,7 +143,7 @@ def test_states_and_files_after_events(
     joined: Any, mocker: Any, events: str, raises: dict[str, BaseException], expected: tuple[str, str | None, str]
 ) -> None:
     run, tool = joined(stop_timeout_s=0.2), Tool()
-    mocker.patch.object(budget.Budget, "exceeded", return_value="it is too large")
+    mocker.patch.object(artifacts.Budget, "exceeded", return_value="it is too large")
     tool.raises.update(raises)
     capture = Capture(run, SUBJECT, run.settings, tool)
     check(run, capture, events, expected)

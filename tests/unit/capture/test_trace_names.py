@@ -17,15 +17,14 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from autoprof.capture import recorder
-from autoprof.capture.finisher import chrome_trace
+from autoprof.capture import finisher, recorder
 from tests.support.captures import SUBJECT, finished, work
 
 
 def written(content: bytes, piece: int = 1 << 20) -> bytes:
     file = io.BytesIO()
-    with mock.patch.object(chrome_trace, "_PIECE", piece):
-        chrome_trace.copy(io.BytesIO(content), file, len(content))
+    with mock.patch.object(finisher, "_PIECE", piece):
+        finisher.copy(io.BytesIO(content), file, len(content))
     return file.getvalue()
 
 

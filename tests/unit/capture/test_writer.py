@@ -16,8 +16,7 @@ import torch
 
 from autoprof.behaviours.ray import Shutdown
 from autoprof.behaviours.trainer import steps
-from autoprof.capture import recorder, writer
-from autoprof.capture.finisher import job as finisher_job
+from autoprof.capture import finisher, recorder, writer
 from autoprof.capture.profilers import foreign
 from autoprof.capture.profilers import torch as torch_profiler
 from autoprof.hooks.behaviour import Call
@@ -141,12 +140,12 @@ def test_what_another_process_finishes_is_left_to_it(made: Any, tmp_path: Path) 
     job = {"raw": str(raw), "trace": str(trace), "meta": {}, "meta_path": str(tmp_path / "x.meta.json"), "max_bytes": 9}
     with raw.open() as theirs:
         fcntl.flock(theirs, fcntl.LOCK_EX)
-        finisher_job.finish(job)
+        finisher.finish(job)
     assert not trace.exists()
-    finisher_job.finish(job)
+    finisher.finish(job)
     assert trace.exists()
     before = trace.stat()
-    finisher_job.finish(job)
+    finisher.finish(job)
     assert trace.stat() == before
 
 
@@ -161,8 +160,8 @@ def test_zlib_ng_compresses_if_it_is_installed(
     raw, trace, content = tmp_path / "x.json.part", tmp_path / "x.json.gz", b'{\n  "name": "a"\n}' * 1000
     raw.write_bytes(content)
     job = {"raw": str(raw), "trace": str(trace), "meta": {}, "meta_path": str(tmp_path / "m"), "max_bytes": 10**6}
-    copy = mocker.spy(finisher_job.chrome_trace, "copy")
-    finisher_job.finish(job | {"packages": writer._DEPENDENCIES if installed else str(tmp_path)})
+    copy = mocker.spy(finisher, "copy")
+    finisher.finish(job | {"packages": writer._DEPENDENCIES if installed else str(tmp_path)})
     assert type(copy.call_args.args[1]).__module__ == ("zlib_ng.gzip_ng" if installed else "gzip")
     assert gzip.decompress(trace.read_bytes()) == content
 

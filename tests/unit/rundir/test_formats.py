@@ -13,8 +13,8 @@ import msgspec
 import pytest
 from msgspec import Struct
 
+from autoprof.capture import finisher
 from autoprof.capture.artifacts import Subject
-from autoprof.capture.finisher import job, nsys_report
 from autoprof.capture.profilers import memory
 from autoprof.cli import documents
 from autoprof.cli.recipes import command, trial
@@ -78,7 +78,7 @@ def _keys(module: ModuleType, *functions: str) -> set[str]:
 
 
 def test_the_finisher_writes_fields_of_meta_files() -> None:
-    written = _keys(job, "_finish", "_compress", "_rename", "_name_folder") | _keys(nsys_report, "take")
+    written = _keys(finisher, "_finish", "_compress", "_rename", "_name_folder", "take_report")
     assert written == {"state", "reason", "bytes", "device_events", "device_reason"}
     assert written <= set(CaptureMeta.__struct_fields__)
 

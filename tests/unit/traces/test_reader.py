@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoprof.capture.finisher import job as finisher_job
+from autoprof.capture import finisher
 from autoprof.traces import reader
 from autoprof.traces.reader import Reader, TraceError
 from tests.support.traces import dumped, kineto, process, save
@@ -68,7 +68,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
 def test_a_trace_that_was_cut_to_size_is_whole(tmp_path: Path) -> None:
     raw = save(tmp_path / "x.json", kineto(process(7, "p", count=500), base_last=True))
     job = {"raw": str(raw), "trace": str(tmp_path / "x.gz"), "meta_path": str(tmp_path / "m"), "max_bytes": 20_000}
-    finisher_job.finish(job | {"meta": {}})
+    finisher.finish(job | {"meta": {}})
     found, fields = read(tmp_path / "x.gz", 1000)
     assert 10 < len(found) < 500
     assert fields["baseTimeNanoseconds"]

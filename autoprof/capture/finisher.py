@@ -1,7 +1,19 @@
-"""The work of the finisher process: wait for a turn, compress the trace, write the meta file.
+"""The finisher: a process that compresses a trace, renames it and writes its meta file.
 
-On one host, only a few finishers of a user work at the same time. A finisher has its turn while it holds a lock on a
-file in the temporary folder. Other users can't open these files. When its turn ends, the finisher removes its file.
+1. It waits for a turn. On one host, only a few finishers of a user work at the same time. A finisher has its turn while
+   it holds a lock on a file in the temporary folder. Other users can't open these files. When its turn ends, the
+   finisher removes its file.
+2. It makes the final file:
+
+   * It compresses a Chrome trace of Kineto, repairs the names of events, and cuts a trace that is too large after a
+     complete event.
+   * It lets torch_npu analyse the folder that torch_npu has written, and moves the folder.
+   * It waits for the report of nsys and moves it. A separate process of nsys writes one report for each window. With
+     `--capture-range-end=repeat:async`, nsys writes the report some time after the window was closed. An nsys without
+     this option writes the report when the recorded process has ended. The report is called `<-o>.<number>.nsys-rep`,
+     or has no number (verl 0.9.1, utils/profiler/nvtx_profile.py, relocate_results).
+   * It renames a memory snapshot.
+3. It writes the meta file and removes the recording.
 
 The finisher uses only the standard library, and zlib-ng if zlib-ng is installed, because it takes half the time to
 compress a trace.
@@ -9,20 +21,28 @@ compress a trace.
 
 from __future__ import annotations
 
+import sys
+
+if __name__ == "__main__":
+    # `python -m` puts the folder of the packages first in `sys.path`. This moves the folder to the end, because modules
+    # in the folder must not replace modules of the standard library.
+    sys.path.append(sys.path.pop(0))
+
 import contextlib
 import gzip
 import importlib
+import math
+import re
+import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, BinaryIO
 
 from autoprof.base import files
 from autoprof.base.originals import fcntl, json, os
-from autoprof.capture.finisher import chrome_trace, nsys_report
 from autoprof.rundir.file_names import FOLDER, NAMED, NOT_ANALYSED, NPU_ANALYSED, NPU_TIMELINE, NSYS_REPORT, PART
 
 # Number of cores of the host for each finisher that may work at the same time.
@@ -185,7 +205,7 @@ def _make(job: dict[str, Any]) -> dict[str, Any]:
     if os.path.isdir(job["raw"]):
         return _name_folder(job)
     if job["raw"].endswith(NSYS_REPORT + PART):
-        fields: dict[str, Any] = nsys_report.take(job)
+        fields: dict[str, Any] = take_report(job)
         files.show(job["base"] + NSYS_REPORT)
         return fields
     return _compress(job) if job["trace"].endswith(COMPRESSED) else _rename(job)
@@ -202,13 +222,13 @@ def _compress(job: dict[str, Any]) -> dict[str, Any]:
     ):
         size = os.path.getsize(raw)
         if size <= job["max_bytes"]:
-            chrome_trace.copy(source, target, size)
+            copy(source, target, size)
         else:
-            chrome_trace.copy_cut(source, target, job["max_bytes"])
+            copy_cut(source, target, job["max_bytes"])
             fields = {"state": "truncated", "reason": f"the trace was over {job['max_bytes']} bytes"}
     os.replace(trace + PART, trace)
     if job.get("suspicion"):
-        has_device_events = chrome_trace.device_events(raw)
+        has_device_events = device_events(raw)
         fields |= {"device_events": has_device_events}
         if not has_device_events:
             fields |= {"device_reason": job["suspicion"]}
@@ -295,6 +315,178 @@ def analyse(folder: str, python: str, alive: str) -> bool:
     return False
 
 
+# The `name` field of an event if the name may need a repair. Such a name contains a quote, a backslash or a character
+# outside of ASCII, or it is the name for line 0 of a Python file, which stands for a module.
+_NAME = re.compile(rb'"name": "(?:(?![ !#-\[\]-~]*",?\n)|(?=.*\.py\(0\): ))(?<=  "name": ")(.*)"(?=,?\n)')
+_MODULE_NAME = re.compile(rb"(?<=\.py\(0\): ).*")
+_DEVICE_EVENTS = (b'"cat": "kernel"', b'"cat": "gpu_memcpy"', b'"cat": "gpu_memset"')
+
+
+def device_events(path: str) -> bool:
+    """Return True if a Chrome trace of Kineto contains an event with a category of GPU events (torch 2.13)."""
+    previous_end = b""
+    with open(path, "rb", opener=files.descriptor) as source:
+        while piece := source.read(_PIECE):
+            if any(text in previous_end + piece for text in _DEVICE_EVENTS):
+                return True
+            # The text may be split between two pieces.
+            previous_end = (previous_end + piece)[-max(map(len, _DEVICE_EVENTS)) :]
+    return False
+
+
+def copy(source: BinaryIO, target: Any, end: int) -> None:
+    """Copy a Chrome trace from the current position up to the offset `end`, and repair the names of events.
+
+    Kineto writes names without escapes (torch 2.13). A quote in a name, as in `record_function('say "hi"')`, makes the
+    trace invalid JSON.
+
+    Also, names of modules may be wrong. Python frees the code object of a module after the import of the module, but
+    torch keeps only a pointer to the name in the code object. So Kineto may write other bytes in place of the name.
+    """
+    while lines := source.read(min(end - source.tell(), _PIECE)):
+        lines += source.readline(end - source.tell())
+        target.write(_NAME.sub(_repaired, lines))
+
+
+def _repaired(match: re.Match[bytes]) -> bytes:
+    name = _MODULE_NAME.sub(b"<module>", match[1])
+    try:
+        json.loads(b'"%b"' % name)
+    except ValueError:
+        name = json.dumps(name.decode(errors="replace"))[1:-1].encode()
+    return b'"name": "%b"' % name
+
+
+def copy_cut(source: BinaryIO, target: Any, limit: int) -> None:
+    """Copy a Chrome trace up to the last complete event within `limit` bytes, then the fields that follow the events.
+
+    Kineto writes an event as `  {...\\n  },`. After the last event, it writes the base of the clock (torch 2.13).
+
+    Raises:
+        OSError: The trace does not have this form.
+    """
+    length = source.seek(0, os.SEEK_END)
+    footer_start, _ = _last(source, b"\n  ]", length)
+    _, event_end = _last(source, b"\n  }", limit)
+    source.seek(0)
+    copy(source, target, event_end)
+    source.seek(footer_start)
+    copy(source, target, length)
+
+
+def _last(source: BinaryIO, text: bytes, end_offset: int) -> tuple[int, int]:
+    """Return the start and the end of the last occurrence of `text` before the offset `end_offset`.
+
+    The search reads the file backwards from `end_offset`.
+
+    Raises:
+        OSError: The file does not contain the text before the offset.
+    """
+    end = end_offset
+    while end > 0:
+        start = max(0, end - _PIECE)
+        source.seek(start)
+        index = source.read(end - start).rfind(text)
+        if index >= 0:
+            return start + index, start + index + len(text)
+        # The text may be split between two pieces.
+        end = start + len(text) - 1 if start else 0
+    raise OSError("the trace does not have torch's format")
+
+
+# Ending of the unfinished file from which nsys makes a report.
+_UNFINISHED = ".qdstrm"
+OWN_COMMAND = "the report is where your own nsys command writes it"
+_UNCHANGED_S = 2.0
+_REPORT_PAUSE_S = 0.2
+_LONG_PAUSE_S = 2.0
+
+
+def take_report(job: dict[str, Any]) -> dict[str, Any]:
+    """Wait for the report of a window and move it to its final name. Return the fields that this adds to the meta file.
+
+    Raises:
+        OSError: nsys wrote no report, or the report can't be moved.
+    """
+    with open(job["raw"], encoding="utf-8") as file:
+        description = json.load(file)
+    if not description["report"]:
+        return {"reason": job["meta"]["reason"] or OWN_COMMAND}
+    path = _wait_for_report(description, job["raw"], at_users_cost=not job["python"])
+    final_path = job["base"] + NSYS_REPORT
+    # Other processes wait for the capture while this file exists. `_finish` removes the file last.
+    os.close(files.create(final_path + NAMED))
+    _move_report(path, job["raw"])
+    os.replace(job["raw"], final_path)
+    return {"bytes": os.path.getsize(final_path)}
+
+
+def _wait_for_report(description: dict[str, Any], raw: str, at_users_cost: bool) -> str:
+    """Wait until nsys has finished the report, and return its path.
+
+    The wait ends at the latest `patience_s` after the end of the recorded process.
+
+    Args:
+        description: The description of the report, from `NsysTool.export`.
+        raw: Path of the file with the description. The file is touched while the report may come soon, because other
+            processes wait only for files that change.
+        at_users_cost: True if the training process waits for the report. Then the wait takes at most `patience_s`.
+
+    Raises:
+        OSError: nsys wrote no report in time.
+    """
+    patience_s = description["patience_s"]
+    soon_until = time.monotonic() + patience_s
+    deadline = soon_until if at_users_cost else math.inf
+    last_shape, last_change = (0, 0.0), 0.0
+    process_ended = False
+    while (now := time.monotonic()) < deadline:
+        if now < soon_until:
+            os.utime(raw)
+        path = _complete_report(description)
+        shape = (os.path.getsize(path), os.path.getmtime(path)) if path else (0, 0.0)
+        if shape != last_shape:
+            last_shape, last_change = shape, now
+        elif path and now - last_change >= _UNCHANGED_S:
+            return path
+        if not process_ended and not os.path.exists(f"/proc/{description['pid']}"):
+            process_ended, soon_until = True, now + patience_s
+            deadline = min(deadline, soon_until)
+        time.sleep(_REPORT_PAUSE_S if path or now < soon_until else _LONG_PAUSE_S)
+    after = "the end of its process" if process_ended else "the window"
+    raise OSError(
+        f"nsys wrote no report {description['report']}.{description['number']}{NSYS_REPORT} "
+        f"within {patience_s:g} s after {after}"
+    )
+
+
+def _complete_report(description: dict[str, Any]) -> str:
+    """Return the path of the report if it exists and nsys has finished it. Otherwise return an empty text."""
+    bases = [f"{description['report']}.{description['number']}"]
+    if description["number"] == 1:
+        bases.append(description["report"])
+    for base in bases:
+        try:
+            if os.path.getsize(base + NSYS_REPORT) and not os.path.exists(base + _UNFINISHED):
+                return base + NSYS_REPORT
+        except FileNotFoundError:
+            continue
+    return ""
+
+
+def _move_report(path: str, target: str) -> None:
+    """Move the content of a report to `target`, and leave an empty file at `path`.
+
+    nsys may choose the number of the next report by the existing files. The empty file keeps the number in use.
+    """
+    try:
+        os.rename(path, target)
+    except OSError:  # another file system, or the folder of another user
+        shutil.copyfile(path, target)
+    with contextlib.suppress(OSError):
+        os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW, 0o600))
+
+
 def main() -> None:
     """Finish the capture that stdin describes. The work is done in a process that is not a child of the trainer."""
     # The thread that starts this process blocks all signals, and this process inherits the signal mask.
@@ -306,3 +498,7 @@ def main() -> None:
         os._exit(0)
     os.nice(10)
     finish(received, in_turn=not received["raw"].endswith(NSYS_REPORT + PART))  # nsys: only a wait
+
+
+if __name__ == "__main__":
+    main()
