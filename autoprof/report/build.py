@@ -14,9 +14,10 @@ from autoprof import __version__
 from autoprof.base.identity import HOST, pid_namespace
 from autoprof.base.redact import writable
 from autoprof.base.units import ranges, seconds
-from autoprof.report.figures import captures, words
-from autoprof.report.figures.details import choose, details, more_slow_steps
-from autoprof.report.figures.overview import (
+from autoprof.report import findings, hang_state, hangs, model
+from autoprof.report.details import capture_figures, choose, choose_captures, details, more_slow_steps
+from autoprof.report.model import CaptureFigures, RunFigures, StepRow
+from autoprof.report.overview import (
     CAPTURED,
     NO_FILE,
     Overview,
@@ -27,11 +28,8 @@ from autoprof.report.figures.overview import (
     typical_steps,
     without_own,
 )
-from autoprof.report.figures.timeline import RunTimeline, StepSpan, journals_of
-from autoprof.report.findings import findings
-from autoprof.report.findings.rules import LEAST_S
-from autoprof.report.hangs import read, sentences
-from autoprof.report.model import CaptureFigures, RunFigures, StepRow
+from autoprof.report.rules import LEAST_S
+from autoprof.report.timeline import RunTimeline, StepSpan, journals_of
 from autoprof.rundir import cache, runs
 from autoprof.rundir.file_names import REPORT, tidy
 from autoprof.rundir.processes import RUNNING
@@ -100,7 +98,7 @@ def _figures(run: runs.Run, chosen: Sequence[int], progress: Progress, operators
     files, clocks = journals_of(path)
     folders = {step.number: step for step in run.steps}
     shifts = {file.host: file.shift_ns for file in files}
-    open_spans = read.read_open_spans(run, time.time_ns(), shifts)
+    open_spans = hang_state.read_open_spans(run, time.time_ns(), shifts)
     recorded = Recorded(run.steps, shifts)
     timeline = RunTimeline(files, path)
     overview = Overview(timeline, folders, recorded)
@@ -121,7 +119,7 @@ def _figures(run: runs.Run, chosen: Sequence[int], progress: Progress, operators
     typical_rows = typical_steps(overview.rows)
     drivers = {number: files[span.file].name for number, span in overview.spans.items()}
     death_findings = findings.deaths_of_run(run)
-    hang_findings, hang_notes = sentences.hangs_of_run(
+    hang_findings, hang_notes = hangs.hangs_of_run(
         run.path, open_spans, {row.number: row.seconds for row in overview.rows}
     )
     step_findings = findings.unexplained(
@@ -223,7 +221,7 @@ def _captures(
     progress: Progress,
     operators: int,
 ) -> dict[int, list[CaptureFigures]]:
-    chosen_captures = {folder.number: captures.chosen(folder.captures) for folder in folders}
+    chosen_captures = {folder.number: choose_captures(folder.captures) for folder in folders}
     total = sum(map(len, chosen_captures.values()))
     read_count = 0
     by_step: dict[int, list[CaptureFigures]] = {}
@@ -233,7 +231,7 @@ def _captures(
             progress(read_count, total, capture.name)
             read_count += 1
             start_on_host_ns = step_start_ns - shifts.get(capture.meta.host, 0) if step_start_ns else None
-            summed = captures.figures(path, folder.number, capture, start_on_host_ns, operators)
+            summed = capture_figures(path, folder.number, capture, start_on_host_ns, operators)
             by_step.setdefault(folder.number, []).append(summed)
     return by_step
 
@@ -256,7 +254,7 @@ def _notes(overview: Overview, timeline: RunTimeline) -> list[str]:
         notes.append(f"the run was started {times} times; for a step that ran again, its last run is shown")
     if open_ends := list(overview.cut_off):
         subject = (
-            f"step {open_ends[0]} has" if len(open_ends) == 1 else f"steps {words.listed(map(str, open_ends), 10)} have"
+            f"step {open_ends[0]} has" if len(open_ends) == 1 else f"steps {model.listed(map(str, open_ends), 10)} have"
         )
         notes.append(f"{subject} no end in the timeline: interrupted, or still running")
     if not timeline.journals:
@@ -269,8 +267,8 @@ def _notes(overview: Overview, timeline: RunTimeline) -> list[str]:
         for row in overview.rows
         if (slower := sum(row.slowed.values())) >= LEAST_S
     ][:_MAX_RECORDED_NOTES]
-    if stageless := [str(row.number) for row in overview.rows if not without_own(row.stages).keys() - {words.OTHER}]:
-        notes.append(f"no stage was recorded in {words.several(len(stageless), 'step')}: {words.listed(stageless, 10)}")
+    if stageless := [str(row.number) for row in overview.rows if not without_own(row.stages).keys() - {model.OTHER}]:
+        notes.append(f"no stage was recorded in {model.several(len(stageless), 'step')}: {model.listed(stageless, 10)}")
     if not any(row.samples for row in overview.rows) and overview.rows:
         notes.append("no per-sample data: the recipe has no `sample` hook, or it did not fire")
     return notes
@@ -285,7 +283,7 @@ def _lost(run: Run) -> list[str]:
 def _parts(stages: Mapping[str, float]) -> str:
     by_seconds = sorted(stages.items(), key=lambda each: -each[1])
     main_parts = [f"{name} {seconds(took)}" for name, took in by_seconds if took >= 0.1 * by_seconds[0][1]]
-    return words.listed(main_parts, 3)
+    return model.listed(main_parts, 3)
 
 
 def _no_step(run: runs.Run, number: int, rows: Sequence[StepRow]) -> str:

@@ -11,11 +11,10 @@ import msgspec
 from autoprof.base.units import number, seconds
 from autoprof.config import kinds
 from autoprof.config.kinds import KINDS
-from autoprof.report.figures.captures import place_of
-from autoprof.report.figures.overview import typical_steps
-from autoprof.report.figures.words import OWN
-from autoprof.report.findings.findings import in_order
-from autoprof.report.model import CaptureFigures, Comparison, ComparisonRow, Finding, RunFigures, StepFigures
+from autoprof.report.details import place_of
+from autoprof.report.findings import in_order
+from autoprof.report.model import OWN, CaptureFigures, Comparison, ComparisonRow, Finding, RunFigures, StepFigures
+from autoprof.report.overview import typical_steps
 
 # Smallest share of the step for which a stage gets a row.
 _ROW_SHARE = 0.0005

@@ -8,11 +8,10 @@ from collections.abc import Iterable, Sequence
 
 from autoprof.base.redact import plain
 from autoprof.base.units import change, number, seconds, share
-from autoprof.report.figures import words
-from autoprof.report.figures.captures import place_of
-from autoprof.report.figures.words import NOTHING_COMMON, several
-from autoprof.report.hangs.read import open_for
-from autoprof.report.model import CaptureFigures, Comparison, Finding, RunFigures, StepFigures
+from autoprof.report import model
+from autoprof.report.details import place_of
+from autoprof.report.hang_state import open_for
+from autoprof.report.model import NOTHING_COMMON, CaptureFigures, Comparison, Finding, RunFigures, StepFigures, several
 
 # Maximum numbers of slow steps, of rows in a table, and of captures of a step. They are small, because GitHub limits a
 # pull request to 65,536 characters.
@@ -67,7 +66,7 @@ def _lines(run: RunFigures) -> Iterable[str]:
 
 
 def _open(run: RunFigures) -> Iterable[str]:
-    yield f"## {words.open_title(run.going_on)}"
+    yield f"## {model.open_title(run.going_on)}"
     yield ""
     rows = [
         [

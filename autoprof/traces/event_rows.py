@@ -196,8 +196,8 @@ class EventData:
         rows: One row for each event with a duration.
         count: The number of all events.
         keys: The keys of the rows. The number in a row is the index of its key in this list.
-        descriptions: Names and labels of processes and threads. Dict from (event name and field, such as
-            `process_name.name`; process id; thread id) to the text. The thread id is None for texts about a process.
+        descriptions: Names and labels of processes. Dict from (event name and field, such as `process_name.name`;
+            process id) to the text.
         peaks: Memory peaks. Dict from (type of the device, number of the device) to the peaks [allocated bytes,
             reserved bytes].
         whole_us: If the trace has times as text, the time to which the starts of the rows are relative, in µs since the
@@ -209,7 +209,7 @@ class EventData:
         self.count = 0
         self.keys: list[Key] = []
         self._numbers: dict[Key, int] = {}
-        self.descriptions: dict[tuple[str, Id, Id], str] = {}
+        self.descriptions: dict[tuple[str, Id], str] = {}
         self.peaks: dict[tuple[int, int], list[int]] = {}
         self.whole_us = 0
 
@@ -277,8 +277,6 @@ class EventData:
 
     def _describe(self, event: Event) -> None:
         arguments: Any = msgspec.json.decode(event.args) if event.args is not UNSET else {}
-        if isinstance(arguments, dict):
-            for name, value in arguments.items():
-                if isinstance(value, str) and len(self.descriptions) < 2 * MAX_NAMES:
-                    thread = event.tid if event.name == "thread_name" else None
-                    self.descriptions[f"{event.name}.{name}", event.pid, thread] = value
+        for name, value in arguments.items() if isinstance(arguments, dict) else ():
+            if isinstance(value, str) and len(self.descriptions) < 2 * MAX_NAMES:
+                self.descriptions[f"{event.name}.{name}", event.pid] = value

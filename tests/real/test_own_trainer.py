@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from autoprof.report.figures.words import OWN
+from autoprof.report.model import OWN
 from tests.support.helpers import ROOT, autoprof, clean_environment, spans
 
 EXAMPLE = ROOT / "examples" / "own_trainer"

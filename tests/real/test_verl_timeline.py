@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from autoprof.report import build
-from autoprof.report.figures.words import OWN
+from autoprof.report.model import OWN
 from autoprof.rundir import runs
 from tests.support.verl_runs import VerlRun, inside
 

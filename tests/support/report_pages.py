@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import random
 
-from autoprof.report.figures import overview
-from autoprof.report.findings import findings
+from autoprof.report import findings, overview
 from autoprof.report.model import (
     CaptureFigures,
     Comparison,
     ComparisonRow,
     DeviceShares,
-    EngineFigures,
     Finding,
     Gap,
     Lane,
-    Operator,
     Part,
     PathPart,
-    Phase,
     RunFigures,
     SampleFigures,
     SampleRow,
@@ -31,6 +27,7 @@ from autoprof.report.model import (
     Tail,
     ToolRow,
 )
+from autoprof.traces.summary import EngineFigures, Operator, Phase
 
 START_NS = 1795200000_000_000_000
 STAGES = {"gen": 15.0, "reward": 0.4, "old_log_prob": 3.0, "ref": 3.1, "update_actor": 12.0, "update_weights": 2.0}

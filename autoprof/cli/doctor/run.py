@@ -12,10 +12,9 @@ from typing import Any
 from autoprof.base import units
 from autoprof.cli.doctor import Report, list_hooks, problems_found
 from autoprof.config.selection import Steps
-from autoprof.report.figures.timeline import journals_of
-from autoprof.report.findings import findings
-from autoprof.report.hangs import read, sentences
-from autoprof.report.hangs.read import OpenSpans
+from autoprof.report import findings, hang_state, hangs
+from autoprof.report.hang_state import OpenSpans
+from autoprof.report.timeline import journals_of
 from autoprof.rundir import deaths, journal, layout, runs
 from autoprof.rundir.file_names import COLLECTED, META, NOT_ANALYSED, SNAPSHOT
 from autoprof.rundir.layout import RunDir
@@ -62,7 +61,7 @@ def examine_run(run: runs.Run) -> Report:
         if state.damaged
     ]
     shifts = {file.host: file.shift_ns for file in journals_of(Path(run.path))[0]}
-    open_spans = read.read_open_spans(run, time.time_ns(), shifts)
+    open_spans = hang_state.read_open_spans(run, time.time_ns(), shifts)
     _check_hangs(report, run, open_spans, executed_s)
     _check_steps(report, run, open_spans, executed_s)
     _check_captures(report, run)
@@ -158,9 +157,9 @@ def _check_hangs(report: Report, run: runs.Run, open_spans: OpenSpans, executed_
 
     `executed_s` is a dict from the number of an ended step to its seconds.
     """
-    hangs, notes = sentences.hangs_of_run(run.path, open_spans, executed_s)
+    hang_findings, notes = hangs.hangs_of_run(run.path, open_spans, executed_s)
     report.notes += notes
-    for finding in [*hangs, *findings.failures_of_run(open_spans)]:
+    for finding in [*hang_findings, *findings.failures_of_run(open_spans)]:
         report.problems.append(finding.text)
         subject = "the run" if finding.step is None else f"step {finding.step}"
         report.notes += [f"{subject}: {line}" for line in finding.evidence]
@@ -199,7 +198,7 @@ def _open_steps(open_spans: OpenSpans) -> list[str]:
     steps = sorted((row for row in open_spans.rows()[0] if row.kind == "step"), key=lambda row: row.start_ns)
     return [
         f"step {row.step} {'has been' if open_until_now(row.state, open_spans.going_on) else 'was'} open for "
-        f"{read.open_for(row, open_spans.going_on)}"
+        f"{hang_state.open_for(row, open_spans.going_on)}"
         for row in steps[-1:]
     ]
 
@@ -216,7 +215,7 @@ def _check_begun(report: Report, run: runs.Run, open_spans: OpenSpans) -> None:
         return
     age = open_spans.now_ns / 1e9 - run.info.started
     text = f"no step has begun for {units.seconds(age)} since the run started: no hook for a step has fired"
-    (report.problems if age >= sentences.STILL_S else report.notes).append(f"{text}; --all lists the hooks")
+    (report.problems if age >= hangs.STILL_S else report.notes).append(f"{text}; --all lists the hooks")
 
 
 def _check_control(report: Report, directory: RunDir) -> None:

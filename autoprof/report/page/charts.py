@@ -15,18 +15,17 @@ from typing import Any
 import msgspec
 
 from autoprof.base import units
-from autoprof.report.figures import words
-from autoprof.report.figures.words import OTHER
-from autoprof.report.model import Lane, Part, SampleFigures, StepFigures, StepRow
+from autoprof.report import model
+from autoprof.report.model import OTHER, Lane, Part, SampleFigures, StepFigures, StepRow
 
 _FAMILIES = {
-    words.GENERATION: "generation",
-    words.SCORING: "scoring",
-    words.TRAINING: "training",
-    words.SYNC: "weights",
-    words.VALIDATION: "keeping",
-    words.CHECKPOINT: "keeping",
-    words.REWARD: "reward",
+    model.GENERATION: "generation",
+    model.SCORING: "scoring",
+    model.TRAINING: "training",
+    model.SYNC: "weights",
+    model.VALIDATION: "keeping",
+    model.CHECKPOINT: "keeping",
+    model.REWARD: "reward",
 }
 # Style families of names that are not stages, such as the parts of samples.
 _OWN = {OTHER: "idle", "waiting": "idle", "turn": "generation", "samples": "generation", "requests": "generation"}
@@ -51,7 +50,7 @@ def family(name: str, stage_kind: str = "") -> str:
     """
     if name.startswith("tool "):
         return "tool"
-    return _OWN.get(name) or _FAMILIES.get(words.meaning(name, stage_kind=stage_kind), "more")
+    return _OWN.get(name) or _FAMILIES.get(model.meaning(name, stage_kind=stage_kind), "more")
 
 
 def choose_looks(names: Iterable[str], kinds: Mapping[str, str] | None = None) -> dict[str, Look]:

@@ -20,10 +20,10 @@ import msgspec
 
 from autoprof import __version__
 from autoprof.base import files, units
-from autoprof.report.figures import words
-from autoprof.report.figures.overview import without_own
-from autoprof.report.hangs.read import open_for
+from autoprof.report import model
+from autoprof.report.hang_state import open_for
 from autoprof.report.model import DeviceShares, Finding, RunFigures, StepFigures, StepRow
+from autoprof.report.overview import without_own
 from autoprof.report.page import charts
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def page(figures: RunFigures) -> str:
         # The step whose section is unfolded when the page opens: the step of the costliest finding.
         first=next((each.step for each in figures.findings if each.step in numbers), numbers[0] if numbers else None),
         rows=rows(figures.steps),
-        open_title=words.open_title(figures.going_on),
+        open_title=model.open_title(figures.going_on),
         open_for=open_for,
         many=len(figures.steps) > charts.MAX_BARS,
         stages=[
@@ -104,7 +104,7 @@ def _kinds(figures: RunFigures) -> dict[str, str]:
     """
     kinds = {stage.name: stage.kind for stage in figures.stages}
     kinds |= {name: row.kinds.get(name, "") for row in figures.steps for name in row.stages if name not in kinds}
-    return {name: kinds[name] for name in sorted(kinds, key=lambda name: (name == words.OWN, name == words.OTHER))}
+    return {name: kinds[name] for name in sorted(kinds, key=lambda name: (name == model.OWN, name == model.OTHER))}
 
 
 def policy(*scripts: str) -> str:
@@ -172,7 +172,7 @@ def _step(step: StepFigures, run_looks: dict[str, charts.Look], kinds: dict[str,
         "figures": step,
         "plots": plots,
         "shares": shares,
-        "own": step.stages.get(words.OWN),
+        "own": step.stages.get(model.OWN),
         "spans_left_out": spans_left_out,
     }
 

@@ -26,7 +26,7 @@ from autoprof.config.values import MemoryOptions
 from autoprof.run.runtime import Runtime
 from autoprof.rundir import file_names, runs
 from autoprof.rundir.runs import UNFINISHED
-from autoprof.traces import inputs
+from autoprof.traces import merge_step
 from tests.support.allocators import REAL, Allocator, install
 from tests.support.captures import SUBJECT, finished, work
 from tests.support.helpers import TORCH
@@ -84,7 +84,7 @@ def test_a_snapshot_is_a_capture_and_no_trace(made: Any, allocator: Allocator) -
         (name_of(".memory"), "complete"),
     ]
     assert all(each.bytes == each.meta.bytes > 0 for each in step.captures)
-    (taken,) = inputs.of_step(run.rundir.step(2), step.captures)
+    (taken,) = merge_step.traces_of_step(run.rundir.step(2), step.captures)
     assert taken.path.name == name_of(file_names.TRACE)
 
 

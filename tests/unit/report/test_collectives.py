@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from autoprof.report.hangs import collectives
-from autoprof.report.hangs.collectives import Record
+from autoprof.report import collectives
+from autoprof.report.collectives import Record
 from autoprof.rundir.records import MAX_STACKS_BYTES
 from tests.support.hung_runs import ALL_REDUCE, REWARD, HungRun, finding_of, flight_record, join, said
 

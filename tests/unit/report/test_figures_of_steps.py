@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from autoprof.report.figures.lanes import MAX_LANES
-from autoprof.report.figures.timeline import RunTimeline
+from autoprof.report.lanes import MAX_LANES
+from autoprof.report.timeline import RunTimeline
 from autoprof.rundir.journal import journals
 from tests.support.report_runs import START_NS
 from tests.support.timelines import SECOND, figures, shown, span, step, timeline

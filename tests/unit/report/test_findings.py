@@ -7,10 +7,7 @@ from typing import Any
 
 import pytest
 
-from autoprof.report import build, comparison
-from autoprof.report.figures import lanes, overview
-from autoprof.report.findings import findings, rules, step_rules
-from autoprof.report.findings.findings import KINDS
+from autoprof.report import build, comparison, findings, lanes, overview, rules
 from autoprof.report.model import Finding, RunFigures
 from autoprof.report.page import charts, html
 from autoprof.rundir import runs
@@ -190,18 +187,18 @@ DOCUMENTATION = ROOT / "docs" / "findings.md"
         ((overview.SLOW_RATIO, overview.SLOW_S), (1.2, 1), "more than 1.2 times the median"),
         ((overview.STEPS_AROUND, overview.MIN_STEPS), (10, 3), "the ten steps before and the ten after"),
         ((rules.LEAST_S, rules.LEAST_SHARE), (1, 0.03), "under a second, or under 3 % of the step"),
-        ((step_rules.SYNC_RATIO, findings.SYNC_SHARE), (2, 0.15), "at least 15 % of the time of all regular steps"),
+        ((rules.SYNC_RATIO, findings.SYNC_SHARE), (2, 0.15), "at least 15 % of the time of all regular steps"),
         (
-            (step_rules.REWARD_SHARE, step_rules.SAMPLE_REWARD_SHARE),
+            (rules.REWARD_SHARE, rules.SAMPLE_REWARD_SHARE),
             (0.1, 0.25),
             "a tenth of the step; samples spend a quarter",
         ),
         (
-            (overview.NO_STAGE_SHARE, step_rules.NO_STAGE_S, rules.LEAST_S),
+            (overview.NO_STAGE_SHARE, rules.NO_STAGE_S, rules.LEAST_S),
             (0.2, 0.1, 1),
             "for over a fifth of a step (0.1 s at least in a regular step, 1 s in others)",
         ),
-        ((step_rules.TOOL_SHARE, rules.IDLE_SHARE), (0.3, 0.4), "three tenths of the samples' time"),
+        ((rules.TOOL_SHARE, rules.IDLE_SHARE), (0.3, 0.4), "three tenths of the samples' time"),
         ((rules.BARE_SHARE, rules.FULL_SHARE), (0.15, 0.92), "92 % of the device's memory"),
         ((comparison.FINDING_RATIO, comparison.FINDING_SHARE), (1.1, 0.03), "1.1 times as long and 3 % of the step"),
         ((charts.MAX_BARS, html.MAX_ROWS, lanes.MAX_LANES), (300, 400, 96), "with more than 300 steps, a bar"),
@@ -217,4 +214,4 @@ def test_the_documentation_has_the_thresholds(
 
 def test_the_documentation_has_every_kind() -> None:
     headings = DOCUMENTATION.read_text().splitlines()
-    assert [kind for kind in KINDS if f"### {kind}" not in headings] == []
+    assert [kind for kind in rules.KINDS if f"### {kind}" not in headings] == []

@@ -15,9 +15,7 @@ import pytest
 
 from autoprof.base import identity
 from autoprof.cli.main import main
-from autoprof.report import build
-from autoprof.report.findings import findings
-from autoprof.report.hangs import read
+from autoprof.report import build, findings, hang_state
 from autoprof.report.model import Finding
 from autoprof.rundir import runs
 from autoprof.rundir.records import Frame, Task, Thread
@@ -463,7 +461,7 @@ def test_damaged_files_never_raise(hung: HungRun, seed: int) -> None:
         path.write_bytes(content[: chance.choice((len(content), len(content), chance.randrange(len(content))))])
     (hung.hang / "n9-1.json").write_text('{"host": 3, "threads": [1, {"frames": [{"line": "x"}]}], "spans": {}}')
     (hung.hang / "n9-2.json").write_text("[" * 5000)
-    assert list(read.read_hangs(hung.folder))
+    assert list(hang_state.read_hangs(hung.folder))
     assert build.figures(runs.read(hung.folder)).findings
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from autoprof.report.hangs import places
+from autoprof.report import places
 from autoprof.rundir.records import Frame, Thread
 
 OF_MODULE = """\

@@ -10,8 +10,7 @@ import msgspec
 import pytest
 
 from autoprof.cli.report import show
-from autoprof.report import comparison, markdown
-from autoprof.report.findings import findings
+from autoprof.report import comparison, findings, markdown
 from autoprof.report.model import RunFigures
 from autoprof.report.page import html
 from tests.support.timelines import figures, span, step, timeline

@@ -16,7 +16,7 @@ import pytest
 
 from autoprof.cli import main
 from autoprof.report import build
-from autoprof.report.figures import timeline as figures_timeline
+from autoprof.report import timeline as figures_timeline
 from autoprof.rundir import runs
 from autoprof.rundir.layout import RunDir
 from autoprof.traces import event_rows, reader, rewrite, summary, timeline

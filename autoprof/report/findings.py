@@ -9,13 +9,11 @@ import msgspec
 
 from autoprof.base import units
 from autoprof.base.redact import writable
-from autoprof.report.figures import words
-from autoprof.report.figures.overview import MIN_STEPS, REGULAR, typical_steps, usual_stages
-from autoprof.report.findings import rules, step_rules
-from autoprof.report.findings.rules import CAPTURE_RULES, KINDS, ROW_RULES, STEP_RULES, Around
-from autoprof.report.hangs import sentences
-from autoprof.report.hangs.read import OpenSpans
+from autoprof.report import hangs, model
+from autoprof.report.hang_state import OpenSpans
 from autoprof.report.model import Finding, StageShare, StepFigures, StepRow
+from autoprof.report.overview import MIN_STEPS, REGULAR, typical_steps, usual_stages
+from autoprof.report.rules import CAPTURE_RULES, KINDS, ROW_RULES, STEP_RULES, Around
 from autoprof.rundir import deaths
 from autoprof.rundir.records import RaisedLine
 from autoprof.rundir.runs import Run
@@ -97,8 +95,6 @@ _MAX_OF_KIND = 3
 SYNC_SHARE = 0.15
 _SHARE = "weight_sync_share"
 KINDS.append(_SHARE)
-# Rules register themselves when they are imported.
-_RULES = (rules, step_rules, rules)
 
 
 def of_step(step: StepFigures) -> list[Finding]:
@@ -140,7 +136,7 @@ def overall(rows: Sequence[StepRow], stages: Sequence[StageShare]) -> list[Findi
         rows: The rows of the steps from which `stages` was computed.
         stages: The time of each stage and its share of the step time.
     """
-    sync_stages = [stage for stage in stages if words.meaning(stage.name, stage_kind=stage.kind) == words.SYNC]
+    sync_stages = [stage for stage in stages if model.meaning(stage.name, stage_kind=stage.kind) == model.SYNC]
     sync_share = sum(stage.share or 0.0 for stage in sync_stages)
     if not rows or sync_share < SYNC_SHARE:
         return []
@@ -165,7 +161,7 @@ _EXPLAINED: dict[str, tuple[str, ...]] = {
 
 
 # Kinds of findings that are never abridged.
-_ALWAYS_LISTED = (sentences.HANG,)
+_ALWAYS_LISTED = (hangs.HANG,)
 
 
 def unexplained(findings: Iterable[Finding]) -> list[Finding]:
@@ -219,7 +215,7 @@ def verdict(rows: Sequence[StepRow], unread: bool) -> str:
     if not rows:
         return "No step has ended, so there is nothing to judge."
     failed_steps = [f"step {row.number} ended with {row.error}" for row in rows if row.error]
-    text = f"S{words.listed(failed_steps, 3)[1:]}. No other findings" if failed_steps else "No findings"
+    text = f"S{model.listed(failed_steps, 3)[1:]}. No other findings" if failed_steps else "No findings"
     text += ", but some data could not be read; see the notes." if unread else "."
     if len(typical_steps(rows)) <= MIN_STEPS:
         regular_count = sum(row.kind == REGULAR for row in rows)
@@ -235,5 +231,5 @@ def in_order(findings: Iterable[Finding]) -> list[Finding]:
 def _with_others(finding: Finding, thing: str, names: list[str]) -> Finding:
     if not names:
         return finding
-    others_text = f"also in {words.several(len(names), f'other {thing}')}: {words.listed(names, 10)}"
+    others_text = f"also in {model.several(len(names), f'other {thing}')}: {model.listed(names, 10)}"
     return msgspec.structs.replace(finding, evidence=[*finding.evidence, others_text])

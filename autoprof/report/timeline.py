@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from autoprof.base.intervals import Union
 from autoprof.config import kinds
-from autoprof.report.figures.words import PROFILING, listed, several
+from autoprof.report.model import PROFILING, listed, several
 from autoprof.rundir import cache
 from autoprof.rundir.cache import Stamp
 from autoprof.rundir.journal import (

@@ -14,9 +14,8 @@ import msgspec
 
 from autoprof.base.intervals import Interval, Union, exclusive
 from autoprof.config import kinds
-from autoprof.report.figures.timeline import RunTimeline, StepSpan, StepSums
-from autoprof.report.figures.words import OTHER, OWN, several
-from autoprof.report.model import StageGap, StageShare, StepRow
+from autoprof.report.model import OTHER, OWN, StageGap, StageShare, StepRow, several
+from autoprof.report.timeline import RunTimeline, StepSpan, StepSums
 from autoprof.rundir.journal import Journal
 from autoprof.rundir.runs import CaptureFile, Step
 

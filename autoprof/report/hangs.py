@@ -16,12 +16,11 @@ import msgspec
 
 from autoprof.base.redact import writable
 from autoprof.base.units import seconds
-from autoprof.report.figures.words import name_ranks, plural, several
-from autoprof.report.findings.rules import KINDS
-from autoprof.report.hangs import collectives, places, read
-from autoprof.report.hangs.collectives import collective, flight_records
-from autoprof.report.hangs.read import Hang, OpenSpans, Process, Sentence, where
-from autoprof.report.model import Finding
+from autoprof.report import collectives, hang_state, places
+from autoprof.report.collectives import collective, flight_records
+from autoprof.report.hang_state import Hang, OpenSpans, Process, Sentence, where
+from autoprof.report.model import Finding, name_ranks, plural, several
+from autoprof.report.rules import KINDS
 from autoprof.rundir import journal, layout, processes
 from autoprof.rundir.layout import RunDir
 from autoprof.rundir.processes import ProcessState
@@ -343,7 +342,7 @@ def hangs_of_run(run_path: str, opened: OpenSpans, ended_s: Mapping[int, float])
         ended_s: Dict from the number of each step that has ended to its seconds.
     """
     findings, notes = [], []
-    for hang in read.read_hangs(run_path):
+    for hang in hang_state.read_hangs(run_path):
         finding, left_out = _of_hang(run_path, hang, opened, ended_s)
         findings += [finding] if finding is not None else []
         notes += [f"{hang.folder}: {line}" for line in left_out[:_MAX_NOTES]]

@@ -12,10 +12,9 @@ import msgspec
 
 from autoprof.base.intervals import Interval, Union, segments
 from autoprof.config.values import role_place
-from autoprof.report.figures import words
-from autoprof.report.figures.overview import Recorded
-from autoprof.report.figures.words import OTHER, PROFILING
-from autoprof.report.model import Gap, Lane, PathPart, Skew, SkewRow, SpanRow
+from autoprof.report import model
+from autoprof.report.model import OTHER, PROFILING, Gap, Lane, PathPart, Skew, SkewRow, SpanRow
+from autoprof.report.overview import Recorded
 from autoprof.rundir.journal import Journal
 from autoprof.rundir.records import Line
 
@@ -200,21 +199,21 @@ class Lanes:
         if not pieces:
             return []
         recorded_meanings = {
-            words.meaning(line.name, line.kind, line.stage_kind)
+            model.meaning(line.name, line.kind, line.stage_kind)
             for lane in workers
             for line in lane.spans()
             if _covers_work(line)
         }
         loops = any(lane.role == "agent_loop" for lane in workers)
-        if loops and words.GENERATION not in recorded_meanings | {
-            words.meaning(line.name, stage_kind=line.stage_kind) for line in driver_stages
+        if loops and model.GENERATION not in recorded_meanings | {
+            model.meaning(line.name, stage_kind=line.stage_kind) for line in driver_stages
         }:
             return []
         unrecorded_times = Union(
             (line.start_ns, line.end_ns)
             for line in driver_stages
-            if (meaning := words.meaning(line.name, stage_kind=line.stage_kind)) not in recorded_meanings
-            and meaning not in (words.SCORING, words.TRAINING, OTHER)
+            if (meaning := model.meaning(line.name, stage_kind=line.stage_kind)) not in recorded_meanings
+            and meaning not in (model.SCORING, model.TRAINING, OTHER)
         )
         for lane in self._lanes.values():
             for start, end in lane.profiling.pieces():
@@ -235,8 +234,8 @@ class Lanes:
         covered_ns = sum(owner[2] - owner[1] for owner in owners)
         driver_stage = longest_owner[0] if 2 * covered_ns >= high - low else OTHER
         meanings = (span_before[1], span_after[1])
-        scoring_or_training = (words.SCORING, words.TRAINING)
-        is_between = meanings[0] == words.GENERATION and meanings[1] in scoring_or_training
+        scoring_or_training = (model.SCORING, model.TRAINING)
+        is_between = meanings[0] == model.GENERATION and meanings[1] in scoring_or_training
         return Gap(
             start_s=(low - self._start) / 1e9,
             end_s=(high - self._start) / 1e9,
@@ -291,8 +290,8 @@ def _edge(lanes: Iterable[LaneSpans], at: int, side: int) -> tuple[str, str]:
             continue
         for line in lane.spans():
             if (line.start_ns, line.end_ns)[side] == at and line.kind not in _NO_WORK:
-                return f"{_named(line)} of {lane.label}", words.meaning(line.name, line.kind, line.stage_kind)
-        return lane.label, words.GENERATION if lane.role in ("rollout", "agent_loop") else OTHER
+                return f"{_named(line)} of {lane.label}", model.meaning(line.name, line.kind, line.stage_kind)
+        return lane.label, model.GENERATION if lane.role in ("rollout", "agent_loop") else OTHER
     return OTHER, OTHER
 
 

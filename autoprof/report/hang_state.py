@@ -1,4 +1,4 @@
-"""Readers of the data of a stuck run: the stacks in `hangs/`, and the open spans."""
+"""State of a stuck run: the stacks in `hangs/`, and the open spans."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 
 from autoprof.base import files, seam, units
 from autoprof.base.redact import writable
-from autoprof.report.hangs import places
+from autoprof.report import places
 from autoprof.report.model import OpenSpanRow
 from autoprof.rundir import layout, processes
 from autoprof.rundir.processes import ProcessState

@@ -18,9 +18,9 @@ from typing import Any
 import msgspec
 
 from autoprof.base import files, seam
-from autoprof.report.figures.words import name_ranks, plural
-from autoprof.report.hangs import places
-from autoprof.report.hangs.read import Process, Sentence, roles
+from autoprof.report import places
+from autoprof.report.hang_state import Process, Sentence, roles
+from autoprof.report.model import name_ranks, plural
 from autoprof.rundir.records import MAX_STACKS_BYTES, Frame
 
 # Collectives that all ranks call with the same sizes.

@@ -1,0 +1,323 @@
+"""Data of the steps that a report shows in detail, and of their captures.
+
+The journals are read a second time for these steps. The data of a capture is computed from the sums of its trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from autoprof.base.redact import writable
+from autoprof.config import kinds
+from autoprof.config.values import PREFIX
+from autoprof.report import model
+from autoprof.report.lanes import Lanes, LaneSpans, skews
+from autoprof.report.model import CaptureFigures, DeviceShares, StepFigures, StepRow
+from autoprof.report.overview import Recorded, typical_steps
+from autoprof.report.samples import INSIDE, Samples
+from autoprof.report.timeline import WHOLE, Distinct, RunTimeline, StepSpan
+from autoprof.rundir import file_names, layout
+from autoprof.rundir.file_names import NSYS_REPORT, SNAPSHOT, TRACE
+from autoprof.rundir.journal import Journal, SpanReader, ranges
+from autoprof.rundir.records import Line
+from autoprof.rundir.runs import CaptureFile
+from autoprof.traces.clocks import is_of
+from autoprof.traces.reader import NO_JSON, Reader, TraceError
+from autoprof.traces.summary import DeviceSums, summarize
+
+DAMAGED = "damaged"
+# For the ending of each kind of file that is not a Chrome trace: the tool that writes the file, and the program that
+# opens the file.
+_TOOLS = {
+    NSYS_REPORT: ("nsys", "Nsight Systems: nsys-ui FILE, or nsys stats FILE"),
+    SNAPSHOT: ("memory", "pytorch.org/memory_viz, which loads it in the browser"),
+}
+_ASCEND = "MindStudio Insight; if torch_npu has not analysed the folder yet, run autoprof analyse first"
+
+
+# Maximum number of captures of one stage that are read. Reading a real trace takes seconds, and most ranks have similar
+# traces.
+_MAX_RANKS = 16
+# Numbers of captures among them that are not complete, that are the longest and that are the shortest.
+_MAX_FAILED, _LONGEST, _SHORTEST = 4, 6, 2
+
+
+def choose_captures(captures: Sequence[CaptureFile]) -> list[CaptureFile]:
+    """Return the captures to read. If a stage has more than 16 captures, return 16 of them.
+
+    At most 4 captures that are not complete come first, then the 6 longest and the 2 shortest captures, then others.
+    """
+    stages: dict[tuple[str, str, str], list[CaptureFile]] = {}
+    for capture in captures:
+        meta = capture.meta
+        stages.setdefault((meta.role or capture.name.split(".")[0], meta.stage, meta.part), []).append(capture)
+    kept_names: set[str] = set()
+    for of_stage in stages.values():
+        failed = [capture for capture in of_stage if capture.state != "complete"][:_MAX_FAILED]
+        by_length = sorted((capture for capture in of_stage if capture.state == "complete"), key=_recorded_ns)
+        ordered_captures = [*failed, *by_length[-_LONGEST:], *by_length[:_SHORTEST], *of_stage]
+        kept_names |= set(list(dict.fromkeys(capture.name for capture in ordered_captures))[:_MAX_RANKS])
+    return [capture for capture in captures if capture.name in kept_names]
+
+
+def _recorded_ns(capture: CaptureFile) -> int:
+    return capture.meta.clock.stop.unix_ns - capture.meta.clock.start.unix_ns
+
+
+def capture_figures(run: Path, step: int, capture: CaptureFile, zero_ns: int | None, operators: int) -> CaptureFigures:
+    """Return the data that the report shows for one capture. If the trace can't be read, the state is `DAMAGED`.
+
+    Args:
+        run: The directory of the run.
+        step: The number of the step whose folder contains the capture.
+        capture: The capture.
+        zero_ns: The start of the step, on the clock of the capture's host. None if unknown.
+        operators: The maximum number of operators, and of kernels, to keep.
+    """
+    folder = layout.RunDir(run).step(step)
+    path = _file(folder, capture.name)
+    unread = CaptureFigures(
+        name=writable(capture.name),
+        step=step,
+        role=capture.meta.role or capture.name.split(".")[0],
+        stage=capture.meta.stage,
+        stage_kind=capture.meta.stage_kind or kinds.of(capture.meta.stage),
+        rank=capture.meta.rank,
+        replica=capture.meta.replica,
+        host=capture.meta.host or None,
+        pid=capture.meta.pid,
+        part=capture.meta.part,
+        file=writable(f"{folder.name}/{path.name if path else capture.name}"),
+        state=capture.state,
+        tool=capture.meta.tool,
+        bytes=capture.bytes,
+        reason=capture.meta.reason,
+        window=capture.meta.window,
+        slowest=capture.meta.slowest,
+    )
+    if path is None:
+        return unread
+    for ending, (tool, opening_program) in _TOOLS.items():
+        if path.name.endswith(ending):
+            return msgspec.structs.replace(unread, tool=unread.tool or tool, opens_with=opening_program)
+    if path.is_dir():
+        return msgspec.structs.replace(unread, tool=unread.tool or "npu", opens_with=_ASCEND)
+    try:
+        sums = summarize(path)
+    except (TraceError, OSError) as error:
+        return msgspec.structs.replace(unread, state=DAMAGED, reason=writable(str(error).replace(f"{path}: ", "")))
+    peaks = sorted(sums.memory, key=lambda peak: (peak.device != "cpu", peak.allocated_bytes))
+    return msgspec.structs.replace(
+        unread,
+        tool=unread.tool or "torch",
+        state="truncated" if sums.cut and unread.state == "complete" else unread.state,
+        start_s=None if zero_ns is None or sums.first_ns is None else (sums.first_ns - zero_ns) / 1e9,
+        seconds=sums.span_us / 1e6,
+        collectives_s=None if sums.collectives_us is None else sums.collectives_us / 1e6,
+        events=sums.events,
+        operators=sums.operators[:operators],
+        kernels=sums.kernels[:operators],
+        devices=[_device(device) for device in sums.devices],
+        engine=sums.engine,
+        memory_peak_bytes=max(peaks[-1].allocated_bytes, peaks[-1].reserved_bytes) if peaks else None,
+        memory_total_bytes=_memory_total(path) if peaks and peaks[-1].device != "cpu" else None,
+        bound=sums.bound,
+        reason="; ".join(filter(None, [unread.reason, sums.cut, sums.reason])),
+    )
+
+
+def place_of(capture: CaptureFigures) -> str:
+    """Return a text that names the stage and process of a capture.
+
+    Examples are `actor.update_actor rank 0` and `rollout replica 1 frontend`.
+    """
+    stage = f".{capture.stage}" if capture.stage and capture.stage != capture.role else ""
+    if capture.replica is not None:
+        return f"{capture.role}{stage} replica {capture.replica} {capture.part}".rstrip()
+    return f"{capture.role}{stage}" + ("" if capture.rank is None else f" rank {capture.rank}")
+
+
+def windows(captures: Sequence[CaptureFigures]) -> list[str]:
+    """Return the reasons for some captures, each reason once. Leave out the reason `AUTOPROF_STEPS`."""
+    reasons = dict.fromkeys(capture.window for capture in captures)
+    return [reason for reason in reasons if reason and not reason.startswith(f"{PREFIX}STEPS=")]
+
+
+def _file(folder: Path, name: str) -> Path | None:
+    for ending in (TRACE, NSYS_REPORT, SNAPSHOT):
+        if (path := folder / f"{name}{ending}").is_file():
+            return path
+    return next((path for path in sorted(folder.glob(f"{name}*{file_names.NPU_FOLDER}")) if path.is_dir()), None)
+
+
+def _device(sums: DeviceSums) -> DeviceShares:
+    span = sums.span_us or 1.0
+    return DeviceShares(
+        device=sums.name or f"device {sums.device}",
+        seconds=sums.span_us / 1e6,
+        compute=sums.compute_us / span,
+        communication=sums.communication_us / span,
+        copy=sums.copy_us / span,
+        idle=sums.idle_us / span,
+        overlap=sums.overlap_us / sums.communication_us if sums.communication_us else None,
+    )
+
+
+class _Device(msgspec.Struct):
+    """A GPU in `deviceProperties` of a trace, as Kineto writes it."""
+
+    totalGlobalMem: int = 0
+
+
+def _memory_total(path: Path) -> int | None:
+    """Return the memory of the smallest device that the trace describes, in bytes. Return None if it describes none."""
+    try:
+        with Reader(path) as reader:
+            devices = msgspec.json.decode(reader.fields.get("deviceProperties", b"[]"), type=list[_Device])
+    except (TraceError, *NO_JSON):
+        return None
+    return min((device.totalGlobalMem for device in devices if device.totalGlobalMem), default=None)
+
+
+# Maximum number of slow steps, and of captured steps, that are shown in detail if the user chose no steps. The captured
+# steps with the highest numbers are shown.
+_MAX_SLOW, _MAX_CAPTURED = 4, 4
+# Maximum number of slow steps that are not shown in detail, but whose cause is searched.
+_MAX_MORE_SLOW = 12
+_MAX_GAPS = 100
+
+
+def choose(rows: Sequence[StepRow], cut_off: Iterable[StepRow] = ()) -> list[int]:
+    """Return the numbers of the steps that a report shows in detail if the user chose no steps.
+
+    The report shows slow steps and captured steps. If a run has no such steps, the report shows one typical step.
+
+    Args:
+        rows: The steps that have ended.
+        cut_off: The steps that have not ended. They are chosen only if they were captured.
+    """
+    captured_steps = sorted(row.number for row in (*rows, *cut_off) if row.captured)[-_MAX_CAPTURED:]
+    chosen = {*_slowest(rows)[:_MAX_SLOW], *captured_steps}
+    if not chosen and rows:
+        typical_rows = sorted(typical_steps(rows), key=lambda row: row.seconds)
+        chosen = {typical_rows[len(typical_rows) // 2].number}
+    return sorted(chosen)
+
+
+def more_slow_steps(rows: Sequence[StepRow], shown: Collection[int]) -> list[int]:
+    """Return the numbers of slow steps that are not shown in detail, but may have findings. The slowest comes first."""
+    return [number for number in _slowest(rows) if number not in shown][:_MAX_MORE_SLOW]
+
+
+def _slowest(rows: Sequence[StepRow]) -> list[int]:
+    return [row.number for row in sorted(rows, key=lambda row: row.usual_s - row.seconds) if row.slow]
+
+
+class _StepSpans:
+    """Collector of the spans of one step while the journals are read."""
+
+    def __init__(self, span: StepSpan, journals: Sequence[Journal]) -> None:
+        self.span = span
+        self.lanes = Lanes(journals, span.file, span.start_ns, span.end_ns)
+        self.samples = Samples()
+
+    def add(self, file: int, line: Line) -> None:
+        is_own = line.step == self.span.number and is_of(line, self.span.since_ns, self.span.until_ns)
+        overlaps = line.start_ns < self.span.end_ns and line.end_ns > self.span.start_ns
+        if not is_own and not overlaps:
+            return
+        if line.kind == "step" or (line.kind == "timer" and (line.name == WHOLE or file != self.span.file)):
+            return
+        self.lanes.add(file, line, is_own or line.step is None)
+        if is_own and (line.kind == "sample" or line.kind in INSIDE):
+            self.samples.add(file, line)
+
+
+def details(
+    spans: Sequence[StepSpan],
+    rows: Mapping[int, StepRow],
+    timeline: RunTimeline,
+    captures: Mapping[int, list[CaptureFigures]],
+    unread_captures: Mapping[int, int],
+    recorded: Recorded,
+) -> list[StepFigures]:
+    """Return the data of some steps in detail, in the order of `spans`.
+
+    Args:
+        spans: The spans of the steps.
+        rows: The rows of the steps in the overview, by number.
+        timeline: The timeline of the run.
+        captures: The captures of each step that were read, by number.
+        unread_captures: The number of captures of each step that were not read, by number.
+        recorded: The times in which profilers recorded.
+    """
+    journals = timeline.journals
+    steps = [_StepSpans(span, journals) for span in spans]
+    # Use a new reader: `timeline.reader` has already counted the lines that are left out, and would count them twice.
+    reader, distinct = SpanReader(), Distinct()
+    step_times = [(span.number, span.start_ns, span.end_ns) for span in spans]
+    for number, journal in enumerate(journals):
+        for batch in reader.batches(journal, ranges(timeline.zones[number], step_times)):
+            for span in batch.spans:
+                if (shifted_span := distinct.span(span, journal.shift_ns)) is not None:
+                    for step in steps:
+                        step.add(number, shifted_span)
+    figures = []
+    for step in steps:
+        number = step.span.number
+        step_figures = _figures(step, rows[number], journals, captures.get(number, []), recorded)
+        figures.append(msgspec.structs.replace(step_figures, captures_left_out=unread_captures.get(number, 0)))
+    return figures
+
+
+def _recorded_apart_s(
+    step: _StepSpans, lanes: Iterable[LaneSpans], journals: Sequence[Journal], recorded: Recorded
+) -> float:
+    """Return the seconds of the longest recording of a replica. If all replicas or none were recorded, return 0."""
+    start, end = step.span.start_ns, step.span.end_ns
+    recorded_ns = [
+        recorded.of(journals[lane.file], lane.replica).length(start, end) for lane in lanes if lane.replica is not None
+    ]
+    return max(recorded_ns) / 1e9 if recorded_ns and not all(recorded_ns) else 0.0
+
+
+def _figures(
+    step: _StepSpans,
+    row: StepRow,
+    journals: Sequence[Journal],
+    captures: list[CaptureFigures],
+    recorded: Recorded,
+) -> StepFigures:
+    span = step.span
+    lanes = step.lanes.finish()
+    labels = [""] * len(journals)
+    for lane in lanes:
+        if lane.role == "agent_loop" or not labels[lane.file]:
+            labels[lane.file] = lane.label
+    gaps = step.lanes.gaps(lanes)
+    shown_lanes = step.lanes.shown(lanes)
+    shown_gaps = sorted(sorted(gaps, key=lambda gap: gap.start_s - gap.end_s)[:_MAX_GAPS], key=lambda gap: gap.start_s)
+    return StepFigures(
+        number=span.number,
+        start_ns=span.start_ns,
+        seconds=row.seconds,
+        stages=row.stages,
+        kinds=row.kinds,
+        lanes=[lane.row(journals[lane.file], span.start_ns, span.end_ns) for lane in shown_lanes],
+        lanes_left_out=len(lanes) - len(shown_lanes),
+        gaps=shown_gaps,
+        gaps_left_out=len(gaps) - len(shown_gaps),
+        samples=step.samples.figures(span.start_ns, labels, [journal.name for journal in journals]),
+        skews=skews(lanes, journals, recorded),
+        weight_sync_s=model.seconds_of(row.stages, model.SYNC, row.kinds),
+        path=step.lanes.path(lanes),
+        captures=captures,
+        apart_s=_recorded_apart_s(step, lanes, journals, recorded),
+        findings=[],
+        captured_for=windows(captures),
+        kind=row.kind,
+        no_stage=row.no_stage,
+    )

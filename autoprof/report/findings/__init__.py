@@ -1,1 +1,0 @@
-"""Rules that look for findings in the data of a report."""
