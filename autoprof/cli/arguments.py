@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from autoprof.base.redact import url
-from autoprof.cli import commands
-from autoprof.cli.commands import COMMANDS
 from autoprof.cli.console import complain
 from autoprof.config import settings
 from autoprof.config.values import SettingsError
@@ -23,9 +21,11 @@ from autoprof.rundir.runs import Run
 class Parser(argparse.ArgumentParser):
     """A parser for the arguments of one command. The module of the command adds the arguments."""
 
-    def __init__(self, command: str, **options: Any) -> None:
-        module_name, summary, _ = COMMANDS[command]
-        options |= {"description": f"{summary[0].upper()}{summary[1:]}.", "epilog": commands.examples(command)}
+    def __init__(self, command: str, entry: tuple[str, str, dict[str, str]], **options: Any) -> None:
+        """Make the parser of a command. `entry` is the entry of the command in `main.COMMANDS`."""
+        module_name, summary, examples = entry
+        lines = [f"  # {comment}\n  {example}" for example, comment in examples.items()]
+        options |= {"description": f"{summary[0].upper()}{summary[1:]}.", "epilog": "\n".join(["examples:", *lines])}
         super().__init__(
             **{"prog": f"autoprof {command}"} | options, formatter_class=argparse.RawDescriptionHelpFormatter
         )
@@ -51,8 +51,6 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print the error in one line and exit with status 2."""
-        from autoprof.cli.console import complain
-
         message = message.removeprefix("argument ")
         raise SystemExit(complain(f"{self.command}: {message}; autoprof {self.command} --help shows the options", 2))
 

@@ -6,8 +6,8 @@ import argparse
 from typing import Any, cast
 
 from autoprof.cli.arguments import Parser
-from autoprof.cli.commands import ALIASES, COMMANDS
 from autoprof.cli.console import complain
+from autoprof.cli.main import ALIASES, COMMANDS
 
 _HELP = "help"
 _FOR_EACH_RUN = 'for each in "${AUTOPROF_DIR:-autoprof_runs}"/*/run.json'
@@ -65,9 +65,9 @@ def _full_parser(shtab: Any) -> argparse.ArgumentParser:
     parser.add_argument("-V", "--version", action="store_true", help="show the version")
     # The cast is needed because typeshed accepts only a class here, although argparse takes any callable.
     commands = parser.add_subparsers(parser_class=cast(Any, _parser))
-    for name, (_, summary, _) in COMMANDS.items():
+    for name, entry in COMMANDS.items():
         aliases = [alias for alias, target in ALIASES.items() if target == name]
-        command = commands.add_parser(name, command=name, help=summary, aliases=aliases)
+        command = commands.add_parser(name, command=name, entry=entry, help=entry[1], aliases=aliases)
         for action in command._actions:
             if action.metavar in ("RUN", "RUN|N|RUN:N"):
                 _set_completion(action, _RUNS)
@@ -79,8 +79,8 @@ def _full_parser(shtab: Any) -> argparse.ArgumentParser:
     return parser
 
 
-def _parser(command: str = "", **options: Any) -> argparse.ArgumentParser:
-    return Parser(command, **options) if command else argparse.ArgumentParser(**options)
+def _parser(**options: Any) -> argparse.ArgumentParser:
+    return Parser(**options) if "command" in options else argparse.ArgumentParser(**options)
 
 
 def _set_completion(action: Any, function: object) -> None:

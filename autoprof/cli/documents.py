@@ -1,10 +1,12 @@
 """The documents that commands print if `--json` is set. `make formats` writes docs/reference/json.md from them.
 
-The documents of report, doctor and recipes are defined in the modules that fill them.
+The documents of report and recipes are defined in the modules that fill them.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import Any
 
 from msgspec import Struct
@@ -171,3 +173,35 @@ class Stacks(Document):
     groups: list[StackGroup]  # First the threads that work on a span, then other main threads; large groups first.
     absent: list[Lacking]  # The processes that did not answer.
     problems: list[str]  # One line for each host, file or process that could not be read.
+
+
+# Reason of a hook whose module could not be imported. ModuleNotFoundError is excepted, because it only means that an
+# optional dependency is not installed.
+_RAISED = re.compile("importing [^ ]+ raised (?!ModuleNotFoundError:)")
+
+
+class Report(Document, kw_only=True):
+    """The output of `autoprof doctor --json`."""
+
+    subject: str  # The environment or the run that was checked.
+    verdict: str = ""  # The result of the checks in one sentence.
+    facts: dict[str, str] = {}  # Facts about the environment or the run, by name.
+    hooks: list[tuple[str, str, str]] = []  # For each hook: its key, its state, and the reason for the state.
+    problems: list[str] = []  # Problems, and what to do about them. If there are any, the exit status is 1.
+    notes: list[str] = []  # Observations that are no problems.
+
+    def add_hooks(self, hooks: Mapping[str, dict[str, Any]]) -> None:
+        """Add hooks, and the problems of failed hooks. Hooks that share a failed import make one problem.
+
+        `hooks` is a dict from hook key to a dict with `state` and `reason`. For a run, the inner dict also has `fired`.
+        """
+        failures: dict[tuple[str, str], list[str]] = {}
+        for key, hook in sorted(hooks.items()):
+            reason = hook["reason"] or (hook.get("fired", "") if hook["state"] == "applied" else "")
+            self.hooks.append((key, hook["state"], reason))
+            if hook["state"] == "failed":
+                failures.setdefault((key, hook["reason"]), []).append(key)
+            elif _RAISED.match(hook["reason"]):
+                failures.setdefault(("", hook["reason"]), []).append(key)
+        for (_, reason), keys in failures.items():
+            self.problems.append(f"hook{'s' if len(keys) > 1 else ''} {', '.join(keys)}: {reason}")

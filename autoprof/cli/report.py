@@ -14,11 +14,10 @@ from autoprof.base.redact import plain
 from autoprof.base.units import number, seconds, share
 from autoprof.cli import arguments, console
 from autoprof.cli.console import complain
-from autoprof.report import build, markdown
+from autoprof.report import build, html, markdown
 from autoprof.report.build import ReportRequest
 from autoprof.report.model import NOTHING_COMMON, OTHER, OWN, Finding, RunFigures, StepFigures, several
 from autoprof.report.overview import without_own
-from autoprof.report.page import html
 from autoprof.rundir import runs
 from autoprof.rundir.file_names import REPORT, is_whole_run, same_place
 from autoprof.rundir.runs import Run

@@ -20,7 +20,7 @@ from typing import Any
 
 from packaging.version import Version
 
-from autoprof.cli.recipes.lookup import Module
+from autoprof.cli.recipes_catalog import Module
 from tests.contracts import signature_files, stored
 from tests.contracts.signatures import Facts, Wanted, collect
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from autoprof.cli.recipes.lookup import Function, Module, statements
+from autoprof.cli.recipes_catalog import Function, Module, statements
 
 Facts = dict[str, Any]
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoprof.cli.recipes.lookup import Module
+from autoprof.cli.recipes_catalog import Module
 from tests.contracts import make
 from tests.contracts.signature_files import Store, pretty
 from tests.contracts.signatures import Facts, Wanted, collect

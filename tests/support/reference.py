@@ -16,8 +16,8 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from autoprof.cli.commands import COMMANDS
-from autoprof.cli.recipes.check import known_behaviours
+from autoprof.cli.main import COMMANDS
+from autoprof.cli.recipes_check import known_behaviours
 from autoprof.config import kinds, settings, values
 from autoprof.config.values import OPTIONS
 from autoprof.hooks.recipe import Hook, Recipe, described, summary, takes

@@ -13,8 +13,7 @@ from pathlib import Path
 from PIL import Image
 from playwright.sync_api import Page
 
-from autoprof.report import build
-from autoprof.report.page import html
+from autoprof.report import build, html
 from autoprof.rundir import runs
 from tests.support import report_runs
 from tests.support.browsing import chromium

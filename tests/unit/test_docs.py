@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from autoprof.cli.commands import COMMANDS
+from autoprof.cli.main import COMMANDS
 from autoprof.config import conditions, values
 from autoprof.hooks import recipe
 from tests.support import reference

@@ -16,7 +16,7 @@ from autoprof.run.cluster import StepAnnouncement
 
 PACKAGE = Path(autoprof.__file__).parent
 # The code of an interpreter start imports nothing. Processes that merge traces or measure a command are in no run.
-ALONE = ("_boot/__init__.py", "traces/merge.py", "cli/recipes/measure.py")
+ALONE = ("_boot/__init__.py", "traces/merge.py", "cli/recipes_measure.py")
 
 PARTS = """
 import atexit

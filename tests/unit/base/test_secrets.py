@@ -27,8 +27,8 @@ from autoprof.base.redact import hidden, hidden_in, plain, redacted
 from autoprof.capture.artifacts import Subject
 from autoprof.capture.profilers.torch import TorchTool
 from autoprof.capture.recorder import Capture
-from autoprof.cli import console
-from autoprof.cli.doctor import Report, command
+from autoprof.cli import console, doctor
+from autoprof.cli.documents import Report
 from autoprof.config import values
 from autoprof.hooks import behaviour
 from autoprof.run import journal, runtime, upload
@@ -281,9 +281,9 @@ def test_the_error_of_an_upload_has_no_secret_at_its_end() -> None:
 def test_doctor_shows_no_secret(as_json: bool, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
     text = f"token={SECRET}"
     report = Report(subject="run", facts={"a": text}, hooks=[("a/b", "failed", text)], problems=[text])
-    monkeypatch.setattr("autoprof.cli.doctor.run.examine_run", lambda _: report)
-    monkeypatch.setattr(command.arguments, "find_run", lambda _: None)
-    command.run(argparse.Namespace(name="run", json=as_json, all=True))
+    monkeypatch.setattr("autoprof.cli.doctor.examine_run", lambda _: report)
+    monkeypatch.setattr(doctor.arguments, "find_run", lambda _: None)
+    doctor.run(argparse.Namespace(name="run", json=as_json, all=True))
     shown = capsys.readouterr().out
     assert SECRET not in shown
     assert shown.count("***") == 3
@@ -325,7 +325,7 @@ def test_tables_show_names_and_obey_none(
 
 
 def test_doctor_shows_names_and_obeys_none(capsys: pytest.CaptureFixture[str]) -> None:
-    command.show(Report(subject="\x1b[2J", facts={"a\r": "b\x1b]0;x\x07"}, problems=["\x1b[31m[red]"]))
+    doctor.show(Report(subject="\x1b[2J", facts={"a\r": "b\x1b]0;x\x07"}, problems=["\x1b[31m[red]"]))
     assert not set("\x1b\r\x07") & set(capsys.readouterr().out)
 
 

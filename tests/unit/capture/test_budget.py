@@ -14,7 +14,8 @@ from pytest_mock import MockerFixture
 
 from autoprof.capture import artifacts, recorder, writer
 from autoprof.capture.artifacts import Budget, OverBudget
-from autoprof.cli.doctor import Report, environment
+from autoprof.cli import doctor_environment as environment
+from autoprof.cli.documents import Report
 from autoprof.config.settings import Settings
 from autoprof.run import cluster
 from autoprof.run.runtime import Runtime

@@ -11,7 +11,7 @@ import torch
 
 from autoprof.capture import finisher
 from autoprof.capture.profilers import foreign
-from autoprof.cli.doctor import run as doctor_run
+from autoprof.cli import doctor as doctor_run
 from autoprof.run.runtime import Runtime
 from autoprof.rundir import file_names, layout, runs
 from tests.support.captures import captured

@@ -20,7 +20,7 @@ from autoprof.capture.artifacts import Subject
 from autoprof.capture.profilers import memory
 from autoprof.capture.profilers.memory import MemoryTool
 from autoprof.capture.profilers.torch import TorchTool
-from autoprof.cli.doctor import run as doctor_run
+from autoprof.cli import doctor as doctor_run
 from autoprof.config.settings import Settings
 from autoprof.config.values import MemoryOptions
 from autoprof.run.runtime import Runtime

@@ -17,8 +17,8 @@ from autoprof.capture import finisher, profilers, recorder
 from autoprof.capture.artifacts import Subject
 from autoprof.capture.profilers.npu import NpuTool
 from autoprof.capture.profilers.torch import TorchTool, profile_arguments
+from autoprof.cli import doctor as doctor_run
 from autoprof.cli import main
-from autoprof.cli.doctor import run as doctor_run
 from autoprof.config.settings import Settings
 from autoprof.config.values import NpuOptions
 from autoprof.run import end

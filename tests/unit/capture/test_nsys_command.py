@@ -15,7 +15,8 @@ from ray.runtime_env import RuntimeEnv
 from autoprof.behaviours import ray as ray_behaviours
 from autoprof.capture import profilers
 from autoprof.capture.profilers import nsys
-from autoprof.cli.doctor import Report, environment
+from autoprof.cli import doctor_environment as environment
+from autoprof.cli.documents import Report
 from autoprof.config.settings import Settings
 from autoprof.config.values import NsysOptions
 from autoprof.hooks.behaviour import CALL, Call

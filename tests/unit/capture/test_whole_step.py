@@ -17,7 +17,7 @@ import torch
 
 from autoprof.behaviours.trainer import stages, steps
 from autoprof.capture import whole_step
-from autoprof.cli.doctor import run as doctor_run
+from autoprof.cli import doctor as doctor_run
 from autoprof.run import cluster
 from autoprof.run.runtime import Runtime
 from autoprof.rundir import file_names, runs

@@ -15,12 +15,12 @@ import msgspec
 import pytest
 
 from autoprof.capture import finisher
-from autoprof.cli import documents, main
+from autoprof.cli import doctor_environment as environment
+from autoprof.cli import documents, main, recipes
 from autoprof.cli.arguments import Parser
-from autoprof.cli.doctor import Report, environment
-from autoprof.cli.recipes import command as recipes
+from autoprof.cli.documents import Report
+from autoprof.cli.open import Server
 from autoprof.report.model import RunFigures
-from autoprof.report.page.server import Server
 from tests.support.helpers import ROOT, clean_environment, process_lines, processes_of
 from tests.support.made_runs import make_run
 
@@ -140,7 +140,7 @@ def test_the_overview_has_every_command_with_an_example(autoprof: Autoprof) -> N
 def test_examples_are_right(line: str) -> None:
     words = shlex.split(line.removeprefix('eval "$(').removesuffix(')"').partition(" > ")[0])
     assert words[0] == "autoprof"
-    Parser(words[1]).parse_args(words[2:])
+    Parser(words[1], main.COMMANDS[words[1]]).parse_args(words[2:])
 
 
 @pytest.mark.parametrize(
@@ -149,8 +149,8 @@ def test_examples_are_right(line: str) -> None:
         (["--help"], []),
         (["run", "--help"], ["run"]),
         (["ls", "--dir", "."], ["ls"]),
-        (["doctor", "x", "--dir", "."], ["doctor.command"]),
-        (["trigger", "--dir", "."], ["trigger.command"]),
+        (["doctor", "x", "--dir", "."], ["doctor"]),
+        (["trigger", "--dir", "."], ["trigger"]),
     ],
 )
 def test_a_command_loads_no_other(tmp_path: Path, arguments: list[str], loaded: list[str]) -> None:

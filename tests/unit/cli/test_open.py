@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from autoprof.cli import main, open
-from autoprof.report.page.server import Content, Server
+from autoprof.cli.open import Content, Server
 from autoprof.rundir import runs as run_reader
 from tests.support import report_runs
 from tests.support.helpers import clean_environment

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pytest_mock import MockerFixture
 
+from autoprof.cli import recipes_check as check
 from autoprof.cli.main import main
-from autoprof.cli.recipes import check
 from autoprof.hooks import recipe
 from autoprof.hooks.recipe import RecipeError
 from tests.support.helpers import ROOT

@@ -18,9 +18,10 @@ import msgspec
 import pytest
 
 from autoprof.base import identity as process_module
+from autoprof.cli import nodes
+from autoprof.cli import stacks as command
 from autoprof.cli.documents import Lacking
-from autoprof.cli.stacks import command, groups, node
-from autoprof.cli.stacks.command import Answer
+from autoprof.cli.stacks import Answer
 from autoprof.run import stacks
 from autoprof.rundir.records import Frame, OpenSpan, ProcessStacks, Task, Thread
 from tests.support import standing
@@ -191,7 +192,7 @@ COLLATE = ("collate", "/home/me/data/collate.py", 31)
 def test_a_heading_says_who_is_where_since_when() -> None:
     ranks = [process(n, REDUCE, WAIT, spans=stage("update_actor", n, 720)) for n in range(64) if n != 17]
     late = process(17, COLLATE, spans=stage("update_actor", 17, 600))
-    lines = [command.heading(group, "process", "processes") for group in groups.at_work([late, *ranks])]
+    lines = [command.heading(group, "process", "processes") for group in command.at_work([late, *ranks])]
     assert lines == [
         "63 processes in all_reduce (torch/x.py:9) of update_actor, step 41, for 12 min 0 s: actor ranks 0-16,18-63",
         "1 process in collate (data/collate.py:31) of update_actor, step 41, for 10 min 0 s: actor rank 17",
@@ -245,7 +246,7 @@ def test_nodes_that_share_a_disk_tell_of_a_process_once() -> None:
 
 
 def ask(folder: Path) -> Answer:
-    return msgspec.convert(node.ask(str(folder), "now", b"{}", 0.1, False, True), Answer)
+    return msgspec.convert(nodes.ask(str(folder), "now", b"{}", 0.1, False, True), Answer)
 
 
 def asked(folder: Path, **values: Any) -> Answer:

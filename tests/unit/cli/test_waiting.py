@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from pytest_mock import MockerFixture
 
+from autoprof.cli import trigger as trigger_wait
+from autoprof.cli import trigger_access as view
 from autoprof.cli.documents import Triggered
-from autoprof.cli.trigger import command as trigger_wait
-from autoprof.cli.trigger import view
-from autoprof.cli.trigger.command import GaveUp
-from autoprof.cli.trigger.view import View
+from autoprof.cli.trigger import GaveUp
+from autoprof.cli.trigger_access import View
 from autoprof.rundir.file_names import META, PART
 from autoprof.rundir.layout import RunDir, write_json
 from autoprof.windows import requests

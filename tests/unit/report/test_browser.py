@@ -13,10 +13,9 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Error, Page, Route, expect
 
 from autoprof.cli import open
-from autoprof.report import build
+from autoprof.cli.open import PERFETTO, Server
+from autoprof.report import build, html
 from autoprof.report.model import RunFigures
-from autoprof.report.page import html
-from autoprof.report.page.server import PERFETTO, Server
 from autoprof.rundir import runs
 from tests.support import report_pages, report_runs
 from tests.support.browsing import Watched, chromium

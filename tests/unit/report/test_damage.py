@@ -12,10 +12,9 @@ import msgspec
 import pytest
 
 from autoprof.cli import report
-from autoprof.report import build, markdown
+from autoprof.report import build, html, markdown
 from autoprof.report.build import ReportRequest
 from autoprof.report.model import RunFigures
-from autoprof.report.page import html
 from autoprof.rundir import runs
 from autoprof.traces import timeline
 from tests.support.report_runs import START_NS, write

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from autoprof.report import build, comparison, findings, lanes, overview, rules
+from autoprof.report import build, charts, comparison, findings, html, lanes, overview, rules
 from autoprof.report.model import Finding, RunFigures
-from autoprof.report.page import charts, html
 from autoprof.rundir import runs
 from tests.support.helpers import ROOT
 from tests.support.report_runs import PLANTS, capture, write

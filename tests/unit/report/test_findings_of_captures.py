@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from autoprof.report import build, comparison
+from autoprof.report import build, comparison, html
 from autoprof.report.model import Finding
-from autoprof.report.page import html
 from autoprof.rundir import runs
 from tests.support.report_runs import BASE_NS, START_NS, Script, capture, generation, training, write
 from tests.support.timelines import span, step, timeline

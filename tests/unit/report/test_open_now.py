@@ -12,8 +12,7 @@ import pytest
 
 from autoprof.base.identity import HOST
 from autoprof.cli.main import main
-from autoprof.report import build, markdown
-from autoprof.report.page import html
+from autoprof.report import build, html, markdown
 from autoprof.rundir import processes, runs
 from autoprof.rundir.processes import ELSEWHERE, GONE, RUNNING, ProcessState
 from autoprof.rundir.records import OpenSpan

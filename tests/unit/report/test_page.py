@@ -18,8 +18,8 @@ import plotly.graph_objects
 import pytest
 
 from autoprof.base import units
+from autoprof.report import charts, html
 from autoprof.report.model import DeviceShares, Lane, SpanRow, StepFigures
-from autoprof.report.page import charts, html
 from tests.support import report_pages
 from tests.support.report_pages import HOSTILE
 

@@ -10,9 +10,8 @@ import msgspec
 import pytest
 
 from autoprof.cli.report import show
-from autoprof.report import comparison, findings, markdown
+from autoprof.report import comparison, findings, html, markdown
 from autoprof.report.model import RunFigures
-from autoprof.report.page import html
 from tests.support.timelines import figures, span, step, timeline
 
 OWN = "autoprof's own"

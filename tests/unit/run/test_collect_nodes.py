@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from autoprof.cli.stacks import node as stacks_node
+from autoprof.cli import nodes as stacks_node
 from autoprof.run import cluster, gather, node_functions
 from autoprof.run.cluster import Node
 from autoprof.run.fetch import NodeLost, of_node, safe

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoprof.cli import arguments, main, open
-from autoprof.cli.trigger import view as trigger_view
+from autoprof.cli import trigger_access as trigger_view
+from autoprof.cli.open import Server
 from autoprof.hooks import recipe
-from autoprof.report.page import html
-from autoprof.report.page.server import Server
+from autoprof.report import html
 from autoprof.run import cluster
 from autoprof.rundir import layout, processes, runs
 from autoprof.rundir.layout import RunDir

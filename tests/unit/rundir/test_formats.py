@@ -16,8 +16,7 @@ from msgspec import Struct
 from autoprof.capture import finisher
 from autoprof.capture.artifacts import Subject
 from autoprof.capture.profilers import memory
-from autoprof.cli import documents
-from autoprof.cli.recipes import command, trial
+from autoprof.cli import documents, recipes, recipes_trial
 from autoprof.rundir import journal, layout, records
 from autoprof.rundir.records import CaptureMeta, Line, OutOfMemoryMeta, ProcessLine
 from autoprof.rundir.runs import CaptureFile
@@ -32,7 +31,7 @@ def test_the_page_is_what_the_structs_say() -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", [*KINDS, *formats.structs(documents), *formats.structs(command), *formats.structs(trial)]
+    "kind", [*KINDS, *formats.structs(documents), *formats.structs(recipes), *formats.structs(recipes_trial)]
 )
 def test_every_field_is_documented(kind: type[Struct]) -> None:
     documented = formats.comments(documents.Document) | formats.comments(kind)

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from autoprof.cli import open
+from autoprof.cli.open import Server
 from autoprof.config.settings import Settings
-from autoprof.report.page.server import Server
 from autoprof.run import end
 from autoprof.rundir import runs
 from autoprof.rundir.file_names import is_merged

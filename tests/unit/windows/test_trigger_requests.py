@@ -17,9 +17,9 @@ from pytest_mock import MockerFixture
 from autoprof.base.identity import HOST
 from autoprof.behaviours.trainer import steps
 from autoprof.behaviours.trainer.steps import Wrap
+from autoprof.cli import doctor as run
 from autoprof.cli import main
-from autoprof.cli.doctor import run
-from autoprof.cli.trigger import view
+from autoprof.cli import trigger_access as view
 from autoprof.config.settings import Settings
 from autoprof.config.values import SettingsError
 from autoprof.hooks.behaviour import CALL, Call, Outcome, Wait

@@ -9,12 +9,11 @@ import os
 import msgspec
 from msgspec import Struct
 
-from autoprof.cli import arguments, console
+from autoprof.cli import arguments, console, recipes_catalog, recipes_check, recipes_new
 from autoprof.cli.console import complain
 from autoprof.cli.documents import Document
-from autoprof.cli.recipes import catalog, check, new
-from autoprof.cli.recipes.catalog import Entry
-from autoprof.cli.recipes.check import RecipeFinding
+from autoprof.cli.recipes_catalog import Entry, RecipeHook
+from autoprof.cli.recipes_check import RecipeFinding
 from autoprof.hooks.recipe import described, summary, takes
 
 
@@ -69,8 +68,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seconds",
         type=float,
-        default=new.SECONDS,
-        help=f"with --new: stop the command after so many seconds (default: {new.SECONDS})",
+        default=recipes_new.SECONDS,
+        help=f"with --new: stop the command after so many seconds (default: {recipes_new.SECONDS})",
     )
     parser.add_argument(
         "--package",
@@ -86,26 +85,26 @@ def run(parsed: argparse.Namespace) -> int:
     words = [word for word in (parsed.name, *parsed.command) if word is not None]
     command = words[1:] if words[:1] == ["--"] else words
     if parsed.attempt:
-        from autoprof.cli.recipes import trial  # imported here, because only --try reads timelines
+        from autoprof.cli import recipes_trial  # imported here, because only --try reads timelines
 
-        return trial.run(parsed.attempt, command, parsed.json)
+        return recipes_trial.run(parsed.attempt, command, parsed.json)
     if parsed.new:
-        return new.run(command, parsed.output, parsed.seconds, parsed.package)
+        return recipes_new.run(command, parsed.output, parsed.seconds, parsed.package)
     if parsed.command:
         return complain(f"recipes: unexpected argument {parsed.command[0]!r}", 2)
     if parsed.name and (parsed.check or parsed.behaviours or parsed.schema):
         return complain("recipes: NAME can't be combined with --check, --behaviours or --schema", 2)
     if parsed.schema:
-        print(check.schema_text(), end="")
+        print(recipes_check.schema_text(), end="")
         return 0
     if parsed.behaviours:
         return _behaviours(parsed.json)
     if parsed.check:
         return _check(parsed.check, parsed.json)
-    entries = catalog.entries(arguments.setting("recipes"))
+    entries = recipes_catalog.entries(arguments.setting("recipes"))
     if parsed.name:
         try:
-            entries = catalog.named_entries(entries, parsed.name)
+            entries = recipes_catalog.named_entries(entries, parsed.name)
         except LookupError as error:
             return complain(str(error), 1)
     if parsed.json:
@@ -115,14 +114,14 @@ def run(parsed: argparse.Namespace) -> int:
     else:
         _show(entries)
     problems = [entry.problem for entry in entries if entry.problem] + (
-        [] if parsed.name else list(catalog.unreadable_places())
+        [] if parsed.name else list(recipes_catalog.unreadable_places())
     )
     for problem in problems:
         complain(problem, 1)
     return 1 if problems else 0
 
 
-def _show(entries: list[catalog.Entry]) -> None:
+def _show(entries: list[Entry]) -> None:
     rows = [
         [
             entry.name,
@@ -139,7 +138,7 @@ def _show(entries: list[catalog.Entry]) -> None:
     console.show(["recipe", "target", "versions", "hooks", "from", "installed", "fits"], rows, drop)
 
 
-def _show_hooks(entries: list[catalog.Entry]) -> None:
+def _show_hooks(entries: list[Entry]) -> None:
     for index, entry in enumerate(entries):
         if index:
             print()
@@ -154,7 +153,7 @@ def _show_hooks(entries: list[catalog.Entry]) -> None:
         console.show(["hook", "place", "behaviour", "versions", "options"], rows, drop=("versions", "options"))
 
 
-def _options(hook: catalog.RecipeHook) -> str:
+def _options(hook: RecipeHook) -> str:
     options = hook.options | ({"rewrap": hook.rewrap} if hook.rewrap else {})
     return " ".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in options.items()) or "-"
 
@@ -163,7 +162,7 @@ def _check(files_or_folders: list[str], as_json: bool) -> int:
     findings: list[RecipeFinding] = []
     paths: list[str] = []
     for place in files_or_folders:
-        files = catalog.toml_files(place)
+        files = recipes_catalog.toml_files(place)
         if not files:
             if os.path.isdir(place):
                 text = "the folder has no readable *.toml files"
@@ -171,8 +170,8 @@ def _check(files_or_folders: list[str], as_json: bool) -> int:
                 text = "it is not a readable file" if os.path.exists(place) else "there is no such file"
             findings.append(RecipeFinding(file=place, table="", key="", text=text))
         paths += files
-    other_hooks = catalog.catalog_hooks(arguments.setting("recipes"), files_or_folders)
-    file_findings, summaries = check.check_files(list(dict.fromkeys(paths)), other_hooks)
+    other_hooks = recipes_catalog.catalog_hooks(arguments.setting("recipes"), files_or_folders)
+    file_findings, summaries = recipes_check.check_files(list(dict.fromkeys(paths)), other_hooks)
     findings += file_findings
     if as_json:
         console.print_json(Checked(findings=findings, summaries=summaries))
@@ -191,7 +190,7 @@ def _behaviours(as_json: bool) -> int:
                 for field in msgspec.structs.fields(kind)
             },
         )
-        for name, kind in check.known_behaviours().items()
+        for name, kind in recipes_check.known_behaviours().items()
     }
     if as_json:
         console.print_json(Behaviours(behaviours=behaviours))

@@ -17,10 +17,9 @@ from msgspec import Struct
 
 from autoprof import _boot
 from autoprof.base import units
-from autoprof.cli import arguments, console
+from autoprof.cli import arguments, console, recipes_catalog
 from autoprof.cli.console import complain
 from autoprof.cli.documents import Document
-from autoprof.cli.recipes import catalog
 from autoprof.cli.run import not_run, switch_on
 from autoprof.hooks import recipe
 from autoprof.hooks.behaviour import Behaviour
@@ -100,7 +99,8 @@ def run(file_or_name: str, argv: list[str], as_json: bool) -> int:
     path = file_or_name
     if not os.path.isfile(path):
         try:
-            path = catalog.named_entries(catalog.entries(arguments.setting("recipes")), file_or_name)[0].path
+            entries = recipes_catalog.entries(arguments.setting("recipes"))
+            path = recipes_catalog.named_entries(entries, file_or_name)[0].path
         except LookupError as error:
             return complain(f"recipes: --try {file_or_name}: there is no such file, and {error}", 1)
     try:

@@ -14,8 +14,7 @@ from autoprof.base.redact import plain
 from autoprof.cli import arguments, console
 from autoprof.cli.console import complain
 from autoprof.cli.documents import Folder, Triggered
-from autoprof.cli.trigger import view as trigger_view
-from autoprof.cli.trigger.view import Contents, RunAccess, View
+from autoprof.cli.trigger_access import Contents, OnDisk, RunAccess, View, find_in_ray
 from autoprof.config.values import WINDOW_FIELDS
 from autoprof.run import cluster
 from autoprof.run.cluster import Gone
@@ -221,9 +220,9 @@ def run(parsed: argparse.Namespace) -> int:
     answer = AnswerForm(parsed.wait, parsed.json)
     try:
         if parsed.ray is None:
-            return _send(trigger_view.OnDisk(arguments.find_run(parsed)), trigger, switch, answer)
+            return _send(OnDisk(arguments.find_run(parsed)), trigger, switch, answer)
         with arguments.cluster(parsed.ray, "--ray") as ray:
-            return _send(trigger_view.find_in_ray(ray, parsed.name), trigger, switch, answer)
+            return _send(find_in_ray(ray, parsed.name), trigger, switch, answer)
     except OSError as error:
         return complain(
             f"trigger: {error.filename}: {error.strerror}; only users who may write there can send requests", 1

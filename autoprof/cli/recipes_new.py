@@ -20,8 +20,8 @@ import msgspec
 
 from autoprof import _boot
 from autoprof.base import units
+from autoprof.cli import recipes_catalog, recipes_measure
 from autoprof.cli.console import complain
-from autoprof.cli.recipes import catalog, measure
 from autoprof.cli.run import not_run
 from autoprof.config import kinds
 from autoprof.hooks.recipe import script
@@ -81,7 +81,7 @@ def run(command: list[str], output: str | None, seconds: float, packages: list[s
     if not command:
         return complain("recipes: --new: no command was given; write autoprof recipes --new -- python train.py", 2)
     with tempfile.TemporaryDirectory(prefix="autoprof-new-", ignore_cleanup_errors=True) as folder:
-        text = _SITE.format(folder=folder, measure=measure.__file__, packages=packages)
+        text = _SITE.format(folder=folder, measure=recipes_measure.__file__, packages=packages)
         Path(folder, "sitecustomize.py").write_text(text, encoding="utf-8")
         complain(f"measuring for at most {seconds:g} s; Ctrl-C stops earlier. The program runs slower meanwhile.", 0)
         start_s = time.monotonic()
@@ -132,7 +132,7 @@ def _run(command: list[str], folder: str, seconds: float) -> int | None:
 
 
 class _MeasuredFunction(msgspec.Struct, eq=False):
-    """A measured function, with the values that `measure.py` writes.
+    """A measured function, with the values that `recipes_measure.py` writes.
 
     Attributes:
         callers: For each function that calls this function: its index, the number of calls, and their seconds.
@@ -276,7 +276,7 @@ class _Draft:
     def __init__(self, step: _Step, processes: list[_MeasuredProcess]) -> None:
         self._step = step
         self._hooks: list[tuple[_MeasuredFunction, str, dict[str, Any]]] = []
-        self._known = {hook.key for hook in catalog.own_hooks()}
+        self._known = {hook.key for hook in recipes_catalog.own_hooks()}
         self._add_step()
         for function, calls, seconds in self._stages(processes):
             self._add_stage(function, calls, seconds)

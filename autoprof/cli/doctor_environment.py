@@ -19,9 +19,9 @@ from autoprof import _boot, agent
 from autoprof.capture import profilers
 from autoprof.capture.artifacts import Budget, OverBudget
 from autoprof.capture.profilers import foreign, npu, nsys
-from autoprof.cli.doctor import Report, list_hooks, problems_found
-from autoprof.cli.recipes import catalog
-from autoprof.cli.recipes.lookup import ChildFailed, NotInSource, Sources, Unknown, import_problem, in_child
+from autoprof.cli import recipes_catalog
+from autoprof.cli.documents import Report
+from autoprof.cli.recipes_catalog import ChildFailed, NotInSource, Sources, Unknown, import_problem, in_child
 from autoprof.config.settings import Settings, unknown, unknown_roles
 from autoprof.hooks import behaviour as behaviours
 from autoprof.hooks import empty_run, recipe, registry
@@ -48,9 +48,9 @@ def look_up(settings: Settings) -> dict[str, Any]:
     hooks: dict[str, dict[str, str]] = {}
     errors: dict[str, dict[str, str]] = {}
     versions: dict[str, str] = {}
-    for file in catalog.recipe_files(settings.recipes):
+    for file in recipes_catalog.recipe_files(settings.recipes):
         try:
-            bound = recipe.load(file.path, options=file.origin != catalog.OWN)
+            bound = recipe.load(file.path, options=file.origin != recipes_catalog.OWN)
         except RecipeError as error:
             errors[file.name] = {"last": str(error)}
             continue
@@ -146,7 +146,7 @@ def examine_environment(settings: Settings, deep: bool = False) -> Report:
     report.problems += unknown(os.environ)
     report.notes += unknown_roles(settings)
     _check_targets(report, content)
-    list_hooks(report, content["hooks"])
+    report.add_hooks(content["hooks"])
     if absent := content["absent"]:
         report.notes.append(f"not installed here: {', '.join(absent)}")
     report.verdict = _verdict(report, deep)
@@ -168,8 +168,6 @@ def _check_targets(report: Report, content: dict[str, Any]) -> None:
 
 def _verdict(report: Report, deep: bool) -> str:
     targets = {key.partition("/")[0] for key, state, _ in report.hooks if state in ("applied", FOUND)}
-    if report.problems:
-        return problems_found(report)
     if not targets - _NO_TRAINERS:
         return "no problems found, but no trainer or engine with a recipe is installed here"
     return "no problems found" + ("" if deep else "; nothing was imported; --deep imports the targets")
@@ -250,15 +248,15 @@ def _check_nsys(report: Report, settings: Settings) -> None:
 
 def _check_recipes(report: Report, recipe_places: Sequence[str]) -> None:
     """Add the recipes that are not autoprof's own to the facts, and the errors of entry points to the problems."""
-    for file in catalog.recipe_files(recipe_places):
-        if file.origin != catalog.OWN:
+    for file in recipes_catalog.recipe_files(recipe_places):
+        if file.origin != recipes_catalog.OWN:
             report.facts[f"recipe {file.name}"] = f"{file.path}, from {file.origin}"
-    report.problems += catalog.unreadable_places()
+    report.problems += recipes_catalog.unreadable_places()
 
 
 def _check_versions(report: Report, versions: dict[str, str], recipe_places: Sequence[str]) -> None:
     """Add a note for each target that is newer than the releases for which its recipes were made."""
-    files = catalog.recipe_files(recipe_places)
+    files = recipes_catalog.recipe_files(recipe_places)
     for target, version in sorted(versions.items()):
         for path in [file.path for file in files if target in file.targets]:
             try:
@@ -284,7 +282,7 @@ def _probe(report: Report) -> dict[str, Any]:
     """
     variables = {_boot.ENABLE: "1", _boot.RUN_ID: _boot.new_run_id(), _boot.STARTER: "", "AUTOPROF_ON_FINISH": ""}
     try:
-        content: dict[str, Any] = in_child("autoprof.cli.doctor.environment", **variables)
+        content: dict[str, Any] = in_child("autoprof.cli.doctor_environment", **variables)
     except ChildFailed as error:
         report.problems.append(str(error))
         return {}

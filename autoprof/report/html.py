@@ -20,11 +20,10 @@ import msgspec
 
 from autoprof import __version__
 from autoprof.base import files, units
-from autoprof.report import model
+from autoprof.report import charts, model
 from autoprof.report.hang_state import open_for
 from autoprof.report.model import DeviceShares, Finding, RunFigures, StepFigures, StepRow
 from autoprof.report.overview import without_own
-from autoprof.report.page import charts
 
 if TYPE_CHECKING:
     import jinja2

@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import re
 import sys
 import time
-from collections.abc import Container, Iterator, Sequence
-from typing import Any
+from collections.abc import Container, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -16,16 +17,156 @@ from msgspec import Struct
 from autoprof.base import units
 from autoprof.base.identity import HOST, host_name
 from autoprof.base.redact import plain
-from autoprof.cli import arguments, console
+from autoprof.cli import arguments, console, nodes, trigger_access
 from autoprof.cli.console import complain
 from autoprof.cli.documents import Lacking, StackGroup, Stacks
-from autoprof.cli.stacks import groups, node
-from autoprof.cli.stacks.groups import Group
-from autoprof.cli.trigger import view
 from autoprof.run import cluster
 from autoprof.run.cluster import Gone
 from autoprof.rundir import runs
-from autoprof.rundir.records import STACKS, Frame, OpenSpan, ProcessStacks, Task, Why
+from autoprof.rundir.records import STACKS, Frame, OpenSpan, ProcessStacks, Task, Thread, Why
+
+# Kinds of spans that are work of a whole process. Spans of other kinds belong to single samples.
+_WORK = ("step", "stage", "timer", "window")
+# Paths of the files of Python's standard library, and of compiled code.
+_LIBRARY = re.compile(r"/lib/python3\.\d+/(?!(site|dist)-packages/)|^<frozen |\.so(\.[0-9.]+)?$|/python3?(\.\d+)?$")
+_MAX_LABEL = 50
+
+
+class Member(NamedTuple):
+    """A thread or task of a process, and the spans on which the thread or task works, outermost first."""
+
+    process: ProcessStacks
+    stack: Thread | Task
+    spans: list[OpenSpan]
+
+    @property
+    def work(self) -> OpenSpan | None:
+        """Return the member's stage, timer or window that began last, or else its step, if any."""
+        work = [span for span in self.spans if span.kind in _WORK]
+        return max(work, key=lambda span: (span.kind != "step", span.start_ns), default=None)
+
+    @property
+    def innermost(self) -> OpenSpan | None:
+        """Return the span of a sample that began last, or else `work`."""
+        samples = [span for span in self.spans if span.kind not in _WORK]
+        return max(samples, key=lambda span: span.start_ns, default=self.work)
+
+    @property
+    def label(self) -> str:
+        """Return the name of the member: its role and rank if it is in a stage with a rank, else its process."""
+        work = self.work
+        if work is not None and work.rank is not None and work.kind == "stage":
+            return f"{work.role} rank {work.rank}"
+        return f"{units.short(self.process.process or 'process', _MAX_LABEL)} ({self.process.host}-{self.process.pid})"
+
+
+class Group(NamedTuple):
+    """Threads or tasks with the same stack, in spans of the same kind and name."""
+
+    members: list[Member]
+
+    @property
+    def frames(self) -> list[Frame]:
+        return self.members[0].stack.frames
+
+    @property
+    def place(self) -> Frame | None:
+        """Return the innermost Python function outside the standard library, or else the innermost function, if any."""
+        frames = [frame for frame in self.frames if frame.file and not _LIBRARY.search(frame.file)]
+        return (frames or self.frames or [None])[-1]  # type: ignore[list-item]
+
+    @property
+    def age_s(self) -> float | None:
+        """Return the age of the oldest of the members' innermost spans, in seconds; None if they have no span."""
+        ages = [age(member.process, span) for member in self.members if (span := member.innermost) is not None]
+        return max(ages, default=None)
+
+    @property
+    def who(self) -> str:
+        """Return the names of all members in one text: their ranks, such as `actor ranks 0-16,18-63`, or processes."""
+        ranks: dict[str, set[int]] = {}
+        other_names = []
+        for member in self.members:
+            work = member.work
+            if work is not None and work.rank is not None and work.kind == "stage":
+                ranks.setdefault(work.role, set()).add(work.rank)
+            else:
+                other_names.append(member.label)
+        names = [
+            f"{role} rank{'s' if len(numbers) > 1 else ''} {units.ranges(sorted(numbers))}"
+            for role, numbers in sorted(ranks.items())
+        ]
+        return ", ".join(names + several(other_names, 3))
+
+
+def age(process: ProcessStacks, span: OpenSpan) -> float:
+    """Return the seconds from the start of a span to the answer of its process, both on the clock of the process."""
+    return max(0.0, (process.unix_ns - span.start_ns) / 1e9)
+
+
+def several(names: Iterable[str], limit: int) -> list[str]:
+    """Return the distinct names.
+
+    If there are more than `limit` + 1 names, return the first `limit` names and a text with the number of other names.
+    """
+    distinct = list(dict.fromkeys(names))
+    return distinct if len(distinct) <= limit + 1 else [*distinct[:limit], f"{len(distinct) - limit} more"]
+
+
+def at_work(processes: Sequence[ProcessStacks]) -> list[Group]:
+    """Return the groups of threads that work on a span, followed by the groups of the other main threads.
+
+    In both parts, large groups come first.
+    """
+    all_groups = _grouped(
+        Member(process, thread, _spans(process, thread))
+        for process in processes
+        for thread in process.threads
+        if thread.main or thread.spans
+    )
+    return sorted(all_groups, key=lambda group: not group.members[0].spans)
+
+
+def beside(processes: Sequence[ProcessStacks]) -> list[Group]:
+    """Return the groups of the threads that are not main threads and work on no span. Large groups come first."""
+    return _grouped(
+        Member(process, thread, [])
+        for process in processes
+        for thread in process.threads
+        if not thread.main and not thread.spans
+    )
+
+
+def tasks(processes: Sequence[ProcessStacks]) -> list[Group]:
+    """Return the groups of asyncio's tasks. The groups of tasks that work on a span come first."""
+    all_groups = _grouped(
+        Member(process, task, _spans(process, task)) for process in processes for task in process.tasks
+    )
+    return sorted(all_groups, key=lambda group: not group.members[0].spans)
+
+
+def _spans(process: ProcessStacks, stack: Thread | Task) -> list[OpenSpan]:
+    spans = [process.spans[index] for index in stack.spans if index < len(process.spans)]
+    if not spans and isinstance(stack, Thread) and stack.main:
+        # py-spy does not assign spans to threads. Without assigned spans, the main thread gets the process's spans.
+        has_assigned_spans = any(thread.spans for thread in process.threads) or any(
+            task.spans for task in process.tasks
+        )
+        spans = [] if has_assigned_spans else [span for span in process.spans if span.kind in _WORK]
+    return sorted(spans, key=lambda span: span.start_ns)
+
+
+def _grouped(members: Iterable[Member]) -> list[Group]:
+    groups: dict[object, Group] = {}
+    for member in members:
+        span = member.innermost
+        span_name = (span.kind, span.name) if span is not None else None
+        waits_on = member.stack.waits_on if isinstance(member.stack, Task) else ""
+        wait_kind = waits_on if waits_on in ("", "its turn") else "waits"
+        # Compare the names of functions without their classes, because py-spy does not give the classes.
+        stack = tuple((frame.function.rpartition(".")[2], frame.file, frame.line) for frame in member.stack.frames)
+        groups.setdefault((stack, span_name, wait_kind), Group([])).members.append(member)
+    return sorted(groups.values(), key=lambda group: (-len(group.members), -(group.age_s or 0)))
 
 
 class Answer(Struct, frozen=True, kw_only=True):
@@ -55,13 +196,13 @@ _NODE_EXTRA_S = 60.0
 def ask_nodes(ray: Any, run: str, name: str, why: bytes, wait_s: float, native: bool) -> tuple[str, list[Answer]]:
     """Ask the processes on all nodes of a run for their stacks. Return the id of the run, and the answers of the nodes.
 
-    `ray` is the module, and `run` names the run as in `find_in_ray`. `node.ask` describes the other arguments.
+    `ray` is the module, and `run` names the run as in `find_in_ray`. `nodes.ask` describes the other arguments.
 
     Raises:
         NotFound: No run in the cluster matches, or several do.
         Gone: All nodes of the run are gone.
     """
-    registered = view.find_in_ray(ray, run).run
+    registered = trigger_access.find_in_ray(ray, run).run
     alive = {node["NodeID"]: node["NodeManagerHostname"] for node in ray.nodes() if node["Alive"]}
     directories = {registered.node: registered.directory}
     answers = []
@@ -76,7 +217,7 @@ def ask_nodes(ray: Any, run: str, name: str, why: bytes, wait_s: float, native: 
             directories[member.id] = member.directory
         else:
             answers.append(Answer(host=member.host, folder=member.directory, problem="the node has died"))
-    task = cluster.shipped(ray, node.__name__)
+    task = cluster.shipped(ray, nodes.__name__)
     calls = {
         node_id: cluster.on_node(task, node_id, "autoprof_stacks").remote(
             "ask", directory, name, why, wait_s, native, False
@@ -109,12 +250,12 @@ _MAX_FRAMES = 12
 
 def page_lines(processes: Sequence[ProcessStacks], absent: Sequence[Lacking]) -> Iterator[str]:
     """Yield the output lines about the stacks, the open spans and the processes without a stack."""
-    thread_groups = groups.at_work(processes)
+    thread_groups = at_work(processes)
     yield from _group_lines("", thread_groups, _MAX_GROUPS, "process", "processes")
-    task_groups = groups.tasks(processes)
+    task_groups = tasks(processes)
     yield from _group_lines("tasks of asyncio", task_groups, _MAX_TASK_GROUPS, "task", "tasks")
     yield from _open_span_lines(processes)
-    yield from _other_lines(groups.beside(processes))
+    yield from _other_lines(beside(processes))
     yield from _absent_lines(absent)
 
 
@@ -157,7 +298,7 @@ def heading(group: Group, noun: str, plural: str) -> str:
         text += f", for {units.seconds(group.age_s)}"
     waits = {member.stack.waits_on for member in group.members if isinstance(member.stack, Task)}
     if waits - {""}:
-        text += f", waits on {', '.join(groups.several(sorted(waits - {''}), 3))}"
+        text += f", waits on {', '.join(several(sorted(waits - {''}), 3))}"
     return f"{text}: {group.who}"
 
 
@@ -177,7 +318,7 @@ def _open_span_lines(processes: Sequence[ProcessStacks]) -> Iterator[str]:
     for process in processes:
         for span in process.spans:
             if span.kind not in ("step", "stage", "timer", "window"):
-                by_name.setdefault((span.kind, span.name), []).append((groups.age(process, span), span, process))
+                by_name.setdefault((span.kind, span.name), []).append((age(process, span), span, process))
     if by_name:
         yield from ("", "open:")
     for (kind, name), spans in sorted(by_name.items(), key=lambda item: -max(age_s for age_s, _, _ in item[1])):
@@ -197,7 +338,7 @@ def _other_lines(all_groups: Sequence[Group]) -> Iterator[str]:
         yield from ("", "other threads:")
     for group in all_groups[:_MAX_OTHERS]:
         frame = group.place
-        names = ", ".join(groups.several([member.stack.name or "without a name" for member in group.members], 2))
+        names = ", ".join(several([member.stack.name or "without a name" for member in group.members], 2))
         yield f"    {len(group.members)} in {place(frame) if frame is not None else 'nothing'}: {names}"
     if len(all_groups) > _MAX_OTHERS:
         more_count = sum(len(group.members) for group in all_groups[_MAX_OTHERS:])
@@ -261,7 +402,7 @@ def run(parsed: argparse.Namespace) -> int:
         if parsed.ray is None:
             running = _running_run(parsed)
             with _waiting(parsed.wait):
-                answer = node.ask(running.path, *question, others=True)
+                answer = nodes.ask(running.path, *question, others=True)
             return _print_answers(running.id, [msgspec.convert(answer, Answer)], parsed)
         with arguments.cluster(parsed.ray, "--ray") as ray:
             with _waiting(parsed.wait):
@@ -326,7 +467,7 @@ def _print_answers(run_id: str, answers: list[Answer], parsed: argparse.Namespac
                 run=run_id,
                 folders=folders,
                 processes=processes,
-                groups=[_described(group) for group in groups.at_work(processes)],
+                groups=[_described(group) for group in at_work(processes)],
                 absent=absent,
                 problems=problems,
             )
@@ -362,7 +503,7 @@ def _absent(answers: list[Answer], files: Container[str]) -> list[Lacking]:
     return list(absent.values())
 
 
-def _described(group: groups.Group) -> StackGroup:
+def _described(group: Group) -> StackGroup:
     return StackGroup(
         heading=heading(group, "process", "processes"),
         processes=[f"{member.process.host}-{member.process.pid}" for member in group.members],
@@ -382,14 +523,14 @@ def _spy_problems(answers: list[Answer], native: bool) -> list[str]:
             hosts_by_reason.setdefault(answer.py_spy, []).append(answer.host)
     lines = []
     for reason, hosts in hosts_by_reason.items():
-        if reason == node.PY_SPY_MISSING:
+        if reason == nodes.PY_SPY_MISSING:
             text = f"there is no py-spy, which sees processes that do not answer: {_INSTALL}"
-        elif reason == node.PY_SPY_PERMISSION:
+        elif reason == nodes.PY_SPY_PERMISSION:
             text = (
                 "py-spy may not look into the processes: call autoprof stacks as root, or as their user in a container "
                 "with the capability SYS_PTRACE"
             )
         else:
             text = f"py-spy could not read a process: {reason}"
-        lines.append(f"{', '.join(groups.several(hosts, 3))}: {text}")
+        lines.append(f"{', '.join(several(hosts, 3))}: {text}")
     return lines

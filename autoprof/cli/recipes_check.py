@@ -1,6 +1,6 @@
 """Check of recipe files, and the JSON schema of recipes.
 
-`python -m autoprof.cli.recipes.check OUTPUT FILE...` runs in a child process of the check, because it imports the
+`python -m autoprof.cli.recipes_check OUTPUT FILE...` runs in a child process of the check, because it imports the
 targets.
 """
 
@@ -22,8 +22,8 @@ import msgspec
 from autoprof import _boot
 from autoprof.base import units
 from autoprof.base.units import did_you_mean
-from autoprof.cli.recipes import catalog, lookup
-from autoprof.cli.recipes.lookup import NotInSource, Sources, Unknown
+from autoprof.cli import recipes_catalog
+from autoprof.cli.recipes_catalog import NotInSource, Sources, Unknown
 from autoprof.hooks import behaviour as behaviours
 from autoprof.hooks import recipe
 from autoprof.hooks.patching import is_function, member, owner_of
@@ -207,8 +207,8 @@ def _checked_in_child(paths: list[str]) -> _Checked:
     if not paths:
         return {}
     try:
-        content = lookup.in_child("autoprof.cli.recipes.check", *paths, **{_boot.ENABLE: "0"})
-    except lookup.ChildFailed as error:
+        content = recipes_catalog.in_child("autoprof.cli.recipes_check", *paths, **{_boot.ENABLE: "0"})
+    except recipes_catalog.ChildFailed as error:
         return {path: (f"modules, attributes and parameters were not checked: {error}", []) for path in paths}
     return msgspec.convert(content, _Checked)
 
@@ -222,7 +222,8 @@ def main(output: str, *paths: str) -> None:
     checked: _Checked = {}
     for path in paths:
         results = [
-            _check_target(path, content, hooks, sources) for content, hooks in catalog.by_recipe(recipe.load(path))
+            _check_target(path, content, hooks, sources)
+            for content, hooks in recipes_catalog.by_recipe(recipe.load(path))
         ]
         checked[path] = (
             "; ".join(scope for scope, _ in results),
@@ -273,7 +274,7 @@ def _hook_findings(hook: BoundHook, sources: Sources) -> Iterator[_Finding]:
         with contextlib.suppress(Unknown):
             sources.module(module)
         key = "attribute"
-        if lookup.is_started(module):
+        if recipes_catalog.is_started(module):
             sources.find(module, attribute)
             return
     except NotInSource as error:
@@ -282,7 +283,7 @@ def _hook_findings(hook: BoundHook, sources: Sources) -> Iterator[_Finding]:
     except Unknown as error:
         yield key, f"not checked: {error}", False
         return
-    if problem := lookup.import_problem(module):
+    if problem := recipes_catalog.import_problem(module):
         yield "module", f"not checked: {problem}", False
         return
     try:
@@ -387,7 +388,7 @@ def _replacements(path: str, hooks: list[BoundHook]) -> list[RecipeFinding]:
     """Return a note for each hook of a recipe file that replaces one of autoprof's own hooks."""
     if not hooks or os.path.dirname(os.path.realpath(path)) == os.path.realpath(_boot.own_recipes()):
         return []
-    own_recipes = {hook.key: hook.file for hook in catalog.own_hooks()}
+    own_recipes = {hook.key: hook.file for hook in recipes_catalog.own_hooks()}
     return [
         RecipeFinding(
             file=path,

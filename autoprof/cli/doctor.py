@@ -1,7 +1,12 @@
-"""Checks of a run: which hooks applied, which processes died, and why a trace is missing."""
+"""`autoprof doctor`: checks an environment or a run, and prints a report.
+
+The checks of a run show which hooks applied, which processes died, and why a trace is missing.
+"""
 
 from __future__ import annotations
 
+import argparse
+import os
 import re
 import time
 from collections import Counter
@@ -9,8 +14,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from autoprof.base import units
-from autoprof.cli.doctor import Report, list_hooks, problems_found
+from autoprof.base.redact import hidden_in, plain
+from autoprof.cli import arguments, console
+from autoprof.cli.documents import Report
+from autoprof.config import settings
 from autoprof.config.selection import Steps
 from autoprof.report import findings, hang_state, hangs
 from autoprof.report.hang_state import OpenSpans
@@ -22,6 +32,102 @@ from autoprof.rundir.processes import ProcessState, merged_hooks, open_until_now
 from autoprof.rundir.records import CollectedFile, OutOfMemoryMeta
 from autoprof.rundir.runs import UNFINISHED, CaptureFile, Run
 from autoprof.windows import requests
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("name", nargs="?", metavar="RUN", help="a run, as for ls; without it, this environment")
+    parser.add_argument("--all", action="store_true", help="list all hooks, problems and notes")
+    parser.add_argument("--deep", action="store_true", help="import the targets to check that each hook applies")
+    arguments.add_dir(parser)
+    arguments.add_json(parser)
+
+
+def run(parsed: argparse.Namespace) -> int:
+    """Run the command and return its exit status."""
+    if parsed.name:
+        report = examine_run(arguments.find_run(parsed))
+    else:  # imported here, because a check of a run needs no hooks
+        from autoprof.cli.doctor_environment import examine_environment
+
+        report = examine_environment(settings.load(os.environ, Path.cwd()), parsed.deep)
+    if report.problems:
+        report.verdict = f"{units.count(len(report.problems), 'problem')} found"
+    report = _without_secrets(report)
+    if parsed.json:
+        console.print_json(report)
+    else:
+        show(report, parsed.all)
+    return 1 if report.problems else 0
+
+
+def _without_secrets(report: Report) -> Report:
+    """Return a copy of a report in which secrets are masked.
+
+    Files that older releases wrote, and the errors of recipes, may contain secrets.
+    """
+    texts = {name: hidden_in(getattr(report, name)) for name in ("facts", "hooks", "problems", "notes")}
+    return msgspec.structs.replace(report, **texts)
+
+
+# Maximum numbers of problems and of notes that are printed without `--all`.
+_MAX_PROBLEMS, _MAX_NOTES = 40, 20
+
+
+def show(report: Report, hooks: bool = False) -> None:
+    """Print a report as text: facts, problems, notes, and the verdict.
+
+    If `hooks` is true, also print a table of the hooks, and print all problems and notes. Otherwise, print only the
+    first problems and notes.
+    """
+    print(plain(report.subject))
+    counts = _counts(report.hooks)
+    for name, value in report.facts.items():
+        print(*console.wrapped(plain(f"{name}: {'; '.join(filter(None, [value, counts.get(name)]))}"), 2), sep="\n")
+    if hooks and report.hooks:
+        print()
+        console.show(["hook", "state", "reason"], _grouped(report.hooks))
+    for title, lines, max_lines in (
+        ("does not work", report.problems, _MAX_PROBLEMS),
+        ("notes", report.notes, _MAX_NOTES),
+    ):
+        if lines:
+            print(f"\n{title}:")
+        for line in lines if hooks else lines[:max_lines]:
+            first_line, *more_lines = console.wrapped(plain(line), 4)
+            print(f"  - {first_line[4:]}", *more_lines, sep="\n")
+        if len(lines) > max_lines and not hooks:
+            print(f"  - and {len(lines) - max_lines} more, which --all lists")
+    print(f"\n{plain(report.verdict)}")
+
+
+def _counts(hooks: list[tuple[str, str, str]]) -> dict[str, str]:
+    """Return a text with the number of hooks in each state, such as `5 hooks applied, 2 skipped`, for each target."""
+    states: dict[str, Counter[str]] = {}
+    for key, state, reason in hooks:
+        for_other_release = state == "skipped" and " the hook is for " in reason
+        label = "for other releases" if for_other_release else state
+        states.setdefault(key.partition("/")[0], Counter())[label] += 1
+    return {
+        target: f"{', '.join(f'{count} {label}' for label, count in counts.items())}".replace(" ", " hooks ", 1)
+        for target, counts in states.items()
+    }
+
+
+def _grouped(hooks: list[tuple[str, str, str]]) -> list[list[str]]:
+    """Return the rows of the table of hooks.
+
+    The hooks of one target that were skipped for the same reason share a row.
+    """
+    keys_by_row: dict[tuple[str, str, str], list[str]] = {}
+    for key, state, reason in hooks:
+        name = key.partition("/")[0] if state == "skipped" else key
+        keys_by_row.setdefault((name, state, reason), []).append(key)
+    return [
+        [keys[0] if len(keys) == 1 else f"{name}: {len(keys)} hooks", state, reason]
+        for (name, state, reason), keys in keys_by_row.items()
+    ]
+
 
 # Reason why a file of a capture is not complete.
 _CUT_OFF = "its process ended while writing it, or the disk was full"
@@ -39,7 +145,7 @@ def check_deaths(report: Report, run: Run) -> bool:
 
 def examine_run(run: runs.Run) -> Report:
     """Return a report on a run: the hooks in the processes of the run, the steps and captures, and the problems."""
-    report = Report(subject=f"run: {run.path}")
+    report = Report(subject=f"run: {run.path}", verdict="no problems found")
     report.facts["state"] = run.outcome
     report.facts["settings"] = f"steps {_steps(run) or 'none, the timeline alone'}"
     left_out = list(run.left_out)
@@ -53,7 +159,7 @@ def examine_run(run: runs.Run) -> Report:
     ]
     hooks = _hooks(processes)
     report.notes += _outside_versions(hooks)
-    list_hooks(report, hooks)
+    report.add_hooks(hooks)
     executed_s = _executed_s(run)
     report.notes += [
         f"journal/{state.file.name}: {units.count(state.damaged, 'line')} left out: truncated, or not a span"
@@ -75,7 +181,6 @@ def examine_run(run: runs.Run) -> Report:
     report.problems += left_out
     if not check_deaths(report, run):
         _check_end(report, run)
-    report.verdict = problems_found(report)
     run.keep_captures()
     return report
 

@@ -1,1 +1,0 @@
-"""Command `autoprof stacks`: the current stacks of a run's processes."""

@@ -1,1 +1,0 @@
-"""Command `autoprof trigger`: windows in a running run."""
