@@ -144,12 +144,8 @@ def _class_facts(module: Module, node: ast.ClassDef, wanted: Wanted, followed: b
 
 
 def _function_facts(module: Module, node: Function) -> Facts:
-    return {
-        "async": isinstance(node, ast.AsyncFunctionDef),
-        "parameters": list(_parameters(node.args)),
-    } | _filled(
-        decorators=[module.full(decorator) for decorator in node.decorator_list],
-        generator=_is_generator(node),
+    return {"async": isinstance(node, ast.AsyncFunctionDef), "parameters": list(_parameters(node.args))} | _filled(
+        decorators=[module.full(decorator) for decorator in node.decorator_list], generator=_is_generator(node)
     )
 
 

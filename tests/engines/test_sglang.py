@@ -71,13 +71,7 @@ def test_each_capture_is_in_its_steps_folder(driven: Driven) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "step", "passes"),
-    [
-        ("first three", 2, 3),
-        ("middle", 3, 3),
-        ("last one", 4, 1),
-        ("two requests", 6, 3),
-    ],
+    ("name", "step", "passes"), [("first three", 2, 3), ("middle", 3, 3), ("last one", 4, 1), ("two requests", 6, 3)]
 )
 def test_windows_of_passes_are_exact(driven: Driven, name: str, step: int, passes: int) -> None:
     assert driven.said[name] == FINE

@@ -121,9 +121,7 @@ def test_a_step_folder_that_can_not_be_made_costs_the_traces_of_its_step(faulty:
 
 
 @pytest.mark.fault(
-    "a hooked module, class or method is gone",
-    "continues, same metrics",
-    "nothing; it is `skipped`, with the reason",
+    "a hooked module, class or method is gone", "continues, same metrics", "nothing; it is `skipped`, with the reason"
 )
 def test_hooks_of_missing_modules_classes_and_methods_are_skipped(faulty: VerlRun) -> None:
     assert hooks(faulty, "verl/no-module") == {"skipped"}

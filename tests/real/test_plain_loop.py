@@ -103,9 +103,5 @@ def test_nothing_went_wrong(folder: Path) -> None:
     # Hooks of the recipe for accelerate that autoprof ships are called too.
     assert (
         called.items()
-        >= {
-            "accelerate/step": "applied",
-            "accelerate/micro-batch": "applied",
-            "torch/data": "applied",
-        }.items()
+        >= {"accelerate/step": "applied", "accelerate/micro-batch": "applied", "torch/data": "applied"}.items()
     )

@@ -28,11 +28,7 @@ def line(text: str) -> str:
 @pytest.mark.parametrize(
     ("how", "status", "text"),
     [
-        (
-            "killed",
-            1,
-            f"actor rank 0 vanished {IN_UPDATE} (killed by a signal, or ended by os._exit)",
-        ),
+        ("killed", 1, f"actor rank 0 vanished {IN_UPDATE} (killed by a signal, or ended by os._exit)"),
         ("crashed", 1, f"actor rank 0 crashed (SIGSEGV) {IN_UPDATE}: {line('string_at')} <lambda>"),
         (
             "raised",

@@ -60,11 +60,7 @@ def driven(folder: Path, script: str, **variables: str) -> tuple[runs.Run, str]:
     (folder / "drive.py").write_text(script)
     lib = folder / "lib"
     environment = clean_environment(
-        AUTOPROF="1",
-        AUTOPROF_RECIPES=str(lib / "small.toml"),
-        PYTHONPATH=str(lib),
-        OMP_NUM_THREADS="1",
-        **variables,
+        AUTOPROF="1", AUTOPROF_RECIPES=str(lib / "small.toml"), PYTHONPATH=str(lib), OMP_NUM_THREADS="1", **variables
     )
     done = processes.run([sys.executable, "drive.py"], cwd=folder, env=environment, timeout_s=150)
     assert done.status == 0, done.output[-3000:]

@@ -141,8 +141,7 @@ def test_a_window_can_use_another_tool(critic: VerlRun) -> None:
 
 
 @pytest.mark.parametrize(
-    ("step", "steps", "workers", "contents"),
-    [(2, [2, 3], [0, 1], {"cpu"}), (5, [5], [1], EVERYTHING)],
+    ("step", "steps", "workers", "contents"), [(2, [2, 3], [0, 1], {"cpu"}), (5, [5], [1], EVERYTHING)]
 )
 def test_continuous_captures_have_the_requested_steps_ranks_and_contents(
     continuous: VerlRun, step: int, steps: list[int], workers: list[int], contents: set[str]

@@ -5,16 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from autoprof._boot import entry_points
-
-RECIPE = """
-target = "{target}"
-[[hook]]
-name = "work"
-module = "{target}"
-attribute = "work"
-behaviour = "span"
-options = {{ stage = "work", role = "trainer" }}
-"""
+from tests.support.recipe_texts import recipe
 
 
 def install(site: Path, name: str, declared: str, *targets: str, package: str | None = None) -> Path:
@@ -27,7 +18,9 @@ def install(site: Path, name: str, declared: str, *targets: str, package: str | 
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "__init__.py").write_text("raise SystemExit('a package of recipes was imported')\n")
     for target in targets:
-        (folder / f"{target}.toml").write_text(RECIPE.format(target=target))
+        (folder / f"{target}.toml").write_text(
+            recipe(target, ("work", "work", "span", 'stage = "work", role = "trainer"'))
+        )
     return folder
 
 

@@ -7,8 +7,9 @@ import os
 import resource
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,8 @@ import msgspec
 from autoprof.rundir import processes
 
 ROOT = Path(__file__).resolve().parents[2]
-
+# Types of the fixtures `python` and `autoprof`.
+Python = Autoprof = Callable[..., "subprocess.CompletedProcess[str]"]
 
 # Faster import of torch in a child process, without garbage collection during the import and of its objects at exit.
 WHOLE_TORCH = "import gc; gc.disable(); import torch; gc.freeze(); gc.enable()"
@@ -70,6 +72,13 @@ def problems(run: Path) -> list[str]:
     """Return the problems of a run that `autoprof doctor` reports."""
     found: list[str] = json.loads(autoprof("doctor", str(run), "--json", cwd=run).stdout)["problems"]
     return found
+
+
+def in_thread(work: Callable[..., object], *arguments: object) -> None:
+    """Call a function in another thread, and wait for its end."""
+    thread = threading.Thread(target=work, args=arguments)
+    thread.start()
+    thread.join()
 
 
 def wait_for(path: Path, timeout_s: float = 60) -> str:

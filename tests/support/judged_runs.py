@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from autoprof.cli import main
 from tests.support.helpers import clean_environment
+from tests.support.recipe_texts import recipe
 
 RUN_ID = "judged"
 STAGES = ("generate", "update_actor", "evaluate")
@@ -49,34 +50,19 @@ class Trainer:
     def sample(self, name, inside=lambda: None):
         inside()
 """
-RECIPE = """
-target = "small"
-[[hook]]
-name = "step"
-attribute = "Trainer.step"
-behaviour = "step.wrap"
-options = { number = "self.number" }
-[[hook]]
-name = "generate"
-attribute = "Trainer.generate"
-behaviour = "stage"
-options = { stage = "generate", role = "rollout" }
-[[hook]]
-name = "update"
-attribute = "Trainer.update"
-behaviour = "stage"
-options = { stage = "update_actor", role = "actor" }
-[[hook]]
-name = "evaluate"
-attribute = "Trainer.evaluate"
-behaviour = "span"
-options = { stage = "evaluate", role = "trainer" }
-[[hook]]
-name = "sample"
-attribute = "Trainer.sample"
-behaviour = "span"
-options = { stage = "sample", role = "agent_loop", kind = "sample", ids = { sample = "name" } }
-"""
+RECIPE = recipe(
+    "small",
+    ("step", "Trainer.step", "step.wrap", 'number = "self.number"'),
+    ("generate", "Trainer.generate", "stage", 'stage = "generate", role = "rollout"'),
+    ("update", "Trainer.update", "stage", 'stage = "update_actor", role = "actor"'),
+    ("evaluate", "Trainer.evaluate", "span", 'stage = "evaluate", role = "trainer"'),
+    (
+        "sample",
+        "Trainer.sample",
+        "span",
+        'stage = "sample", role = "agent_loop", kind = "sample", ids = { sample = "name" }',
+    ),
+)
 
 
 def permitted(*options: str) -> bool:
@@ -171,10 +157,7 @@ def spans(run: Path, step: int) -> list[Shown]:
     lanes = [lane for each in details for lane in each["lanes"]]
     return [
         Shown(
-            lane["pid"],
-            lane["rank"],
-            lane["file"],
-            span["ids"]["sample"] if span["kind"] == "sample" else span["name"],
+            lane["pid"], lane["rank"], lane["file"], span["ids"]["sample"] if span["kind"] == "sample" else span["name"]
         )
         for lane in lanes
         for span in lane["spans"]

@@ -119,11 +119,7 @@ def environment(folder: Path, *, captured: bool = False, **variables: str) -> di
 
 
 def together(
-    folder: Path,
-    ranks: Sequence[Mapping[str, str]],
-    command: Sequence[str] = ("train.py",),
-    *,
-    captured: bool = False,
+    folder: Path, ranks: Sequence[Mapping[str, str]], command: Sequence[str] = ("train.py",), *, captured: bool = False
 ) -> list[subprocess.CompletedProcess[str]]:
     """Start one Python process for each set of variables, all at the same time, and wait for all."""
     started = [

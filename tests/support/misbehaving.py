@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -161,29 +162,8 @@ def is_no_generator(call: Call) -> Any:
     return 7
 
 
-SCRIPTS = [
-    nothing,
-    waits,
-    raises_before,
-    raises_after,
-    raises_after_a_wait,
-    raises_stop_iteration,
-    never_yields,
-    yields_too_often,
-    yields_at_its_end_too,
-    yields_what_is_no_wait,
-    yields_what_is_no_wait_after,
-    waits_in_vain,
-    waits_in_vain_after,
-    waits_in_vain_and_continues,
-    waits_for_stop_iteration,
-    returns_no_reply,
-    replies_too_late,
-    raises_the_users_error,
-    raises_the_users_error_after_a_wait,
-    raises_from_the_users_error,
-    is_no_generator,
-]
+# All functions of this module, in their order.
+SCRIPTS = [value for value in list(vars().values()) if inspect.isfunction(value)]
 BEHAVIOURS: list[Scripted] = [Scripted(script=script) for script in SCRIPTS]
 BEHAVIOURS.append(NeverApplies(script=nothing, unless="self"))
 NAMES = [*(script.__name__ for script in SCRIPTS), "never_applies"]

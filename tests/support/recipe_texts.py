@@ -18,6 +18,16 @@ options = { stage = "update_actor", role = "actor" }
 """
 
 
+def recipe(target: str, *hooks: tuple[str, str, str, str]) -> str:
+    """Return a recipe. Each hook is its name, its attribute, as `module:attribute` too, its behaviour, and options."""
+    text = f'target = "{target}"\n'
+    for name, place, behaviour, options in hooks:
+        module, _, attribute = place.rpartition(":")
+        text += f'[[hook]]\nname = "{name}"\nmodule = "{module or target}"\nattribute = "{attribute}"\n'
+        text += f'behaviour = "{behaviour}"\noptions = {{ {options} }}\n'
+    return text
+
+
 keys = ["target", "hook", "versions", "distributions", "passive", "name", "module", "attribute", "behaviour", "options"]
 values = st.recursive(
     st.one_of(st.text(max_size=8), st.sampled_from(["thing", "thing.a", "stage", "step.wrap"]), st.integers()),

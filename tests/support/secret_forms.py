@@ -56,13 +56,16 @@ _OPTIONS = """
 --hook https://hooks.slack.com/services/T{slack} | --hook=https://discord.com/api/webhooks/{discord} | --bearer {} |
 --bearer={} | --hmac {} | --hmac={} | --hmac_key={} | --webhook-hmac {} | --ldap.bindpw={} | --ldap.bindpw {} |
 --ldap-bind-pw {} | --ldap.bindPw={} | --password -{} | --token -{} | --api-key=-{} | "--password=it's {}" |
-"--password=the {}" | --password "it's {}" | '--password=it'"'"'s {}' | '--password=it'\\''s {}'
+--wandb-key={} | --hf-token {} | "--password=the {}" | --password "it's {}" |
+'--password=it'"'"'s {}' | '--password=it'\\''s {}'
 """
 _OVERRIDES = """
 trainer.logger.wandb.key={} | +trainer.wandb.key={} | ++a.b.key={} | "++a.b.key='{}'" |
 "trainer.wandb_api_key=\\"{}\\"" | +trainer.logger.mlflow.password={} |
 +ray_kwargs.ray_init.runtime_env.env_vars.HF_TOKEN={} | "ray_init.runtime_env.env_vars={{OPENAI_KEY:{},A:b}}" |
-"+reward.extra={{api_key: {}, model: gpt-4o}}" | +ldap.bindpw={}
+"+reward.extra={{api_key: {}, model: gpt-4o}}" | +ldap.bindpw={} | trainer.wandb_api_key={} |
++trainer.logger.password={} | ray_init.runtime_env.env_vars={{WANDB_API_KEY:{},A:b}} |
+'--config={{"api_key": "{}", "lr": 1}}' | --proxy=https://user:{quoted}@host/path | redis://:{quoted}@host
 """
 _COMMANDS = """
 vllm serve Qwen/Qwen2.5-7B --api-key {} --port 8000 | vllm serve Qwen/Qwen2.5-7B --api-key {} {} --port 8000 |
@@ -188,6 +191,11 @@ _ERRORS = [
     "Endpoint=sb://me.servicebus.windows.net/;SharedAccessKeyName=Root;SharedAccessKey={} (401)",
     "connect(host='n1', user='me', passwd='{}') (401)",
     "Client(api_key='{}', model='m') (401)",
+    "Command '['false', '--hf-token', '{}', '--api-key={}']' failed",
+    "train.py --hf-token {} --lr 1",
+    "connect(host=n1, pwd={})",
+    "https://b.s3.amazonaws.com/x?X-Amz-Signature={}",
+    "-----BEGIN PRIVATE KEY-----\n{}, cut",
     "Client(api_key=SecretStr('{}'), model='m') (401)",
     "Client(auth=('user', '{}'), model='m') (401)",
     "LLMConfig(model='m', openai_key='{}', n=1) (401)",
@@ -458,6 +466,9 @@ mongod --port 27017 | redis-cli -h host -p 6379 ping | curl -u user https://host
 curl -u $USER:$PASSWORD https://host/path | curl -b cookies.txt https://host/path |
 curl -s -o out.json https://host/path | mkdir -p dir | sort -b a=b | --hmac sha256 | --bearer | --bearer --lr 1 |
 --password --verbose | --password -v | --token -j 8 | --use_auth_token --output-dir=a1b2c3d4e5f6a7 | --pw 1024 |
+python -m verl.trainer.main_ppo data.prompt_key=prompt data.max_prompt_length=512 reward.key=score |
+train --max-tokens=100 --tokenizer=/models/tok tokenizer_mode=auto actor.lr=1e-6 | a token --lr 1 |
+train task-force-1 https://host/path?a=b PWD=/here |
 bash -c "LR=1 python train.py --lr 3e-4" | bash -c "HF_TOKEN=$HF_TOKEN python train.py --lr 3e-4"
 """
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,7 @@ import wrapt
 from autoprof.rundir import runs
 from autoprof.rundir.runs import Run
 from tests.support import packages
-from tests.support.helpers import TORCH, clean_environment
-
-Python = Callable[..., "subprocess.CompletedProcess[str]"]
-Go = Callable[..., "subprocess.CompletedProcess[str]"]
+from tests.support.helpers import TORCH, Python, clean_environment
 
 TRAINER = (
     TORCH
@@ -50,7 +46,7 @@ hook = [
 BEGIN = "from small import *\n"
 
 
-def prepare(folder: Path, python: Python) -> Go:
+def prepare(folder: Path, python: Python) -> Python:
     """Write the trainer into `folder`, and return a function that runs code there.
 
     The code follows `from small import *`. autoprof is on and captures step 2.

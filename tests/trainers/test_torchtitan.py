@@ -26,11 +26,7 @@ def test_micro_batches_checkpoint_and_validation_are_parts_of_their_step(trained
     assert trained.said["global_step"] == 3
     assert [span["step"] for span in trained.spans("step")] == [1, 2, 3]
     stages = [[span["name"] for span in trained.spans() if span["step"] == number] for number in (1, 2, 3)]
-    assert stages == [
-        [*UPDATE, "validate"],
-        [*UPDATE, "save_checkpoint"],
-        [*UPDATE, "save_checkpoint", "validate"],
-    ]
+    assert stages == [[*UPDATE, "validate"], [*UPDATE, "save_checkpoint"], [*UPDATE, "save_checkpoint", "validate"]]
 
 
 def test_the_trace_of_each_stage_has_its_operators(trained: Ran) -> None:

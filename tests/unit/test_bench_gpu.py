@@ -190,10 +190,7 @@ def launched(name: str, thread: int, at: float, number: int) -> list[traces.Even
     """Return a kernel of 4 µs and the call that launched it."""
     host = {"ph": "X", "pid": 1, "tid": thread, "ts": at, "dur": 1.0, "args": {"correlation": number}}
     device = {"ph": "X", "pid": 0, "tid": 7, "ts": at + 2, "dur": 4.0, "args": {"correlation": number}}
-    return [
-        {"cat": "cuda_runtime", "name": "cudaLaunchKernel", **host},
-        {"cat": "kernel", "name": name, **device},
-    ]
+    return [{"cat": "cuda_runtime", "name": "cudaLaunchKernel", **host}, {"cat": "kernel", "name": name, **device}]
 
 
 @pytest.fixture

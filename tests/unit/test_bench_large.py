@@ -31,7 +31,7 @@ def test_the_generator_prints_a_summary(made: tuple[Path, dict[str, Any]]) -> No
     # The generator writes its exit status after the summary.
     assert summary.pop("bytes") == sum(path.stat().st_size for path in found if path.name != file_names.EXIT)
     assert summary == {
-        **{"ranks": 8, "hosts": 2, "missing": "node0001", "steps": 12, "captured": [4, 9], "files": len(found)},
+        **{"ranks": 8, "hosts": 2, "missing": "node0001", "steps": 12, "captured": [4, 9], "files": len(found)}
     }
 
 

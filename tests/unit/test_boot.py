@@ -8,22 +8,15 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from autoprof._boot.command import Command
 from autoprof.config import settings
-from tests.support.helpers import ROOT
+from tests.support.helpers import ROOT, Python
 
-Python = Callable[..., "subprocess.CompletedProcess[str]"]
-BOOT = [
-    "autoprof",
-    "autoprof._boot",
-    "autoprof._boot.command",
-    "autoprof._boot.finder",
-]
+BOOT = ["autoprof", "autoprof._boot", "autoprof._boot.command", "autoprof._boot.finder"]
 SHOW = "import sys; print(sorted(name for name in sys.modules if name.split('.')[0] == 'autoprof'))"
 
 

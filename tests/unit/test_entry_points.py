@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,8 +11,8 @@ import pytest
 from autoprof import _boot
 from autoprof._boot import entry_points
 from tests.support.distributions import declare, install
+from tests.support.helpers import Python
 
-Python = Callable[..., "subprocess.CompletedProcess[str]"]
 # Program that prints the number of known recipes for `thing`, and True if it looked for entry points itself.
 KNOWS = """
 import sys, {imported}

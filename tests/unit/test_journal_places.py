@@ -55,9 +55,7 @@ class Away:
 
 
 @pytest.fixture(
-    scope="module",
-    params=[("os.rename(run, 'moved')", UNTIL), ("shutil.rmtree(run)", "")],
-    ids=["moved", "removed"],
+    scope="module", params=[("os.rename(run, 'moved')", UNTIL), ("shutil.rmtree(run)", "")], ids=["moved", "removed"]
 )
 def away(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Away:
     return Away(tmp_path_factory.mktemp("away"), *request.param)

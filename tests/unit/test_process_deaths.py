@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ from autoprof.rundir import deaths, runs
 from autoprof.rundir.layout import CRASHES
 from autoprof.rundir.records import Death
 from autoprof.rundir.runs import Run
-from tests.support.helpers import clean_environment
+from tests.support.helpers import Python, clean_environment
 from tests.support.small_trainer import RECIPE
 
 TRAINER = """
@@ -45,11 +44,9 @@ def fetch_score(token):
 Trainer().fit(lambda: fetch_score("hf_abcdefghijklmnop"))
 """
 
-Go = Callable[..., "subprocess.CompletedProcess[str]"]
-
 
 @pytest.fixture
-def go(tmp_path: Path) -> Go:
+def go(tmp_path: Path) -> Python:
     """Return a function that runs a program which can import the small trainer."""
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "small.py").write_text(TRAINER)
@@ -121,17 +118,12 @@ WITHOUT_A_WORD = "actor rank 0 vanished in update_actor of step 2 (killed by a s
             "actor rank 0 exited with status 3 in train.py:4 fetch_score, in update_actor of step 2",
         ),
         # The exception of a thread does not end the process.
-        (
-            "thread = threading.Thread(target=lambda: 1 / 0); thread.start(); thread.join()",
-            0,
-            "ended",
-            "",
-        ),
+        ("thread = threading.Thread(target=lambda: 1 / 0); thread.start(); thread.join()", 0, "ended", ""),
         ("pass", 0, "ended", ""),
     ],
 )
 def test_commands_report_how_the_process_died(
-    go: Go, tmp_path: Path, does: str, status: int, state: str, text: str, capsys: pytest.CaptureFixture[str]
+    go: Python, tmp_path: Path, does: str, status: int, state: str, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     died = go(PROGRAM.format(does))
     without = go(PROGRAM.format(does), AUTOPROF="0")
@@ -181,11 +173,7 @@ EARLIER = "in an earlier attempt, "
         ([(KILL, "1 4 3"), ("pass", "2 5 0")], [], []),
         ([(KILL, "1 4 3"), (KILL, "2 5 3")], [GONE.format(3), EARLIER + GONE.format(3)], [3]),
         ([(KILL, "1 5 4"), (KILL, "2 5 3")], [GONE.format(3), EARLIER + GONE.format(4)], [3]),
-        (
-            [(KILL, "1 5 4"), (FAIL, "2 5 3")],
-            [FAILED.format("ValueError: no score", 3), EARLIER + GONE.format(4)],
-            [],
-        ),
+        ([(KILL, "1 5 4"), (FAIL, "2 5 3")], [FAILED.format("ValueError: no score", 3), EARLIER + GONE.format(4)], []),
         (
             [(FAIL, "1 5 4"), ("raise KeyError('uid')", "4 6 5")],
             [FAILED.format("KeyError: 'uid'", 5), EARLIER + FAILED.format("ValueError: no score", 4)],
@@ -204,7 +192,7 @@ EARLIER = "in an earlier attempt, "
     ],
 )
 def test_a_resumed_run_distinguishes_its_last_attempt_from_earlier_ones(
-    go: Go,
+    go: Python,
     tmp_path: Path,
     attempts: list[tuple[str, str]],
     sentences: list[str],
@@ -241,7 +229,7 @@ VANISHED = "the process that started the run vanished (killed by a signal, or en
     ],
 )
 def test_a_run_whose_process_calls_exec_ends_with_the_new_program(
-    go: Go, tmp_path: Path, becomes: str, status: int, state: str, text: str
+    go: Python, tmp_path: Path, becomes: str, status: int, state: str, text: str
 ) -> None:
     go(ATTEMPT.format(KILL), STEPS="1 1 1", AUTOPROF_RUN_ID="one")
     done = go(f"from small import *\nTrainer().fit()\nos.execl({becomes})", AUTOPROF_RUN_ID="one")
@@ -252,7 +240,7 @@ def test_a_run_whose_process_calls_exec_ends_with_the_new_program(
     assert current == ([text] if text else [])
 
 
-def test_an_empty_crash_file_is_removed(go: Go, tmp_path: Path) -> None:
+def test_an_empty_crash_file_is_removed(go: Python, tmp_path: Path) -> None:
     go(PROGRAM.format("pass"))
     assert not Path(the_run(tmp_path).path, CRASHES).exists()
 
@@ -278,11 +266,7 @@ TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "
 @pytest.mark.parametrize(
     ("does", "text", "long"),
     [
-        (
-            "sys.exit(3)",
-            "actor rank 1 exited with status 3 in train.py:7 meet, in update_actor of step 2",
-            False,
-        ),
+        ("sys.exit(3)", "actor rank 1 exited with status 3 in train.py:7 meet, in update_actor of step 2", False),
         ("os._exit(5)", "actor rank 1 exited with status 5 in update_actor of step 2", True),
         ("os.kill(os.getpid(), signal.SIGKILL)", "actor rank 1 was killed by SIGKILL in update_actor of step 2", False),
         (
@@ -309,7 +293,7 @@ TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "
 )
 @pytest.mark.needs("torch")
 def test_the_rank_of_torchrun_that_died_first_is_named(
-    go: Go,
+    go: Python,
     tmp_path: Path,
     does: str,
     text: str,

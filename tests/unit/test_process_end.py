@@ -137,10 +137,7 @@ finisher.finish({job!r} | {{"max_bytes": 1e9}})
 
 @pytest.mark.fault("the script ends inside a stage", "ends with its own status", "the rest of the trace; `truncated`")
 @pytest.mark.parametrize(
-    ("end", "status", "state", "reason"),
-    [
-        ("sys.exit(7)", 7, "truncated", "the stage raised SystemExit"),
-    ],
+    ("end", "status", "state", "reason"), [("sys.exit(7)", 7, "truncated", "the stage raised SystemExit")]
 )
 def test_a_script_that_ends_inside_a_stage_has_a_truncated_trace(
     go: Go, tmp_path: Path, end: str, status: int, state: str, reason: str

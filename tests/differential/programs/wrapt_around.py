@@ -26,10 +26,7 @@ def around(wrapped, instance, args, kwargs):
     return "around", wrapped(*args, **kwargs)
 
 
-print(
-    around(score)(["a"]),
-    wrapt.ObjectProxy(Trainer()).fit(),
-)
+print(around(score)(["a"]), wrapt.ObjectProxy(Trainer()).fit())
 wrapt.register_post_import_hook(lambda module: print("hook", module.__name__), "tinyrl")
 wrapt.register_post_import_hook(lambda module: print("hook", module.__name__), "colorsys")
 import colorsys

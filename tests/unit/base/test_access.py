@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 
 from autoprof.base import files, identity, process
-from autoprof.capture import recorder
 from autoprof.capture.artifacts import Subject
 from autoprof.run.journal import HookLog, Span, Timeline
 from autoprof.run.runtime import Runtime
 from autoprof.rundir import file_names, layout
 from autoprof.rundir.layout import RunDir
-from tests.support.captures import SUBJECT, finished, work
+from tests.support.captures import SUBJECT, begun, finished, work
 from tests.support.helpers import processes_of
 
 
@@ -35,8 +34,7 @@ def umask(request: pytest.FixtureRequest) -> Iterator[int]:
 
 
 def record(run: Runtime, subject: Subject = SUBJECT) -> None:
-    recording = recorder.begin(run, subject)
-    assert recording is not None
+    recording = begun(run, subject)
     work()
     recording.stop()
 

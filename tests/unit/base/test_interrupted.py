@@ -13,6 +13,7 @@ import pytest
 
 from tests.support import interrupted
 from tests.support.helpers import clean_environment, wait_for
+from tests.support.recipe_texts import recipe
 
 SMALL = """
 class Wrapped:
@@ -45,52 +46,23 @@ class Paired:
     def open(self): pass
     def close(self): pass
 """
-RECIPE = """
-target = "small"
-[[hook]]
-name = "step"
-attribute = "Wrapped.train_step"
-behaviour = "step.wrap"
-options = { number = "self.number" }
-[[hook]]
-name = "update"
-attribute = "Wrapped.update"
-behaviour = "stage"
-options = { stage = "update", role = "actor", mini_batches = true }
-[[hook]]
-name = "batch"
-attribute = "Wrapped.batch"
-behaviour = "stage.mini-batch"
-[[hook]]
-name = "sample"
-attribute = "Wrapped.sample"
-behaviour = "span"
-options = { stage = "sample", role = "rollout", kind = "sample", ids = { number = "self.number" } }
-[[hook]]
-name = "evaluate"
-attribute = "Wrapped.evaluate"
-behaviour = "span"
-options = { stage = "evaluate", role = "trainer", whole = true }
-[[hook]]
-name = "begin"
-attribute = "Paired.begin"
-behaviour = "step.begin"
-options = { number = "self.number" }
-[[hook]]
-name = "end"
-attribute = "Paired.end"
-behaviour = "step.end"
-[[hook]]
-name = "open"
-attribute = "Paired.open"
-behaviour = "stage.begin"
-options = { stage = "update", role = "actor", of = "self" }
-[[hook]]
-name = "close"
-attribute = "Paired.close"
-behaviour = "stage.end"
-options = { of = "self" }
-"""
+RECIPE = recipe(
+    "small",
+    ("step", "Wrapped.train_step", "step.wrap", 'number = "self.number"'),
+    ("update", "Wrapped.update", "stage", 'stage = "update", role = "actor", mini_batches = true'),
+    ("batch", "Wrapped.batch", "stage.mini-batch", ""),
+    (
+        "sample",
+        "Wrapped.sample",
+        "span",
+        'stage = "sample", role = "rollout", kind = "sample", ids = { number = "self.number" }',
+    ),
+    ("evaluate", "Wrapped.evaluate", "span", 'stage = "evaluate", role = "trainer", whole = true'),
+    ("begin", "Paired.begin", "step.begin", 'number = "self.number"'),
+    ("end", "Paired.end", "step.end", ""),
+    ("open", "Paired.open", "stage.begin", 'stage = "update", role = "actor", of = "self"'),
+    ("close", "Paired.close", "stage.end", 'of = "self"'),
+)
 
 
 @pytest.fixture

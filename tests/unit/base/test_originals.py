@@ -49,13 +49,7 @@ event = threading.Event()
 _thread.start_new_thread(event.set, ())
 print(event.wait(20), os.path.exists("folder"))
 """
-SAID = [
-    "[('folder', ['moved']), ('folder/below', [])] [true, false]",
-    "started",
-    "4",
-    "0",
-    "True False",
-]
+SAID = ["[('folder', ['moved']), ('folder/below', [])] [true, false]", "started", "4", "0", "True False"]
 
 
 def test_patches_do_not_reach_the_copies(python: Any) -> None:

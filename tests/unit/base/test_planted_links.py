@@ -15,7 +15,7 @@ from autoprof.capture import finisher, recorder
 from autoprof.run.journal import Span
 from autoprof.run.runtime import Runtime
 from autoprof.rundir import layout
-from tests.support.captures import SUBJECT, finished, work
+from tests.support.captures import SUBJECT, begun, finished, work
 from tests.support.helpers import spans
 
 PRECIOUS = '{"state": "theirs"}'
@@ -32,8 +32,7 @@ def theirs(tmp_path: Path) -> Path:
 
 
 def record(run: Runtime) -> None:
-    recording = recorder.begin(run, SUBJECT)
-    assert recording is not None
+    recording = begun(run)
     work()
     recording.stop()
 
@@ -67,8 +66,7 @@ def test_a_link_in_the_place_of_a_captures_file_is_not_followed(
     folder.mkdir(parents=True)
     if moment == "before":
         (folder / f"{name()}{ending}").symlink_to(theirs)
-    recording = recorder.begin(run, SUBJECT)
-    assert recording is not None
+    recording = begun(run)
     link = folder / f"{name()}{ending}"
     if moment != "before":
         link.unlink(missing_ok=True)

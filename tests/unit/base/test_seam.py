@@ -10,7 +10,6 @@ import errno
 import functools
 import json
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,9 +23,7 @@ from autoprof.base import files, log, originals, seam
 from autoprof.hooks import registry
 from autoprof.hooks.behaviour import CALL, Around, Behaviour, Call
 from autoprof.hooks.wrapper import wrap
-from tests.support.helpers import TORCH
-
-Python = Callable[..., subprocess.CompletedProcess[str]]
+from tests.support.helpers import TORCH, Python
 
 
 class Alarm(Exception):

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.support import helpers
-
-Python = Callable[..., "subprocess.CompletedProcess[str]"]
+from tests.support.helpers import Python
+from tests.support.recipe_texts import recipe
 
 TRAINER = """
 class Trainer:
@@ -45,19 +43,11 @@ def around():
     work = small.Trainer.work
     small.Trainer.work = functools.wraps(work)(lambda self: work(self))
 """
-RECIPE = """
-target = "small"
-[[hook]]
-name = "step"
-attribute = "Trainer.step"
-behaviour = "step.wrap"
-options = { number = "number" }
-[[hook]]
-name = "work"
-attribute = "Trainer.work"
-behaviour = "stage"
-options = { stage = "work", role = "trainer" }
-"""
+RECIPE = recipe(
+    "small",
+    ("step", "Trainer.step", "step.wrap", 'number = "number"'),
+    ("work", "Trainer.work", "stage", 'stage = "work", role = "trainer"'),
+)
 AGAIN = """
 target = "faster"
 passive = true

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-Python = Callable[..., "subprocess.CompletedProcess[str]"]
+from tests.support.helpers import Python
+from tests.support.recipe_texts import recipe
 
 TRAINER = """
 class Client:
@@ -30,27 +31,12 @@ class Trainer:
 
 asked = []
 """
-RECIPE = """
-target = "trainer"
-[[hook]]
-name = "step"
-module = "trainer"
-attribute = "Trainer.step"
-behaviour = "step.wrap"
-options = { number = "number" }
-[[hook]]
-name = "evaluate"
-module = "trainer"
-attribute = "Trainer.evaluate"
-behaviour = "span"
-options = { stage = "evaluate", role = "trainer", whole = true }
-[[hook]]
-name = "generate"
-module = "trainer"
-attribute = "Client.generate"
-behaviour = "rollout.http"
-options = { url = "self.base_url" }
-"""
+RECIPE = recipe(
+    "trainer",
+    ("step", "Trainer.step", "step.wrap", 'number = "number"'),
+    ("evaluate", "Trainer.evaluate", "span", 'stage = "evaluate", role = "trainer", whole = true'),
+    ("generate", "Client.generate", "rollout.http", 'url = "self.base_url"'),
+)
 SERVER = """
 import json, threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -202,24 +188,12 @@ class Trainer:
 
 asked = []
 """
-BOTH_ENDS = """
-target = "trainer"
-[[hook]]
-name = "step"
-attribute = "Trainer.step"
-behaviour = "step.wrap"
-options = { number = "number" }
-[[hook]]
-name = "take"
-attribute = "Trainer.take"
-behaviour = "rollout.http"
-options = { url = "self.servers", part = "begin" }
-[[hook]]
-name = "pause"
-attribute = "Trainer.pause"
-behaviour = "rollout.http"
-options = { url = "self.servers", part = "end" }
-"""
+BOTH_ENDS = recipe(
+    "trainer",
+    ("step", "Trainer.step", "step.wrap", 'number = "number"'),
+    ("take", "Trainer.take", "rollout.http", 'url = "self.servers", part = "begin"'),
+    ("pause", "Trainer.pause", "rollout.http", 'url = "self.servers", part = "end"'),
+)
 SERVERS = """
 trainer.Client = Client
 host, port = server.server_address

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support import helpers
-
-Python = Callable[..., "subprocess.CompletedProcess[str]"]
+from tests.support.helpers import Python
+from tests.support.recipe_texts import recipe
 
 ENGINE = """
 class Engine:
@@ -40,45 +38,26 @@ class Trainer:
 """
 COUNTED = "inner = true"
 NUMBERED = 'inner = true, number = "self.updates", offset = 1'
-RECIPE = """
-target = "engine"
-[[hook]]
-name = "batch-begin"
-attribute = "Engine.batch"
-behaviour = "step.begin"
-options = {{ {} }}
-[[hook]]
-name = "batch"
-attribute = "Engine.batch"
-behaviour = "stage"
-options = {{ stage = "batch", role = "trainer", outermost = true }}
-[[hook]]
-name = "update"
-attribute = "Engine.update"
-behaviour = "step.update"
-"""
-ABOVE = """
-target = "above"
-[[hook]]
-name = "step"
-attribute = "Trainer.step"
-behaviour = "step.wrap"
-options = { number = "number" }
-"""
-MADE = """
-target = "above"
-[[hook]]
-name = "made"
-attribute = "Trainer.fit"
-behaviour = "step.trainer"
-"""
+ABOVE = recipe(
+    "above",
+    ("step", "Trainer.step", "step.wrap", 'number = "number"'),
+)
+MADE = recipe(
+    "above",
+    ("made", "Trainer.fit", "step.trainer", ""),
+)
 
 
 def spans(python: Python, folder: Path, options: str, code: str, above: str = ABOVE) -> list[dict[str, Any]]:
     """Run the code, and return the spans of its timeline in the order of their ends."""
     (folder / "engine.py").write_text(ENGINE)
     (folder / "above.py").write_text(TRAINER)
-    (folder / "engine.toml").write_text(RECIPE.format(options))
+    hooks = [
+        ("batch-begin", "Engine.batch", "step.begin", options),
+        ("batch", "Engine.batch", "stage", 'stage = "batch", role = "trainer", outermost = true'),
+        ("update", "Engine.update", "step.update", ""),
+    ]
+    (folder / "engine.toml").write_text(recipe("engine", *hooks))
     (folder / "above.toml").write_text(above)
     recipes = f"{folder / 'engine.toml'}:{folder / 'above.toml'}"
     python(code, AUTOPROF="1", AUTOPROF_STEPS="", AUTOPROF_RECIPES=recipes)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from autoprof.rundir import runs
-from tests.support.helpers import TORCH, spans
+from tests.support.helpers import TORCH, Python, spans
 
-Python = Callable[..., "subprocess.CompletedProcess[str]"]
 # The part of IPython's shell that the magic uses.
 SHELL = """
 import autoprof

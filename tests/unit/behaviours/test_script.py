@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,8 @@ import pytest
 
 import autoprof
 from autoprof.rundir import runs
-from tests.support.helpers import ROOT, TORCH, clean_environment, spans
+from tests.support.helpers import ROOT, TORCH, Python, clean_environment, spans
 
-Python = Callable[..., "subprocess.CompletedProcess[str]"]
 BEGIN = "import autoprof, os\n"
 
 

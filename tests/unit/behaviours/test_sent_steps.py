@@ -15,8 +15,8 @@ from autoprof.base.process import reset
 from autoprof.run import cluster
 from autoprof.run.cluster import StepAnnouncement
 from tests.support import helpers
-
-Python = Callable[..., "subprocess.CompletedProcess[str]"]
+from tests.support.helpers import Python
+from tests.support.recipe_texts import recipe
 
 # The trainer calls a worker over a pipe, as others do over HTTP: in JSON, with a dictionary `meta`.
 LOOP = """
@@ -68,37 +68,14 @@ def update(meta):
         torch.ones(2) + 1
     return meta
 """
-RECIPE = """
-target = "loop"
-[[hook]]
-name = "step"
-attribute = "Trainer.step"
-behaviour = "step.wrap"
-options = { number = "number" }
-[[hook]]
-name = "call"
-attribute = "Client.call"
-behaviour = "step.send"
-options = { carrier = "meta" }
-[[hook]]
-name = "called"
-module = "loop.work"
-attribute = "arrived"
-behaviour = "step.receive"
-options = { carrier = "meta" }
-[[hook]]
-name = "update"
-module = "loop.work"
-attribute = "update"
-behaviour = "stage"
-options = { stage = "update", role = "actor" }
-[[hook]]
-name = "load"
-module = "loop.work"
-attribute = "load"
-behaviour = "span"
-options = { stage = "load", role = "actor", kind = "request" }
-"""
+RECIPE = recipe(
+    "loop",
+    ("step", "Trainer.step", "step.wrap", 'number = "number"'),
+    ("call", "Client.call", "step.send", 'carrier = "meta"'),
+    ("called", "loop.work:arrived", "step.receive", 'carrier = "meta"'),
+    ("update", "loop.work:update", "stage", 'stage = "update", role = "actor"'),
+    ("load", "loop.work:load", "span", 'stage = "load", role = "actor", kind = "request"'),
+)
 FIT = "import json, loop\nprint(json.dumps(loop.Trainer().fit()))"
 
 

@@ -29,11 +29,7 @@ SAMPLE: dict[str, Any] = {
     "stage": "agent_loop",
     "role": "agent_loop",
     "step": "trajectory.step",
-    "ids": {
-        "sample": "trajectory.sample_index",
-        "rollout": "session_id",
-        "validate": "trajectory.validate",
-    },
+    "ids": {"sample": "trajectory.sample_index", "rollout": "session_id", "validate": "trajectory.validate"},
     "otherwise": {"rollout": "trajectory.rollout_n"},
 }
 TURN: dict[str, Any] = {
@@ -204,10 +200,7 @@ def test_a_result_may_be_counted_itself(run: Runtime, hooked: Any) -> None:
     whole = TURN | {"result_counts": {"response_tokens": ""}}
     hooked(lambda request_id, prompt_ids: [1, 2, 3], "span", **whole)("r", [1])
     hooked(lambda request_id, prompt_ids: None, "span", **whole)("r", np.zeros((4, 7)))
-    assert [line["counts"] for line in spans(run)] == [
-        {"prompt_tokens": 1, "response_tokens": 3},
-        {"prompt_tokens": 4},
-    ]
+    assert [line["counts"] for line in spans(run)] == [{"prompt_tokens": 1, "response_tokens": 3}, {"prompt_tokens": 4}]
 
 
 @pytest.mark.parametrize(

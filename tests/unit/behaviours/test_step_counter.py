@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
-from tests.support.helpers import spans
-
-Python = Callable[..., "subprocess.CompletedProcess[str]"]
+from tests.support.helpers import Python, spans
+from tests.support.recipe_texts import recipe
 
 TRAINER = """
 class Trainer:
@@ -24,21 +21,11 @@ class Copy(Trainer):
         self.global_steps += 1
         super().fit(last)
 """
-RECIPE = """
-target = "trainer"
-[[hook]]
-name = "counter"
-module = "trainer"
-attribute = "Trainer.global_steps"
-behaviour = "step.counter"
-options = { number = "value" }
-[[hook]]
-name = "train"
-module = "trainer"
-attribute = "Trainer.train"
-behaviour = "span"
-options = { stage = "train", role = "trainer" }
-"""
+RECIPE = recipe(
+    "trainer",
+    ("counter", "Trainer.global_steps", "step.counter", 'number = "value"'),
+    ("train", "Trainer.train", "span", 'stage = "train", role = "trainer"'),
+)
 
 
 def test_a_step_is_open_from_one_increase_to_the_next(tmp_path: Path, python: Python) -> None:

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.support import helpers
-from tests.support.helpers import processes_of
-
-Python = Callable[..., "subprocess.CompletedProcess[str]"]
+from tests.support.helpers import Python, processes_of
 
 TRAINER = """
 class State:

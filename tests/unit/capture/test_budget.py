@@ -141,12 +141,7 @@ def metas(run: Runtime) -> list[dict[str, Any]]:
 @pytest.mark.fault("a trace would pass AUTOPROF_MAX_TRACE_MB", "goes on", "the rest of the trace; `truncated` and why")
 @pytest.mark.parametrize("mode", ["discrete", "continuous"])
 def test_a_capture_ends_early_and_says_so(
-    joined: Any,
-    update: Any,
-    mocker: MockerFixture,
-    caplog: Any,
-    hooked: Any,
-    mode: str,
+    joined: Any, update: Any, mocker: MockerFixture, caplog: Any, hooked: Any, mode: str
 ) -> None:
     run = joined(steps="2:5", mode=mode)
     trained = hooked(lambda number: update(4), "step.wrap", number="number")

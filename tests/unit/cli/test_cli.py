@@ -7,7 +7,6 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +20,9 @@ from autoprof.cli.arguments import Parser
 from autoprof.cli.documents import Report
 from autoprof.cli.open import Server
 from autoprof.report.model import RunFigures
-from tests.support.helpers import ROOT, clean_environment, process_lines, processes_of
+from tests.support.helpers import ROOT, Autoprof, clean_environment, process_lines, processes_of
 from tests.support.made_runs import make_run
-
-Autoprof = Callable[..., "subprocess.CompletedProcess[str]"]
+from tests.support.recipe_texts import recipe
 
 
 def test_ls_lists_runs_and_the_captures_of_one(autoprof: Autoprof, tmp_path: Path) -> None:
@@ -238,12 +236,8 @@ def made_up_target(tmp_path: Path) -> dict[str, str]:
     """A target of one module, with a recipe of a hook that applies and one that does not."""
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "madeup.py").write_text("def here(): pass\n")
-    hooks = "".join(
-        f'[[hook]]\nname = "{name}"\nmodule = "madeup"\nattribute = "{name}"\nbehaviour = "span"\n'
-        f'options = {{ stage = "s", role = "r" }}\n'
-        for name in ("here", "gone")
-    )
-    (tmp_path / "madeup.toml").write_text(f'target = "madeup"\ndistributions = ["pluggy"]\n{hooks}')
+    text = recipe("madeup", *((name, name, "span", 'stage = "s", role = "r"') for name in ("here", "gone")))
+    (tmp_path / "madeup.toml").write_text(f'distributions = ["pluggy"]\n{text}')
     return {"PYTHONPATH": str(tmp_path / "lib"), "AUTOPROF_RECIPES": str(tmp_path / "madeup.toml")}
 
 

@@ -14,6 +14,7 @@ from autoprof.hooks.recipe import RecipeError
 from tests.support.helpers import ROOT
 from tests.support.recipe_checks import write
 from tests.support.recipe_texts import OWN
+from tests.support.recipe_texts import recipe as recipe_of
 
 
 def check(capsys: pytest.CaptureFixture[str], *paths: Path) -> tuple[int, list[str]]:
@@ -201,11 +202,7 @@ def test_hooks_that_do_not_fit_the_target(tmp_path: Path, capsys: Any, trainer: 
         ({"attribute": "Trainer.kept"}, "attribute", "Trainer.kept is a _lru_cache_wrapper, not a function"),
         ({"attribute": "scored"}, "attribute", "scored is a Remote, not a function"),
         ({"rewrap": "mytrainer.base.wrap"}, "rewrap", "Trainer.train_step is not decorated"),
-        (
-            {"options": '{ number = "bach.number" }'},
-            number,
-            "no parameter bach; did you mean 'batch'?; it has self, ",
-        ),
+        ({"options": '{ number = "bach.number" }'}, number, "no parameter bach; did you mean 'batch'?; it has self, "),
         (stage, "options.when", "Trainer.train_step has no parameter config"),
         (
             {"options": '{ replicas = [{ path = "trainer.servers" }] }'},
@@ -227,10 +224,7 @@ def test_undecidable_hooks_give_a_note(tmp_path: Path, capsys: Any, trainer: Pat
     cases = [
         ({"module": "mytrainer.broken"}, "module: not checked: importing mytrainer.broken raised SyntaxError"),
         ({"module": "mytrainer.ending"}, "module: not checked: importing mytrainer.ending raised SystemExit: 3"),
-        (
-            {"module": "mytrainer.needing"},
-            "module: not checked: importing mytrainer.needing raised ModuleNotFound",
-        ),
+        ({"module": "mytrainer.needing"}, "module: not checked: importing mytrainer.needing raised ModuleNotFound"),
         (
             {"options": '{ number = "self.globalstep" }'},
             "options.number: Trainer sets no globalstep in its methods; did you mean 'global_step'?",
@@ -283,10 +277,7 @@ def test_versions_decide_what_is_an_error(tmp_path: Path, capsys: Any, trainer: 
 def test_versions_without_a_distribution_are_a_note(tmp_path: Path, capsys: Any, trainer: Path) -> None:
     path = write(tmp_path, versions=">99")
     note = "not checked: no distribution states the version of mytrainer, which these hooks compare: h"
-    assert check(capsys, path) == (
-        0,
-        [f"{path}: note: {note}", f"{path}: good, 1 hook; checked against mytrainer"],
-    )
+    assert check(capsys, path) == (0, [f"{path}: note: {note}", f"{path}: good, 1 hook; checked against mytrainer"])
 
 
 def test_a_hook_that_replaces_one_of_ours_is_a_note(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -372,19 +363,6 @@ def test_a_step_is_no_wait_for_an_item(tmp_path: Path, capsys: pytest.CaptureFix
 
 # Begins and ends
 
-PAIR = """
-target = "other"
-[[hook]]
-name = "b"
-attribute = "begin"
-behaviour = "{begin}"
-options = {{ {options} }}
-[[hook]]
-name = "e"
-attribute = "end"
-behaviour = "{end}"
-options = {{ {of} }}
-"""
 STAGE = 'stage = "s", role = "r"'
 
 
@@ -406,7 +384,7 @@ def test_what_begins_has_an_end(
     begin: str, options: str, end: str, of: str, good: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "other.toml"
-    path.write_text(PAIR.format(begin=begin, options=options, end=end, of=of))
+    path.write_text(recipe_of("other", ("b", "begin", begin, options), ("e", "end", end, of)))
     status, lines = check(capsys, path)
     assert status == (0 if good else 1)
     needed = "timer.stop" if begin == "timer.start" else "stage.end"
@@ -415,9 +393,8 @@ def test_what_begins_has_an_end(
 
 
 def test_an_end_may_be_in_another_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    begin, _, end = PAIR.format(begin="stage.begin", options=STAGE, end="stage.end", of="").rpartition("[[hook]]")
-    (tmp_path / "other.toml").write_text(begin)
-    (tmp_path / "other.more.toml").write_text('target = "other"\n[[hook]]' + end)
+    (tmp_path / "other.toml").write_text(recipe_of("other", ("b", "begin", "stage.begin", STAGE)))
+    (tmp_path / "other.more.toml").write_text(recipe_of("other", ("e", "end", "stage.end", "")))
     assert check(capsys, tmp_path / "other.toml")[0] == 1
     assert check(capsys, tmp_path)[0] == 0
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,7 @@ import msgspec
 import pytest
 
 from autoprof.hooks import recipe
-from tests.support.helpers import autoprof
-
-Autoprof = Callable[..., "subprocess.CompletedProcess[str]"]
+from tests.support.helpers import Autoprof, autoprof
 
 # A clock that only `work` moves, so that the measured seconds do not depend on the machine.
 CLOCK = """

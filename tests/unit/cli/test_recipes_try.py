@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-Autoprof = Callable[..., "subprocess.CompletedProcess[str]"]
+from tests.support.helpers import Autoprof
 
 LOOP = """
 import os, signal, subprocess, sys

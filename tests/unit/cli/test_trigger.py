@@ -82,12 +82,7 @@ class Going:
         """Begin `autoprof trigger`, with `--wait`."""
         command = [sys.executable, "-m", "autoprof", "trigger", "--wait", *options]
         shell = subprocess.Popen(
-            command,
-            cwd=self.folder,
-            env=clean_environment(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+            command, cwd=self.folder, env=clean_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
         self._shells.append(shell)
         return shell
@@ -136,11 +131,7 @@ def test_who_waits_sees_the_window_open_and_gets_the_folders(going: Going) -> No
     assert lines[-3].startswith("captures: 2, ")
     assert lines[-2:] == folders
     for capture in runs.read(going.run.path).captures:
-        assert (capture.state, capture.meta.window, capture.meta.contents) == (
-            "complete",
-            "autoprof trigger",
-            ["cpu"],
-        )
+        assert (capture.state, capture.meta.window, capture.meta.contents) == ("complete", "autoprof trigger", ["cpu"])
 
 
 def test_two_who_ask_for_the_same_wait_for_one_window(going: Going) -> None:

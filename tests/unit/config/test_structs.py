@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import subprocess
-from collections.abc import Callable
 
-Python = Callable[..., "subprocess.CompletedProcess[str]"]
+from tests.support.helpers import Python
 
 # Structs that msgspec never decodes in a run: they are only made, encoded or pickled, or only commands decode them.
 NEVER_READ = {"BoundHook", "Crash", "ProcessState", "JournalIndex", "_CachedFold", "_CachedFolds", "_CachedStep"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,9 +11,8 @@ from autoprof._boot.command import Command
 from autoprof.cli import main
 from autoprof.hooks import empty_run
 from autoprof.run.runtime import Runtime
-from tests.support.helpers import processes_of
+from tests.support.helpers import Python, processes_of
 
-Python = Callable[..., "subprocess.CompletedProcess[str]"]
 Said = Callable[..., "list[str]"]
 HOOK = 'name = "step", attribute = "Trainer.step", behaviour = "step.wrap", options = { number = "value" }'
 TRAINER = "class Trainer:\n    def step(self, value): return value\n"

@@ -23,6 +23,7 @@ from autoprof.run import cluster
 from autoprof.run.cluster import StepAnnouncement
 from tests.support.captures import finished
 from tests.support.helpers import processes_of
+from tests.support.recipe_texts import recipe
 
 
 class Failing(Behaviour):
@@ -81,15 +82,8 @@ def test_the_hook_of_a_coroutine_function_is_disabled_too(joined: Any, failing: 
 def test_the_timeline_names_disabled_hooks(python: Any, tmp_path: Path) -> None:
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "toy.py").write_text("class Trainer:\n    def step(self, number):\n        return number\n")
-    (tmp_path / "toy.toml").write_text("""
-target = "toy"
-[[hook]]
-name = "step"
-module = "toy"
-attribute = "Trainer.step"
-behaviour = "step.wrap"
-options = { number = "self.no_such_thing" }
-""")
+    step = ("step", "Trainer.step", "step.wrap", 'number = "self.no_such_thing"')
+    (tmp_path / "toy.toml").write_text(recipe("toy", step))
     code = "import toy; t = toy.Trainer(); print([t.step(n) for n in range(9)])"
     result = python(code, AUTOPROF="1", AUTOPROF_RECIPES="toy.toml", PYTHONPATH="lib")
     assert result.stdout.strip() == "[0, 1, 2, 3, 4, 5, 6, 7, 8]"

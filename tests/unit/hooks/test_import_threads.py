@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import random
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.support.helpers import TOML
-
-Python = Callable[..., subprocess.CompletedProcess[str]]
+from tests.support.helpers import TOML, Python
 
 # Packages whose modules import each other, slowly, and need what autoprof needs, too.
 PACKAGE = """
@@ -27,15 +23,7 @@ time.sleep({pause})
 class Trainer:
     def train_step(self, number): return number
 """
-NEEDS = [
-    "asyncio",
-    "json",
-    "logging.handlers",
-    TOML,
-    "concurrent.futures",
-    "urllib.request",
-    "multiprocessing.pool",
-]
+NEEDS = ["asyncio", "json", "logging.handlers", TOML, "concurrent.futures", "urllib.request", "multiprocessing.pool"]
 RECIPE = """
 target = "{name}"
 hook = [

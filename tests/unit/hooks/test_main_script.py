@@ -2,37 +2,20 @@
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from autoprof.cli.main import main
-from tests.support.helpers import processes_of, spans
+from tests.support.helpers import Python, processes_of, spans
+from tests.support.recipe_texts import recipe
 
-Python = Callable[..., "subprocess.CompletedProcess[str]"]
-RECIPE = """
-target = "train"
-[[hook]]
-name = "step"
-module = "train.py"
-attribute = "Trainer.step"
-behaviour = "step.wrap"
-options = { number = "self.number" }
-[[hook]]
-name = "learn"
-module = "train.py"
-attribute = "learn"
-behaviour = "stage"
-options = { stage = "learn", role = "actor" }
-[[hook]]
-name = "absent"
-module = "train.py"
-attribute = "absent"
-behaviour = "span"
-options = { stage = "absent", role = "actor" }
-"""
+RECIPE = recipe(
+    "train",
+    ("step", "train.py:Trainer.step", "step.wrap", 'number = "self.number"'),
+    ("learn", "train.py:learn", "stage", 'stage = "learn", role = "actor"'),
+    ("absent", "train.py:absent", "span", 'stage = "absent", role = "actor"'),
+)
 SCRIPT = """
 import sys
 class Trainer:

@@ -10,9 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.helpers import processes_of, spans
-
-Python = Callable[..., "subprocess.CompletedProcess[str]"]
+from tests.support.helpers import Python, processes_of, spans
 
 TRAINER = """
 import functools
@@ -242,8 +240,7 @@ def test_a_file_with_recipes_of_two_targets(run: Any, tmp_path: Path, python: Py
     (tmp_path / "lib").mkdir(exist_ok=True)
     (tmp_path / "lib" / "second.py").write_text("def work(): ...\n")
     hooks = hook("step", "Trainer.step").replace("[[hook]]", "[[recipe.hook]]")
-    second = '[[recipe.hook]]\nname = "work"\nattribute = "work"\nbehaviour = "span"\n'
-    second += 'options = { stage = "work", role = "trainer" }\n'
+    second = hook("work", "work", module="second").replace("[[hook]]", "[[recipe.hook]]")
     path = tmp_path / "target+second.toml"
     path.write_text(f'[[recipe]]\ntarget = "target"\n{hooks}[[recipe]]\ntarget = "second"\n{second}')
     code = "from target.trainer import Trainer\nTrainer().step(1)\nimport second\nsecond.work()"

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.helpers import processes_of
-
-Python = Callable[..., "subprocess.CompletedProcess[str]"]
+from tests.support.helpers import Python, processes_of
+from tests.support.recipe_texts import recipe
 
 TOY = """
 import abc, asyncio, contextlib, enum, functools, operator, types
@@ -152,17 +150,6 @@ print(json.dumps([same, results]))
 """
 
 
-def recipe(paths: list[str]) -> str:
-    def hook(path: str) -> str:
-        options = f'{{ stage = "{path.lower()}", role = "toy" }}'
-        return (
-            f'[[hook]]\nname = "{path}"\nmodule = "target.toy"\nattribute = "{path}"\n'
-            f'behaviour = "span"\noptions = {options}\n'
-        )
-
-    return 'target = "target"\n' + "".join(hook(path) for path in paths)
-
-
 @pytest.fixture
 def check(tmp_path: Path, python: Python) -> Callable[..., tuple[list[str], dict[str, str]]]:
     """Import the toy. Return the names whose object is the same as before, and the result of each call."""
@@ -170,7 +157,9 @@ def check(tmp_path: Path, python: Python) -> Callable[..., tuple[list[str], dict
     package.mkdir(parents=True)
     (package / "__init__.py").touch()
     (package / "toy.py").write_text(TOY)
-    (tmp_path / "target.toml").write_text(recipe([*WRAPPED, *REFUSED]))
+    options = 'stage = "{}", role = "toy"'
+    hooks = [(path, f"target.toy:{path}", "span", options.format(path.lower())) for path in [*WRAPPED, *REFUSED]]
+    (tmp_path / "target.toml").write_text(recipe("target", *hooks))
 
     def go(**variables: str) -> tuple[list[str], dict[str, str]]:
         settings = {"AUTOPROF_RECIPES": str(tmp_path / "target.toml"), "PYTHONPATH": str(tmp_path / "lib")}

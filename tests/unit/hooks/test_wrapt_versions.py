@@ -6,14 +6,11 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.support.helpers import IN_FRONT, ROOT, clean_environment
-
-Python = Callable[..., "subprocess.CompletedProcess[str]"]
+from tests.support.helpers import IN_FRONT, ROOT, Python, clean_environment
 
 VERSIONS = sorted(path.stem.removeprefix("wrapt-") for path in (ROOT / "tests" / "wrapt").glob("*.txt"))
 # Tests of code that uses wrapt: paths of decorators, and the wrappers of torch's own functions.

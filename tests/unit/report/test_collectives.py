@@ -78,11 +78,7 @@ def test_a_rank_that_is_late_because_it_waits_for_another_one_is_not_the_first_n
         return Record(str(path), rank, "w")
 
     pairs = {"a": [0, 1], "b": [1, 2]}
-    records = [
-        made(0, {"a": [0, 1]}, [("a", 1)]),
-        made(1, pairs, [("b", 1)]),
-        made(2, {"b": [1, 2]}, []),
-    ]
+    records = [made(0, {"a": [0, 1]}, [("a", 1)]), made(1, pairs, [("b", 1)]), made(2, {"b": [1, 2]}, [])]
     found, notes = collectives.stuck(records)
     assert [(each.group, each.late) for each in found] == [("b", [2]), ("a", [1])]
     assert notes == []

@@ -190,10 +190,7 @@ def captured_engine(*costs: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
     return {
         "driver": [span("timer", "gen", 0, 6), span("timer", "update_actor", 6, 12), step(12, rank=0)],
         "agents": [span("turn", "generate", 0.2, 2, **sample), span("sample", "loop", 0.2, 2, **sample)],
-        "server": [
-            span("window", "rollout", 0.1, 5.9, **of),
-            span("request", "generate", 0.2, 2, step=None, **of),
-        ],
+        "server": [span("window", "rollout", 0.1, 5.9, **of), span("request", "generate", 0.2, 2, step=None, **of)],
         "actor": [span("stage", "update_actor", 6, 12, role="actor", rank=0)],
         "worker": list(costs),
     }

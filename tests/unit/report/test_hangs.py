@@ -340,10 +340,7 @@ def test_a_run_that_begins_no_further_step_is_named_with_its_process(
 
 @pytest.mark.parametrize(
     ("pid", "host", "state"),
-    [
-        (9_000_001, identity.HOST, "gone"),
-        (7, "n2", "on n2; from this host autoprof can't see if it is alive"),
-    ],
+    [(9_000_001, identity.HOST, "gone"), (7, "n2", "on n2; from this host autoprof can't see if it is alive")],
 )
 def test_a_process_that_may_be_gone_between_steps_is_named(tmp_path: Path, pid: int, host: str, state: str) -> None:
     run = between(tmp_path, 12)

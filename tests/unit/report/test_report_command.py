@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +18,11 @@ from autoprof.report.build import ReportRequest
 from autoprof.report.model import Comparison, ComparisonRow, Finding, RunFigures
 from autoprof.rundir import runs as run_reader
 from autoprof.rundir.layout import RunDir
+from tests.support.helpers import Autoprof
 from tests.support.report_runs import BASE_NS, START_NS, capture, training, write
 from tests.support.timelines import span, step, timeline
 from tests.support.traces import kineto, save
 
-Autoprof = Callable[..., "subprocess.CompletedProcess[str]"]
 SLOW, USUAL = "20261120-101010-aaaaaa", "20261121-111111-bbbbbb"
 
 
@@ -275,10 +274,7 @@ def test_an_optimizers_step_of_its_own_is_part_of_the_update_where_the_other_tra
     figures = build.report_figures(ReportRequest(run=run_reader.read(verl), against=run_reader.read(trl)))
     assert figures.comparison is not None
     rows = {row.name: (row.a, row.b, row.where) for row in figures.comparison.rows if row.kind == "stage"}
-    assert rows == {
-        "update_actor": (6.0, 7.0, "update_actor, optimizer_step | update_actor"),
-        "other": (2.0, 1.0, ""),
-    }
+    assert rows == {"update_actor": (6.0, 7.0, "update_actor, optimizer_step | update_actor"), "other": (2.0, 1.0, "")}
 
 
 def test_stages_of_one_trainer_keep_their_names(tmp_path: Path) -> None:
@@ -414,13 +410,7 @@ def test_a_slower_operator_is_named(tmp_path: Path) -> None:
         (["report", SLOW, "-o", "/no/such/folder/x.html"], 1, "report: /no/such/folder/x.html: No such file or "),
     ],
 )
-def test_what_is_wrong_is_said(
-    autoprof: Autoprof,
-    runs: Path,
-    arguments: list[str],
-    status: int,
-    said: str,
-) -> None:
+def test_what_is_wrong_is_said(autoprof: Autoprof, runs: Path, arguments: list[str], status: int, said: str) -> None:
     done = autoprof(*arguments, "--dir", str(runs))
     assert done.returncode == status
     assert said in done.stderr
@@ -437,11 +427,7 @@ def test_a_reader_that_has_enough_is_no_error(runs: Path) -> None:
     assert process.returncode == 0
 
 
-def test_without_the_extra_it_says_what_to_install(
-    autoprof: Autoprof,
-    runs: Path,
-    tmp_path: Path,
-) -> None:
+def test_without_the_extra_it_says_what_to_install(autoprof: Autoprof, runs: Path, tmp_path: Path) -> None:
     (tmp_path / "plotly.py").write_text("raise ImportError('no plotly')")
     done = autoprof("report", USUAL, "--dir", str(runs), PYTHONPATH=str(tmp_path))
     assert done.returncode == 1

@@ -171,8 +171,7 @@ def test_memory_keeps_it_under_its_names(run: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "why"),
-    [("nothing://x/y", "fsspec does not support nothing://"), ("gs://bucket/x", "the package gcsfs")],
+    ("url", "why"), [("nothing://x/y", "fsspec does not support nothing://"), ("gs://bucket/x", "the package gcsfs")]
 )
 def test_a_place_that_can_not_be_reached_says_what_lacks(run: Path, url: str, why: str) -> None:
     assert why in lacks(url)

@@ -45,8 +45,7 @@ def files(folder: Path) -> dict[str, bool]:
 
 def test_a_crash_leaves_its_stack_and_nothing_on_stderr(tmp_path: Path) -> None:
     status, (said,), stderr = ran(
-        tmp_path,
-        "begin(run)\nsay(pid=os.getpid(), on=faulthandler.is_enabled(), held=held())\nos.abort()",
+        tmp_path, "begin(run)\nsay(pid=os.getpid(), on=faulthandler.is_enabled(), held=held())\nos.abort()"
     )
     assert (status, stderr, said["on"]) == (-signal.SIGABRT, "", True)
     assert files(tmp_path) == {f"{identity.HOST}-{said['pid']}.txt": True}

@@ -268,14 +268,7 @@ def test_a_base_that_is_no_number_is_not_known(tmp_path: Path, base: str) -> Non
 
 @pytest.mark.parametrize(
     "damaged",
-    [
-        {"ts": 1e306},
-        {"dur": 1e306},
-        {"dur": "inf"},
-        {"dur": "nan"},
-        {"ts": "1" + "0" * 400},
-        {"ts": "9" * 5000},
-    ],
+    [{"ts": 1e306}, {"dur": 1e306}, {"dur": "inf"}, {"dur": "nan"}, {"ts": "1" + "0" * 400}, {"ts": "9" * 5000}],
 )
 def test_times_that_are_none_are_said(tmp_path: Path, damaged: Event) -> None:
     with pytest.raises(TraceError, match=r"x\.json: an event can't be read"):

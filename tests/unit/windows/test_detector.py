@@ -177,10 +177,7 @@ def test_running_out_of_memory_opens_a_window_once() -> None:
 
 
 @given(
-    st.lists(st.floats(0.01, 1e4), min_size=1, max_size=120),
-    st.integers(0, 5),
-    st.integers(1, 4),
-    st.floats(1.01, 5),
+    st.lists(st.floats(0.01, 1e4), min_size=1, max_size=120), st.integers(0, 5), st.integers(1, 4), st.floats(1.01, 5)
 )
 def test_windows_are_no_more_and_no_closer_than_asked(
     seconds: list[float], cool_down: int, at_most: int, factor: float

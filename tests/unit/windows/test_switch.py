@@ -44,11 +44,7 @@ def spans(run: Runtime) -> list[tuple[str, int]]:
 
 @pytest.mark.fault("autoprof trigger --off", "goes on without autoprof", "what it would have left")
 def test_nothing_is_done_from_the_next_step_on_until_it_is_switched_on(
-    run: Runtime,
-    hooked: Any,
-    mocker: MockerFixture,
-    capsys: Any,
-    caplog: Any,
+    run: Runtime, hooked: Any, mocker: MockerFixture, capsys: Any, caplog: Any
 ) -> None:
     stage = hooked(lambda: torch.ones(3).sin(), "stage", role="actor", stage="update_actor")
     opened = hooked(lambda: None, "stage.begin", role="actor", stage="opened")
