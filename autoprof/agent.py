@@ -6,7 +6,6 @@ import datetime  # noqa: F401  # before msgspec, see below
 import functools
 
 from autoprof import _boot
-from autoprof._boot import command
 from autoprof.base import files, log, process, seam
 from autoprof.base.originals import os, threading
 
@@ -80,7 +79,7 @@ def join() -> Runtime | None:
     run = runtime.start()
     with _state.lock:
         if run is not None and not _state.joined:
-            if command.THIS.launcher:
+            if _boot.COMMAND.launcher:
                 torchrun.watch()
             recorder.watch_others()
             if foreign.free_cupti(run.settings.tool, os.environ) and run.started_here:
@@ -97,7 +96,7 @@ def join() -> Runtime | None:
                 stacks.enable_flight_record(os.environ)
             if run.settings.memory.oom:
                 memory.watch_out_of_memory(run, recorder.subject)
-            if run.started_here or not command.THIS.ray_worker:
+            if run.started_here or not _boot.COMMAND.ray_worker:
                 _state.end_first()
         _state.joined = True
     return run

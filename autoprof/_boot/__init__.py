@@ -16,12 +16,11 @@ import os
 import sys
 import time
 
-from autoprof._boot.command import THIS
 from autoprof._boot.finder import Finder, watch_runpy
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
     from types import ModuleType
 
 
@@ -40,8 +39,94 @@ FOUND = "AUTOPROF_RECIPES_FOUND"
 # Variables that launchers set for each rank: Open MPI, `srun`, and torchrun with its imitators.
 _RANKS = ("OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "WORLD_SIZE")
 
+# Programs that are never profiled: file names, parts of paths, modules, and parts of code.
+# Ray starts each worker's interpreter twice in one pid. Only the second start (default_worker.py) has the environment
+# of the job (Ray 2.60, ray/_private/workers/setup_worker.py).
+_FOREIGN_PROGRAMS = (
+    *("pip", "pip3", "pipx", "uv", "conda", "mamba", "setup.py", "autoprof", "ray", "nsys"),
+    *("cython", "cythonize", "cmake", "ninja", "meson"),
+)
+_FOREIGN_PATHS = (
+    "/ray/dashboard/",
+    "/ray/autoscaler/",
+    "/ray/_private/log_monitor.py",
+    "/ray/_private/runtime_env/",
+    "/ray/_private/workers/setup_worker.py",
+    "/torch/_inductor/compile_worker/",
+)
+_FOREIGN_MODULES = ("pip", "ensurepip", "venv", "virtualenv", "build", "autoprof", "ray.scripts.scripts")
+_FOREIGN_TEXTS = (
+    "multiprocessing.resource_tracker",
+    "vllm.model_executor.models.registry",
+)
+# Programs that start the ranks of a run, one trainer process each, and wait for them. They import no target.
+_LAUNCHERS = ("torchrun", "accelerate", "deepspeed")
+_LAUNCHER_MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
+_RAY_WORKER = "/ray/_private/workers/default_worker.py"
+
 # Maximum length of a printed reason. A reason may quote an environment variable, which may have 128 kB.
 _MAX_REASON_CHARS = 1000
+
+
+class Command:
+    """The command line of an interpreter (`sys.orig_argv`).
+
+    Attributes:
+        kind: `-m` for a module, `-c` for code, or an empty text for a script.
+        what: Module, code, or path of the script; empty if the interpreter reads stdin.
+        name: File name of the script, or name of the module; empty for code.
+        ray_worker: True for a worker process of Ray, which belongs to a run and never starts one.
+    """
+
+    def __init__(self, words: "Sequence[str]") -> None:
+        self.kind, self.what = _runs(words)
+        self.name = {"-m": self.what, "-c": ""}.get(self.kind, self.what.rpartition("/")[2])
+        self.ray_worker = any(_RAY_WORKER in word for word in words[1:4])
+        self._asks = any(word in words for word in ("-h", "--help", "--version"))
+
+    @property
+    def foreign(self) -> bool:
+        """True for a program that is never profiled."""
+        if self.kind == "-m":
+            return self.what in _FOREIGN_MODULES or self.what in _FOREIGN_TEXTS
+        if self.kind == "-c":
+            return any(text in self.what for text in _FOREIGN_TEXTS)
+        return self.name in _FOREIGN_PROGRAMS or any(part in self.what for part in _FOREIGN_PATHS)
+
+    @property
+    def launcher(self) -> bool:
+        """True for a program that starts the ranks of a run. The run ends when this program ends."""
+        return self.name in (_LAUNCHER_MODULES if self.kind == "-m" else _LAUNCHERS)
+
+    @property
+    def program(self) -> bool:
+        """True for a program that the user may want to profile.
+
+        False for code on the command line or on stdin, because shell scripts run many such snippets. Also False for
+        modules of the standard library, and for programs with the argument `--help` or `--version`.
+        """
+        library = self.kind == "-m" and self.what.partition(".")[0] in sys.stdlib_module_names
+        return self.what != "" and self.kind != "-c" and not library and not self._asks
+
+
+def _runs(words: "Sequence[str]") -> "tuple[str, str]":
+    """Return the program of an interpreter: `-m` and a module, `-c` and code, or an empty text and a script's path.
+
+    If the interpreter reads its program from stdin, both texts are empty.
+    """
+    arguments = iter(words[1:])
+    for argument in arguments:
+        if argument in ("-m", "-c"):
+            return argument, next(arguments, "")
+        if not argument.startswith("-"):
+            return "", argument.replace(os.sep, "/")
+        if argument in ("-X", "-W"):
+            next(arguments, "")
+    return "", ""
+
+
+# The command line of this process.
+COMMAND = Command(sys.orig_argv or getattr(sys, "argv", []))
 
 _activated = False
 # Function to call at the end of the process that started the run, after all other functions registered with `atexit`.
@@ -135,13 +220,13 @@ def switch_off(reason: str) -> None:
 
 
 def _activate() -> None:
-    if THIS.foreign or (RUN_ID not in os.environ and THIS.ray_worker):
+    if COMMAND.foreign or (RUN_ID not in os.environ and COMMAND.ray_worker):
         return
-    starts = STARTER not in os.environ and not THIS.ray_worker
+    starts = STARTER not in os.environ and not COMMAND.ray_worker
     if any(name in os.environ for name in _RANKS):
         from autoprof._boot import launch
 
-        launch.note_launch(os.environ, THIS, starts)
+        launch.note_launch(os.environ, COMMAND, starts)
     if starts:
         _start_run()
     if starter() == os.getpid():
@@ -151,10 +236,12 @@ def _activate() -> None:
 
         atexit.register(_end, os.getpid())
     install()
-    if THIS.launcher or (starts and _needs_settings()):
+    if COMMAND.launcher or (starts and _needs_settings()):
         agent().join()
-    if THIS.kind != "-c" and enabled():
-        for name in {THIS.what.partition(".")[0], THIS.what.rpartition(".")[2]} if THIS.kind else (THIS.what,):
+    if COMMAND.kind != "-c" and enabled():
+        for name in (
+            {COMMAND.what.partition(".")[0], COMMAND.what.rpartition(".")[2]} if COMMAND.kind else (COMMAND.what,)
+        ):
             run_script(name)
 
 
@@ -165,7 +252,7 @@ def _start_run() -> None:
     except FileNotFoundError:  # the working directory was removed
         folder = ""
     os.environ.setdefault(RUN_ID, new_run_id())
-    os.environ[STARTER] = f"{os.getpid() if THIS.program else ''}:{folder}"
+    os.environ[STARTER] = f"{os.getpid() if COMMAND.program else ''}:{folder}"
     runs_folder = os.environ.get("AUTOPROF_DIR", "").strip()
     if runs_folder and not runs_folder.startswith("~"):
         os.environ["AUTOPROF_DIR"] = os.path.abspath(runs_folder)
@@ -185,7 +272,7 @@ def _needs_settings() -> bool:
         with open(file, "rb") as settings:
             if b"recipes" in settings.read(1 << 20):  # the maximum size that config/settings.py accepts
                 return True
-    return THIS.program and not all(map(os.path.exists, [*_extra_paths(), *filter(None, [named])]))
+    return COMMAND.program and not all(map(os.path.exists, [*_extra_paths(), *filter(None, [named])]))
 
 
 def _end(pid: int) -> None:
@@ -321,7 +408,7 @@ class _Guard:
 def _say(text: str) -> None:
     try:
         from autoprof.base.redact import hidden, plain
-        from autoprof.base.size_limits import no_size_signal
+        from autoprof.base.seam import no_size_signal
 
         # stderr may be a file.
         no_size_signal(sys.stderr.write, plain(hidden(f"autoprof: {' '.join(text.split())}")) + "\n")

@@ -2,23 +2,34 @@
 
 The finder knows neither recipes nor the environment. Its creator passes two functions: one loads the recipes of a
 target, the other one searches for recipes.
+
+While autoprof reads recipes or applies hooks, the import of a package pauses. During a pause, a second thread may
+import a module of that package, and both threads may end in a deadlock. The second thread takes the module's lock, and
+the module's code waits for the package's lock. The first thread holds the package's lock, and the package's code waits
+for the module's lock. CPython ends this deadlock with an error in one of the threads (up to 3.14,
+https://github.com/python/cpython/issues/83065). Without autoprof, the deadlock occurs only if both imports happen
+within a few milliseconds of each other. A pause can last half a second.
+
+So the second thread waits until the package's code has run for as long as it would have run without the pause. While it
+waits, the second thread releases the module's lock, because the first thread may import the module, too.
 """
 
 import _imp
 import os
 import sys
 from _thread import get_ident
-from time import monotonic
+from time import monotonic, sleep
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from importlib.machinery import ModuleSpec
     from types import FrameType, ModuleType
     from typing import Any
 
-    from autoprof._boot.pauses import Pause
-
+    # The thread, the process and the start time on the monotonic clock.
+    Pause = tuple[int, int, float]
+    Pauses = Mapping[int, Pause]
     # Loads the recipes for a target. Returns True if autoprof is still on.
     Load = Callable[[str], bool]
     # Searches folders of `sys.path` for recipes of distributions. Returns their targets.
@@ -59,7 +70,7 @@ class Finder:
         self._executing: set[str] = set()
         # Specs of modules that another thread imported while this thread waited to create them.
         self._imported: dict[str, ModuleSpec | None] = {}
-        # Pauses of imports, by thread. Only a thread that has to wait imports `pauses.py`.
+        # Pauses of imports, by thread.
         self._pauses: dict[int, Pause] = {}
 
     def find_spec(
@@ -113,9 +124,7 @@ class Finder:
         """
         module = None
         if self._may_wait(spec.name):
-            from autoprof._boot import pauses
-
-            module = pauses.wait(spec.name, self._pauses)
+            module = _wait(spec.name, self._pauses)
         if not isinstance(module, type(sys)):
             return loader.create_module(spec)  # type: ignore[no-any-return]
         self._imported[spec.name] = getattr(module, "__spec__", None)
@@ -172,7 +181,7 @@ class Finder:
             self._loading.discard(name)
 
     def _pause(self, work: "Callable[..., None]", *arguments: "Any") -> None:
-        """Call `work`, a function of autoprof, in the middle of an import, which pauses meanwhile (see `pauses.py`)."""
+        """Call `work`, a function of autoprof, in the middle of an import, which pauses meanwhile."""
         thread = get_ident()
         if thread in self._pauses:
             work(*arguments)
@@ -186,7 +195,7 @@ class Finder:
     def _may_wait(self, name: str) -> bool:
         """Return True if this thread may have to wait for a pause before it imports the module `name`.
 
-        Imports of autoprof's own modules never wait, because `create` may import such a module.
+        Imports of autoprof's own modules never wait.
         """
         if not self._pauses or "." not in name or name.startswith("autoprof."):
             return False
@@ -302,3 +311,107 @@ def _starting() -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+_POLL_S = 0.002
+# Maximum wait. CPython does not detect deadlocks with other kinds of locks, which the waiting thread may hold.
+_MAX_WAIT_S = 30.0
+
+
+def _wait(name: str, pauses: "Pauses") -> "Any":
+    """Wait before the module `name` is created, if the import of one of the module's packages pauses.
+
+    Returns:
+        The module if another thread imported it meanwhile, else None.
+    """
+    package = name
+    while "." in package:
+        package = package.rpartition(".")[0]
+        lock: Any = _lock_of(package)
+        pause = pauses.get(getattr(lock, "owner", None))  # type: ignore[arg-type]
+        if pause is not None and pause[1] == os.getpid():
+            return _without_lock(name, pause, pauses, lock)
+    return None
+
+
+def _sit_out(pause: "Pause", pauses: "Pauses", package: "Any") -> None:
+    """Wait for the end of a pause. Then wait as long as the pause had already lasted when this function was called.
+
+    The wait ends early if the import of the package is complete, or if that import waits for this thread.
+
+    Args:
+        pause: The pause.
+        pauses: All pauses. A pause has ended when it is no longer in this dict.
+        package: The lock of the package whose import pauses.
+    """
+    call_time, (thread, _, pause_start) = monotonic(), pause
+    is_paused, deadline = True, call_time + _MAX_WAIT_S
+    while package.owner == thread and monotonic() < deadline and not package.has_deadlock():
+        if is_paused and pauses.get(thread) is not pause:
+            is_paused, deadline = False, min(deadline, monotonic() + call_time - pause_start)
+        sleep(_POLL_S)
+
+
+def _without_lock(name: str, pause: "Pause", pauses: "Pauses", package: "Any") -> "Any":
+    """Wait for a pause as `_sit_out` does, but meanwhile release the lock of the module that this thread imports.
+
+    This thread is registered as waiting for that lock. Then CPython notices a deadlock if the thread that takes the
+    lock needs another module that this thread is importing.
+
+    Returns:
+        The module if another thread imported it meanwhile, else None.
+    """
+    lock, thread = _lock_of(name), get_ident()
+    if lock.owner != thread:  # the module is only searched for, not imported
+        _sit_out(pause, pauses, package)
+        return None
+    with _Entry(thread, lock):
+        lock.release()
+        try:
+            _sit_out(pause, pauses, package)
+        finally:
+            _take(lock)
+    return sys.modules.get(name)
+
+
+def _take(lock: "Any") -> None:
+    """Acquire a lock, which the caller releases.
+
+    If a signal handler raises meanwhile, the exception is raised again once the lock is acquired.
+    """
+    interrupt = None
+    while lock.owner != get_ident():
+        try:
+            lock.acquire()
+        except _importing._DeadlockError:
+            raise
+        except BaseException as error:
+            interrupt = error
+    if interrupt is not None:
+        raise interrupt
+
+
+class _WaitEntry:
+    """Context manager in which CPython lists a thread as waiting for a module's lock. Only used up to Python 3.11."""
+
+    def __init__(self, thread: int, lock: "Any") -> None:
+        self._thread = thread
+        self._lock = lock
+
+    def __enter__(self) -> None:
+        _importing._blocking_on[self._thread] = self._lock
+
+    def __exit__(self, *exception: object) -> None:
+        _importing._blocking_on.pop(self._thread, None)
+
+
+def _no_lock(name: str) -> None:
+    """Return None. Replaces `_get_module_lock` in an interpreter whose module locks autoprof does not know."""
+
+
+# CPython 3.10 to 3.14, importlib/_bootstrap.py: a lock's `owner` is the thread that holds it. `has_deadlock` returns
+# True if that thread waits for this thread, directly or through other threads. It looks at the registered waits.
+_importing: "Any" = sys.modules["_frozen_importlib"]
+_known = hasattr(getattr(_importing, "_ModuleLock", None), "has_deadlock") and hasattr(_importing, "_blocking_on")
+_Entry: "Any" = getattr(_importing, "_BlockingOnManager", _WaitEntry)
+_lock_of: "Callable[[str], Any]" = getattr(_importing, "_get_module_lock", _no_lock) if _known else _no_lock

@@ -12,7 +12,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping
 
-    from autoprof._boot.command import Command
+    from autoprof._boot import Command
 
 LAUNCH_RUN_ID = "AUTOPROF_RUN_ID"
 # This rank and the number of ranks, for example `3/8`.

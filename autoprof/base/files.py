@@ -19,9 +19,6 @@ import sys
 from autoprof.base import process, seam
 from autoprof.base.originals import fcntl, io, os
 from autoprof.base.seam import suppress
-from autoprof.base.size_limits import check_size as check_size
-from autoprof.base.size_limits import no_size_signal as no_size_signal
-from autoprof.base.size_limits import size_limit as size_limit
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -202,6 +199,23 @@ def name_whole(error: Any, path: str | os.PathLike[str]) -> None:
         error.filename = os.fspath(path)
         # With `filename2 = None`, the text of the error would end in `-> None`.
         del error.filename2
+
+
+def size_limit() -> int | None:
+    """Return the maximum size in bytes of a file that this process may write, or None if there is no limit."""
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    return None if limit == resource.RLIM_INFINITY else limit
+
+
+def check_size(size: int) -> None:
+    """Check that a file may have `size` bytes. Writing a larger file sends SIGXFSZ, which may end the process.
+
+    Raises:
+        OSError: The size is over the limit.
+    """
+    limit = size_limit()
+    if limit is not None and size > limit:
+        raise OSError(errno.EFBIG, f"{os.strerror(errno.EFBIG)}: the limit is {limit} bytes (ulimit -f)")
 
 
 def append(path: str | os.PathLike[str], content: bytes) -> None:

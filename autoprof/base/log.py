@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import sys
 
-from autoprof.base import files, process, seam
-from autoprof.base.exception_text import described
+from autoprof.base import process, seam
 from autoprof.base.redact import hidden, plain
+from autoprof.base.seam import described
 
 _logger = logging.getLogger("autoprof")
 
@@ -24,7 +24,7 @@ class _Handler(logging.StreamHandler):  # type: ignore[type-arg]
 
     def emit(self, record: logging.LogRecord) -> None:
         # stderr may be a file.
-        files.no_size_signal(super().emit, record)
+        seam.no_size_signal(super().emit, record)
 
     def handleError(self, record: logging.LogRecord) -> None:
         if (error := sys.exc_info()[1]) is not None:
@@ -104,5 +104,5 @@ def _log(level: int, message: str) -> None:
 def _write(handler: _Handler, message: str) -> None:
     text = plain(hidden(message).replace("\n", " "))
     with seam.suppress(Exception):  # the program may have closed the stream, or replaced stderr by any object
-        files.no_size_signal(handler.stream.write, f"autoprof: {text}\n")
-        files.no_size_signal(handler.stream.flush)
+        seam.no_size_signal(handler.stream.write, f"autoprof: {text}\n")
+        seam.no_size_signal(handler.stream.flush)

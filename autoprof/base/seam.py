@@ -1,4 +1,4 @@
-"""Seam between autoprof's errors and the program's exceptions.
+"""Seam between autoprof and the program's exceptions and signals.
 
 autoprof's own errors end at a `guard`. Guards are at the roots of autoprof's code: calls of hooks, threads, functions
 that run at exit, callbacks. The code below a root catches the exceptions that it expects.
@@ -6,22 +6,31 @@ that run at exit, callbacks. The code below a root catches the exceptions that i
 Python calls a signal handler between two instructions of the main thread. If the handler raises an exception, the
 exception leaves the code that was running. This can be autoprof's code. For example, the handler of a watchdog's alarm
 raises `TimeoutError`, which is an `OSError`. An `except OSError` clause of autoprof must not catch that exception.
-Therefore every `except` clause of autoprof begins with `pass_on`. Standard library only.
+Therefore every `except` clause of autoprof begins with `pass_on`.
+
+A class of exceptions may define properties, slots, `__str__`, `__setattr__`, `__getattribute__`, `__bool__` or a
+metaclass. autoprof reads, changes and describes the program's exceptions without running such code: it uses the
+descriptors of `BaseException` and `type`, as the interpreter does.
+
+The boot uses this module if an error occurs, also if a program has replaced `os`. So the module imports only the
+standard library, not the copies in `base/originals.py`.
 """
 
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # `signal` in C: it takes any number, and imports nothing
 import sys
+import types
 from itertools import pairwise
-
-from autoprof.base import exceptions
+from types import FunctionType, MemberDescriptorType, MethodDescriptorType, WrapperDescriptorType
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from types import CodeType, FrameType, TracebackType
+    from typing import Any
 
+    Link = Callable[[BaseException], "BaseException | None"]
 
 # Flags of code objects, as in `inspect`: code of a function, and of a function with `*args`.
 _OPTIMIZED, _VARARGS = 0x01, 0x04
@@ -29,6 +38,32 @@ _OPTIMIZED, _VARARGS = 0x01, 0x04
 _MAX_CALLS = 4
 # Reason in meta files of captures that ended early.
 AT_WORK = "autoprof was interrupted, or the stage was never left"
+
+# Name of the class of exception groups, which Python 3.10 lacks.
+GROUP = "BaseExceptionGroup"
+
+name_of: Callable[[type], str] = type.__dict__["__name__"].__get__
+mro_of: Callable[[type], tuple[type, ...]] = type.__dict__["__mro__"].__get__
+members_of: Callable[[type], dict[str, Any]] = type.__dict__["__dict__"].__get__
+_attributes_of: Callable[[Any], dict[str, Any]] = BaseException.__dict__["__dict__"].__get__
+args_of: Callable[[BaseException], tuple[Any, ...]] = BaseException.__dict__["args"].__get__
+
+traceback_of: Callable[[BaseException], TracebackType | None] = BaseException.__dict__["__traceback__"].__get__
+context_of: Link = BaseException.__dict__["__context__"].__get__
+cause_of: Link = BaseException.__dict__["__cause__"].__get__
+hides_context: Callable[[BaseException], bool] = BaseException.__dict__["__suppress_context__"].__get__
+set_traceback: Callable[[BaseException, TracebackType | None], BaseException] = BaseException.with_traceback
+set_context: Callable[[BaseException, BaseException | None], None] = BaseException.__dict__["__context__"].__set__
+
+# Code in these folders does not belong to the program: the standard library, autoprof, installed packages.
+_LIBRARIES = tuple(path.rpartition("/")[0] + "/" for path in (types.__file__, __file__.rpartition("/")[0]))
+_PACKAGES = ("/site-packages/", "/dist-packages/")
+_ATOMS = frozenset((str, bytes, int, float, complex, bool, type(None)))
+_CONTAINERS = frozenset((tuple, list, set, frozenset, dict))
+# Classes whose `__str__` shows attributes, which may be objects of the program (Objects/exceptions.c).
+_SHOW_MEMBERS = (OSError, SyntaxError, ImportError, UnicodeEncodeError, UnicodeDecodeError, UnicodeTranslateError)
+# Containers at a greater depth are not shown, because a container may contain itself.
+_MAX_DEPTH = 5
 
 
 def pass_on(error: BaseException) -> None:
@@ -86,10 +121,10 @@ def alone(error: BaseException, outer: BaseException | None) -> None:
     """
     if error is outer:
         return
-    while (context := exceptions.context_of(error)) is not None and context is not outer:
-        traceback = exceptions.traceback_of(context)
+    while (context := context_of(error)) is not None and context is not outer:
+        traceback = traceback_of(context)
         if traceback is None or not _is_handler(traceback.tb_frame):
-            exceptions.set_context(error, outer if outer is not error else None)
+            set_context(error, outer if outer is not error else None)
             return
         error = context
 
@@ -157,7 +192,7 @@ def of_handler(error: BaseException | None) -> BaseException | None:
     """
     frames: set[FrameType] = set()
     while error is not None:
-        entries = list(_entries(exceptions.traceback_of(error)))
+        entries = list(_entries(traceback_of(error)))
         # Python replaces the StopIteration of a generator by a RuntimeError without the generator's frame.
         if frames and (not entries or (entries[0] not in frames and not issubclass(type(error), StopIteration))):
             return None
@@ -167,8 +202,8 @@ def of_handler(error: BaseException | None) -> BaseException | None:
         if frames.issuperset(entries):
             return None
         frames.update(entries)
-        cause = exceptions.cause_of(error)
-        error = exceptions.context_of(error) if cause is None else cause
+        cause = cause_of(error)
+        error = context_of(error) if cause is None else cause
     return None
 
 
@@ -217,3 +252,140 @@ def _handlers() -> set[CodeType]:
             if (code := getattr(function, "__code__", None)) is not None:
                 codes.add(code)
     return codes
+
+
+def type_name(error: BaseException) -> str:
+    """Return the name of the exception's class."""
+    return name_of(type(error))
+
+
+def attribute(error: BaseException, name: str) -> Any:
+    """Return an attribute from the exception's `__dict__`, or None if it is not there. Properties are not called."""
+    return _attributes_of(error).get(name)
+
+
+def group_of(error: BaseException) -> tuple[Any, ...]:
+    """Return the exceptions in an exception group, or an empty tuple if `error` is not a group."""
+    for kind in mro_of(type(error)):
+        if name_of(kind) == GROUP:
+            # On Python 3.10 the package `exceptiongroup` defines groups. They keep their exceptions in `_exceptions`.
+            member = members_of(kind).get("exceptions")
+            group = member.__get__(error) if type(member) is MemberDescriptorType else attribute(error, "_exceptions")
+            return group if type(group) is tuple else ()
+    return ()
+
+
+def described(error: BaseException) -> str:
+    """Return the exception's type and text, or only the type if there is no text."""
+    return ": ".join(filter(None, [type_name(error), text(error)]))
+
+
+def reason(error: BaseException) -> str:
+    """Return the exception's text. If it has no text, such as a `MemoryError`, return its type."""
+    return text(error) or type_name(error)
+
+
+def text(error: BaseException) -> str:
+    """Return the exception's text. This function raises only exceptions of signal handlers.
+
+    If the program defines `__str__`, this function does not call it and makes the text from the exception's arguments.
+    The reason: `__str__` may print, wait, count its calls or exit, and without autoprof nothing would call it for an
+    exception that the program catches.
+    """
+    try:
+        return _text(error, 0)
+    except BaseException as problem:
+        pass_on(problem)
+        if issubclass(type(problem), KeyboardInterrupt):  # Python's own handler of Ctrl-C has no frame
+            raise
+        return ""
+
+
+def _text(error: BaseException, depth: int) -> str:
+    arguments, method = args_of(error), _method(type(error), "__str__")
+    in_python = type(method) is FunctionType
+    # A `__str__` written in C shows the arguments, except for groups, which show the number of their exceptions.
+    shows_arguments = not in_python and name_of(getattr(method, "__objclass__", object)) != GROUP
+    values = (*arguments, *_members(error))
+    if _is_library(method) and method is not object.__str__ and not (shows_arguments and not _are_quiet(values, depth)):
+        return str(error)
+    if len(arguments) == 1:
+        return _argument(arguments[0], depth, str)
+    return f"({', '.join(_argument(value, depth, repr) for value in arguments)})" if arguments else ""
+
+
+def _argument(value: Any, depth: int, show: Callable[[Any], str]) -> str:
+    """Return an argument as text. If making this text would run the program's code, return only the type."""
+    if _is_quiet(value, depth):
+        return show(value)
+    if issubclass(type(value), BaseException) and depth < _MAX_DEPTH:
+        return f"{type_name(value)}({_text(value, depth + 1)})"
+    return f"<{name_of(type(value))}>"
+
+
+def _are_quiet(values: Iterable[Any], depth: int) -> bool:
+    return depth < _MAX_DEPTH and all(_is_quiet(value, depth + 1) for value in values)
+
+
+def _is_quiet(value: Any, depth: int) -> bool:
+    """Return True if converting `value` to text runs no code of the program."""
+    kind = type(value)
+    if kind in _ATOMS:
+        return True
+    if kind in _CONTAINERS:
+        return _are_quiet(value, depth) and (kind is not dict or _are_quiet(value.values(), depth))
+    if not (_is_library(_method(kind, "__str__")) and _is_library(_method(kind, "__repr__"))):
+        return False
+    return not issubclass(kind, BaseException) or _are_quiet((*args_of(value), *_members(value)), depth)
+
+
+def _members(error: BaseException) -> list[Any]:
+    """Return the attributes that a builtin `__str__` shows besides the arguments, such as `OSError.filename`."""
+    kinds = [kind for kind in mro_of(type(error)) if kind in _SHOW_MEMBERS]
+    members = [member for kind in kinds for member in members_of(kind).values()]
+    return [member.__get__(error) for member in members if type(member) is MemberDescriptorType]
+
+
+def _method(kind: type, name: str) -> Any:
+    return next((members_of(base)[name] for base in mro_of(kind) if name in members_of(base)), None)
+
+
+def _is_library(method: Any) -> bool:
+    """Return True if a method is written in C, or belongs to the standard library, autoprof or an installed package."""
+    if type(method) is not FunctionType:
+        return type(method) in (WrapperDescriptorType, MethodDescriptorType) or (
+            name_of(type(method)) == "cython_function_or_method"
+        )
+    file = method.__code__.co_filename
+    return file.startswith((*_LIBRARIES, "<frozen ")) or any(part in file for part in _PACKAGES)
+
+
+def no_size_signal(call: Callable[..., Any], *args: Any) -> Any:
+    """Call `call` without the signal SIGXFSZ. Writes beyond the limit of file sizes fail with EFBIG.
+
+    If a signal handler of the program blocks other signals during the call, these signals stay blocked.
+
+    Returns:
+        The result of `call`.
+    """
+    signals = {_signal.SIGXFSZ}
+    blocked = signals <= _signal.pthread_sigmask(_signal.SIG_BLOCK, ())
+    restore = _signal.SIG_BLOCK if blocked else _signal.SIG_UNBLOCK
+    # The signal mask is restored twice, because a signal handler that raises may interrupt the first call.
+    try:
+        try:
+            return _blocking(signals, call, args)
+        finally:
+            _signal.pthread_sigmask(restore, signals)
+    finally:
+        _signal.pthread_sigmask(restore, signals)
+
+
+def _blocking(signals: set[int], call: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    pending = signals.intersection(_signal.sigpending())
+    try:
+        _signal.pthread_sigmask(_signal.SIG_BLOCK, signals)
+        return call(*args)
+    finally:
+        if signals.intersection(_signal.sigpending()) - pending:
+            _signal.sigtimedwait(signals, 0)

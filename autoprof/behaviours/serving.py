@@ -17,7 +17,7 @@ from concurrent.futures.thread import ThreadPoolExecutor
 from http.client import HTTPException
 from typing import Any, Literal, NamedTuple
 
-from autoprof.base import log, process, seam, threads
+from autoprof.base import log, process, seam
 from autoprof.base.originals import json, time
 from autoprof.behaviours.rollout import ROLE, Request, awaited_problem
 from autoprof.behaviours.trainer.stages import in_whole
@@ -540,7 +540,7 @@ def _together(function: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) ->
         return [function(*calls[0])]
     pool = ThreadPoolExecutor(min(len(calls), MAX_PARALLEL_REQUESTS), "autoprof-asking")
     try:
-        return list(threads.start(pool.map, lambda arguments: function(*arguments), calls))
+        return list(process.start_thread(pool.map, lambda arguments: function(*arguments), calls))
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
 

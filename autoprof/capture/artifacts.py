@@ -15,9 +15,9 @@ import msgspec
 
 from autoprof import __version__
 from autoprof.base import files, identity, log, process, seam, units
-from autoprof.base.exception_text import reason as reason_of
 from autoprof.base.originals import os, time
 from autoprof.base.redact import hidden
+from autoprof.base.seam import reason as reason_of
 from autoprof.capture import profilers, writer
 from autoprof.capture.profilers import Tool, foreign
 from autoprof.capture.profilers.memory import MemoryTool
@@ -219,7 +219,7 @@ class Artifacts:
         self._started = now()
         self._is_on = True
         # torch writes messages to stderr, which may be a file with a size limit.
-        self.contents = files.no_size_signal(tool.start, self._settings, self._raw)
+        self.contents = seam.no_size_signal(tool.start, self._settings, self._raw)
         self.lacking = [f"{tool.name}.{option}" for option in getattr(tool, "lacking", ())]
         if self.lacking:
             options = ", ".join(self.lacking)
@@ -238,7 +238,7 @@ class Artifacts:
         self._budget.end()
         if self.more:
             self._tool.stamp(self._stamp())
-        files.no_size_signal(self._tool.stop)
+        seam.no_size_signal(self._tool.stop)
 
     def abort(self, reason: str, here: bool = True) -> None:
         """End the recording without a trace. May be called after an interrupted `start` or `stop`.
@@ -254,7 +254,7 @@ class Artifacts:
             return
         if self._is_on:
             with seam.guard("a capture could not be ended", log.error_once):  # a profiler may raise anything
-                files.no_size_signal(self._tool.abort if here else self._tool.stop)
+                seam.no_size_signal(self._tool.abort if here else self._tool.stop)
         self.fail(reason)
 
     def write(self, state: str, reason: str = "") -> None:
@@ -283,7 +283,7 @@ class Artifacts:
             os.close(files.create(raw))
 
         def write() -> None:
-            files.no_size_signal(self._export, raw, meta, suspicion)
+            seam.no_size_signal(self._export, raw, meta, suspicion)
 
         self._job = writer.Job(write, self._settings.stop_timeout_s)
         writer.later(self._job)

@@ -43,9 +43,9 @@ from typing import Literal, TypeVar
 
 import msgspec
 
-from autoprof.base import files, log, process, seam, threads
-from autoprof.base.exception_text import described
+from autoprof.base import files, log, process, seam
 from autoprof.base.originals import threading
+from autoprof.base.seam import described
 from autoprof.capture import profilers, writer
 from autoprof.capture.artifacts import Artifacts, OverBudget, Subject
 from autoprof.capture.profilers import Tool, foreign
@@ -488,7 +488,7 @@ def begin(run: Runtime, subject: Subject, settings: Settings | None = None) -> C
 
 def has_room(subject: Subject) -> bool:
     """Return True if the stack of this thread is large enough for a profiler. Otherwise warn once and return False."""
-    stack = threads.stack_bytes()
+    stack = process.stack_bytes()
     if stack is None or stack >= _MIN_STACK_KIB << 10:
         return True
     log.warning_once(

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 import autoprof
-from autoprof.base import files, interpreter, log, process, seam, threads
+from autoprof.base import files, interpreter, log, process, seam
 from autoprof.base.originals import subprocess, threading, time
 from autoprof.capture import finisher
 
@@ -153,7 +153,7 @@ class Job:
         if not self._free:
             return
         try:
-            threads.start(_thread.start_new_thread, self.run, ())
+            process.start_thread(_thread.start_new_thread, self.run, ())
         except RuntimeError as error:  # the interpreter is ending, or the system has no more threads
             seam.pass_on(error)
             self.run()

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Generator, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
-from autoprof.base import exceptions, log, seam, threads
+from autoprof.base import log, process, seam
 from autoprof.base.originals import threading
 from autoprof.capture import recorder
 from autoprof.hooks import registry
@@ -53,7 +53,7 @@ class InThread(Wait):
         context = contextvars.copy_context()
         try:
             thread = threading.Thread(target=context.run, args=(call,), name="autoprof-waiting", daemon=True)
-            threads.start(thread.start)
+            process.start_thread(thread.start)
         except RuntimeError as error:  # the system can't start another thread
             seam.pass_on(error)
             return self.block()
@@ -138,11 +138,11 @@ def drive(
         try:
             result = function(*args, **kwargs)
         except BaseException as error:
-            traceback = exceptions.traceback_of(error)
+            traceback = seam.traceback_of(error)
             try:
                 hook_call.proceed(_raised(error, call))
             finally:
-                exceptions.set_traceback(error, traceback)
+                seam.set_traceback(error, traceback)
                 del traceback
             raise
         hook_call.proceed(Outcome(result, None))
@@ -167,11 +167,11 @@ async def drive_coroutine(
         try:
             result = await function(*args, **kwargs)
         except BaseException as error:
-            traceback = exceptions.traceback_of(error)
+            traceback = seam.traceback_of(error)
             try:
                 await hook_call.proceed_coroutine(_raised(error, call))
             finally:
-                exceptions.set_traceback(error, traceback)
+                seam.set_traceback(error, traceback)
                 del traceback
             raise
         await hook_call.proceed_coroutine(Outcome(result, None))
@@ -322,7 +322,7 @@ class HookCall(Call):
             return wait
         except BaseException as error:
             # If the generator has returned, the traceback of the StopIteration has only this frame.
-            if type(error) is StopIteration and exceptions.traceback_of(error).tb_next is None:  # type: ignore[union-attr]
+            if type(error) is StopIteration and seam.traceback_of(error).tb_next is None:  # type: ignore[union-attr]
                 self._around = None
                 if isinstance(error.value, Reply) and not self._called:
                     self.reply = error.value
@@ -335,7 +335,7 @@ class HookCall(Call):
             self._failed(error)
         finally:
             if failure is not None:
-                exceptions.set_traceback(failure, None)  # for the reason in `_failed`
+                seam.set_traceback(failure, None)  # for the reason in `_failed`
         return None
 
     def _begin(self) -> Around | None:
@@ -390,7 +390,7 @@ class HookCall(Call):
                 recorder.abort(f"autoprof failed in {self.key}", but_for=self._recording)
         # The frames of the traceback refer to the user's arguments, and some frames refer to the error. This reference
         # cycle could keep a model alive.
-        exceptions.set_traceback(error, None)
+        seam.set_traceback(error, None)
 
 
 def _block(wait: Wait) -> tuple[Any, BaseException | None]:

@@ -16,7 +16,6 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from autoprof import _boot
-from autoprof._boot import command
 from autoprof.base import files, identity, log, seam
 from autoprof.base.originals import os
 from autoprof.config.settings import Settings
@@ -239,7 +238,7 @@ def _early_end() -> str:
 
 
 def _program() -> str:
-    return command.THIS.name or "the program"
+    return _boot.COMMAND.name or "the program"
 
 
 def _targets_of(path: str) -> list[str]:

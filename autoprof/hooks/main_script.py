@@ -14,7 +14,7 @@ import sys
 from types import CodeType, FrameType
 from typing import Any
 
-from autoprof._boot import command
+from autoprof import _boot
 from autoprof.base import process, seam
 from autoprof.base.originals import os
 from autoprof.hooks import patching, registry
@@ -49,7 +49,7 @@ class _MainScriptState(process.State):
 
 def runs(module: str) -> bool:
     """Return True if this process was started with the module (`python -m package.module`)."""
-    return command.THIS.kind == "-m" and module.removesuffix(".__main__") == command.THIS.what
+    return _boot.COMMAND.kind == "-m" and module.removesuffix(".__main__") == _boot.COMMAND.what
 
 
 def watch(hook: BoundHook) -> None:

@@ -26,7 +26,7 @@ from typing import Any
 import wrapt
 
 from autoprof import _boot
-from autoprof.base import exception_text, seam
+from autoprof.base import seam
 from autoprof.base.originals import os
 from autoprof.hooks import registry
 from autoprof.hooks.recipe import BoundHook, outside
@@ -205,9 +205,9 @@ def _apply(hook: BoundHook, root: Any, path: str) -> None:
 
     def failed(key: str, error: BaseException) -> None:
         if isinstance(error, LookupError):
-            run.hooks.skipped(hook, exception_text.text(error))
+            run.hooks.skipped(hook, seam.text(error))
         else:
-            run.hooks.failed(hook, exception_text.described(error))
+            run.hooks.failed(hook, seam.described(error))
 
     with seam.guard(hook.key, failed):
         if reason := registry.left_out(run, hook):

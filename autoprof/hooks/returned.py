@@ -21,7 +21,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, TypeAlias
 
-from autoprof.base import exceptions, process, seam
+from autoprof.base import process, seam
 from autoprof.base.originals import threading
 from autoprof.hooks import registry
 from autoprof.hooks.behaviour import Call, Outcome
@@ -161,7 +161,7 @@ def watch(
 
 def _report(key: str, error: BaseException) -> None:
     report(key, error)
-    exceptions.set_traceback(error, None)  # for the reason in `HookCall._failed`
+    seam.set_traceback(error, None)  # for the reason in `HookCall._failed`
 
 
 def _watch(call: Call, returned: Any, around: str) -> None:
@@ -249,26 +249,26 @@ class _BlockHooks:
         Args:
             error: The exception that ended the block, or None.
         """
-        traceback = exceptions.traceback_of(error) if error is not None else None
+        traceback = seam.traceback_of(error) if error is not None else None
         try:
             while self._entered:
                 self._entered.pop().proceed(Outcome(None, error))
         finally:
             self.abort()
             if error is not None:
-                exceptions.set_traceback(error, traceback)
+                seam.set_traceback(error, traceback)
             del traceback
 
     async def leave_coroutine(self, error: BaseException | None) -> None:
         """Do the work of `leave` in a coroutine."""
-        traceback = exceptions.traceback_of(error) if error is not None else None
+        traceback = seam.traceback_of(error) if error is not None else None
         try:
             while self._entered:
                 await self._entered.pop().proceed_coroutine(Outcome(None, error))
         finally:
             self.abort()
             if error is not None:
-                exceptions.set_traceback(error, traceback)
+                seam.set_traceback(error, traceback)
             del traceback
 
     @property

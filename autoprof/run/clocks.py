@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 
-from autoprof.base import files, identity, process, seam, threads
-from autoprof.base.exception_text import described
+from autoprof.base import files, identity, process, seam
 from autoprof.base.originals import threading, time
+from autoprof.base.seam import described
 from autoprof.run import cluster
 from autoprof.run.journal import HookLog
 from autoprof.rundir.layout import RunDir
@@ -60,7 +60,7 @@ def measure(run: RunDir, hooks: HookLog) -> None:
     _state.stop.clear()
     thread = threading.Thread(target=_measure, args=(run, hooks, ray), name="autoprof-clocks", daemon=True)
     with seam.suppress(RuntimeError):  # the limit of threads is reached
-        threads.start(thread.start)
+        process.start_thread(thread.start)
         _state.thread = thread
 
 

@@ -17,10 +17,9 @@ from typing import Any
 import msgspec
 
 from autoprof.base import files, identity, log, process, seam
-from autoprof.base.exception_text import described, reason
-from autoprof.base.exceptions import type_name
 from autoprof.base.originals import os
 from autoprof.base.redact import hidden
+from autoprof.base.seam import described, reason, type_name
 from autoprof.config import structs
 
 _NAMESPACE = b"autoprof"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import autoprof
-from autoprof.base import files, identity, interpreter, log, seam, threads
+from autoprof.base import files, identity, interpreter, log, process, seam
 from autoprof.base.originals import os, subprocess, threading, time
 from autoprof.base.redact import is_url, url
 from autoprof.config.values import MERGE
@@ -81,7 +81,7 @@ def window_passed(run: Runtime) -> None:
         wait_for_files(run)
         _after(run)
 
-    threads.start(threading.Thread(target=wait_and_merge, name="autoprof-after", daemon=True).start)
+    process.start_thread(threading.Thread(target=wait_and_merge, name="autoprof-after", daemon=True).start)
 
 
 def let_workers_write(run: Runtime) -> None:
@@ -259,4 +259,4 @@ def run_command(command: str, run: str) -> None:
     """Start the command `AUTOPROF_ON_FINISH`, and do not wait for its end. `run` is the path of the run directory."""
     environment: dict[str, Any] = os.environ | {"AUTOPROF": "0", "AUTOPROF_RUN_DIR": run}
     start = partial(subprocess.Popen, shell=True, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
-    threads.start_process(partial(start, command))
+    process.start_program(partial(start, command))

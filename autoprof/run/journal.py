@@ -19,9 +19,9 @@ import msgspec
 
 from autoprof import __version__
 from autoprof.base import files, identity, log, process, seam
-from autoprof.base.exceptions import type_name
 from autoprof.base.originals import os, threading, time
 from autoprof.base.redact import hidden, redacted
+from autoprof.base.seam import type_name
 from autoprof.config import kinds
 from autoprof.run import raised
 from autoprof.rundir import memory_state, processes

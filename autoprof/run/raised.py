@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any
 
 from autoprof import _boot
-from autoprof.base import exception_text, exceptions, files, log, seam
+from autoprof.base import files, log, seam
 from autoprof.base.originals import os, time
 from autoprof.base.redact import hidden, writable
 from autoprof.rundir.records import Frame, Line, NamedProcess, Raised, RaisedLine
@@ -70,12 +70,12 @@ def of(error: BaseException) -> Raised:
         return _of(error, _text(error))
     except Exception as problem:  # a library may set any object as an attribute
         seam.pass_on(problem)
-        return Raised(type=exceptions.type_name(error))
+        return Raised(type=seam.type_name(error))
 
 
 def _text(error: BaseException) -> tuple[str, int]:
     """Return the text of an exception, cut at `_MAX_TEXT_CHARS`, and the number of characters that were cut off."""
-    text = exception_text.text(error)
+    text = seam.text(error)
     return writable(text[:_MAX_TEXT_CHARS]), max(0, len(text) - _MAX_TEXT_CHARS)
 
 
@@ -90,14 +90,14 @@ def _origin(error: BaseException, text: str) -> str:
         error: The exception.
         text: The text of `error`.
     """
-    group = exceptions.group_of(error)
+    group = seam.group_of(error)
     if group and issubclass(type(group[0]), BaseException):
         more_text = f", and {len(group) - 1} more" if len(group) > 1 else ""
         text = _text(group[0])[0]
         return f"{_origin(group[0], text) or _words(group[0], text)}{more_text}"
-    origin = exceptions.cause_of(error)
-    if origin is None and not exceptions.hides_context(error):
-        origin = exceptions.context_of(error)
+    origin = seam.cause_of(error)
+    if origin is None and not seam.hides_context(error):
+        origin = seam.context_of(error)
     if origin is None:
         return _from_traceback(text)
     text = _text(origin)[0]
@@ -106,8 +106,8 @@ def _origin(error: BaseException, text: str) -> str:
 
 def _words(error: BaseException, text: str) -> str:
     first_line = hidden(text.strip().partition("\n")[0], _MAX_CAUSE_CHARS)
-    place = _at(_frames(exceptions.traceback_of(error)))
-    return f"{exceptions.type_name(error)}{f': {first_line}' if first_line else ''}{place}"
+    place = _at(_frames(seam.traceback_of(error)))
+    return f"{seam.type_name(error)}{f': {first_line}' if first_line else ''}{place}"
 
 
 def _from_traceback(text: str) -> str:
@@ -148,14 +148,14 @@ def _at(frames: list[Frame]) -> str:
 
 
 def _of(error: BaseException, text_and_cut: tuple[str, int]) -> Raised:
-    kind, (text, cut_chars) = exceptions.type_name(error), text_and_cut
-    cause = exceptions.attribute(error, "cause")
-    frames, message, pid = _frames(exceptions.traceback_of(error)), _message(text, cut_chars), 0
+    kind, (text, cut_chars) = seam.type_name(error), text_and_cut
+    cause = seam.attribute(error, "cause")
+    frames, message, pid = _frames(seam.traceback_of(error)), _message(text, cut_chars), 0
     if kind.startswith(_BROUGHT) and issubclass(type(cause), BaseException):
         # A task or an actor of Ray raised the exception: record the type, the text and the stack from its process.
-        remote = exceptions.attribute(error, "traceback_str")
+        remote = seam.attribute(error, "traceback_str")
         remote_frames, pid = _remote(remote if isinstance(remote, str) else text)
-        frames, pid = remote_frames or frames, pid or exceptions.attribute(error, "pid")
+        frames, pid = remote_frames or frames, pid or seam.attribute(error, "pid")
         cause_text = _text(cause)
         inner = _of(cause, cause_text)
         kind, message = inner.type, inner.message
@@ -221,7 +221,7 @@ def _named(error: BaseException, text: str) -> list[NamedProcess]:
 
     Omit a process of Ray if neither its pid nor the cause of its death is known.
     """
-    failures = exceptions.attribute(error, "failures")
+    failures = seam.attribute(error, "failures")
     if isinstance(failures, dict):
         return _of_torchrun(failures)
     death = _ray_death(error)
@@ -243,13 +243,11 @@ def _ray_death(error: Any) -> str:
     The exception may be of a derived class. If a task raised the exception, look at the exception inside it.
     """
     for _ in range(_MAX_NAMED):
-        kinds = exceptions.mro_of(type(error))
-        names = [
-            exceptions.name_of(kind) for kind in kinds if exceptions.members_of(kind).get("__module__") == _RAY_MODULE
-        ]
+        kinds = seam.mro_of(type(error))
+        names = [seam.name_of(kind) for kind in kinds if seam.members_of(kind).get("__module__") == _RAY_MODULE]
         if death := next((name for name in names if name in _RAY_DEATHS), ""):
             return death
-        error = exceptions.attribute(error, "cause") if _BROUGHT in names else None
+        error = seam.attribute(error, "cause") if _BROUGHT in names else None
     return ""
 
 
@@ -350,7 +348,7 @@ class Exceptions:
     def _takes_sample(self, line: Line, error: BaseException) -> bool:
         is_leaving_outer_span = self._lost[0] == id(error) and line.start_ns <= self._lost[1]
         self._lost = id(error), line.start_ns
-        key = line.kind, line.name, exceptions.type_name(error)
+        key = line.kind, line.name, seam.type_name(error)
         if is_leaving_outer_span or self._alike[key] >= _MAX_ALIKE_LINES or self._samples >= _MAX_SAMPLE_LINES:
             return False
         self._alike[key] += 1
@@ -376,7 +374,7 @@ def exception_type() -> str:
     ended_by = last_exception()
     if ended_by is None:
         return ""
-    return "SIGINT" if issubclass(type(ended_by), KeyboardInterrupt) else exceptions.type_name(ended_by)
+    return "SIGINT" if issubclass(type(ended_by), KeyboardInterrupt) else seam.type_name(ended_by)
 
 
 def uncaught() -> Raised | None:

@@ -17,9 +17,9 @@ import msgspec
 from autoprof import __version__, _boot
 from autoprof._boot import launch
 from autoprof.base import files, identity, log, process, seam
-from autoprof.base.exception_text import described
 from autoprof.base.originals import json, os, threading, time
 from autoprof.base.redact import hidden, hidden_in, redacted
+from autoprof.base.seam import described
 from autoprof.config import settings, structs
 from autoprof.config.parsers import MAX_NAME_BYTES
 from autoprof.config.settings import Settings

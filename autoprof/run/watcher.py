@@ -20,7 +20,7 @@ from weakref import ref
 
 import msgspec
 
-from autoprof.base import files, identity, log, process, seam, threads
+from autoprof.base import files, identity, log, process, seam
 from autoprof.base.originals import os, time
 from autoprof.base.units import seconds as in_words
 from autoprof.config.conditions import HANG, Condition
@@ -361,7 +361,7 @@ class Watcher:
             # Set the attributes before the thread starts. A signal handler may raise during the start, and `stop` must
             # still be able to end the thread.
             self._stop, self._ended, self._native = stop, ended, []
-            threads.start(_thread.start_new_thread, _watch, (self.tick, stop, ended, self._native))
+            process.start_thread(_thread.start_new_thread, _watch, (self.tick, stop, ended, self._native))
         except RuntimeError as error:  # the limit of threads is reached
             seam.pass_on(error)
             stop.release()

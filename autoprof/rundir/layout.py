@@ -22,9 +22,9 @@ import msgspec
 from msgspec import Struct
 
 from autoprof.base import files, identity, log, seam
-from autoprof.base.exception_text import described, text
 from autoprof.base.originals import json, os
 from autoprof.base.redact import writable
+from autoprof.base.seam import described, text
 from autoprof.rundir import file_names
 from autoprof.rundir.file_names import LINES
 

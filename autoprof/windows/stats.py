@@ -13,7 +13,7 @@ from weakref import WeakSet
 
 import msgspec
 
-from autoprof.base import files, identity, process, seam, threads
+from autoprof.base import files, identity, process, seam
 from autoprof.base.originals import threading, time
 from autoprof.config.conditions import MEMORY, REPORTED
 from autoprof.config.selection import Ranks
@@ -95,7 +95,7 @@ class StatsChannel:
 def start_thread(thread: threading.Thread) -> bool:
     """Start a thread that reads or sends statistics. Return False if the system has no more threads."""
     with seam.suppress(RuntimeError):
-        threads.start(thread.start)
+        process.start_thread(thread.start)
         return True
     return False
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from autoprof._boot.command import Command
+from autoprof._boot import Command
 from autoprof.config import settings
 from tests.support.helpers import ROOT, Python
 
-BOOT = ["autoprof", "autoprof._boot", "autoprof._boot.command", "autoprof._boot.finder"]
+BOOT = ["autoprof", "autoprof._boot", "autoprof._boot.finder"]
 SHOW = "import sys; print(sorted(name for name in sys.modules if name.split('.')[0] == 'autoprof'))"
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autoprof._boot import launch
-from autoprof._boot.command import Command
+from autoprof._boot import Command, launch
 from tests.support.launchers import BATCH, by_hand, mpirun, srun
 
 TRAIN = Command(["python", "train.py"])

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from autoprof import _boot
-from autoprof._boot import command, launch
+from autoprof._boot import launch
 from autoprof.base import files, identity, log, process, seam
 from autoprof.base.originals import io, os, time
 from autoprof.behaviours.script import blocks, opened
@@ -144,7 +144,7 @@ def _begin(run_settings: dict[str, object]) -> Runtime:
         os.environ.pop(_boot.RUN_INFO, None)
         # Ranks of srun and mpirun have no WORLD_SIZE. Ranks of torchrun have one launcher process on this host.
         if "WORLD_SIZE" not in os.environ:
-            launch.note_launch(os.environ, command.THIS, starts=True)
+            launch.note_launch(os.environ, _boot.COMMAND, starts=True)
         os.environ.setdefault(_boot.RUN_ID, _new_id())
         # This value prevents the processes of the run from warning at their ends that no hook was applied.
         os.environ[_boot.STARTER] = f":{os.getcwd()}"

@@ -22,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from autoprof._boot import command
+from autoprof import _boot
 from autoprof.base import log
 from autoprof.behaviours import rollout, serving
 from autoprof.behaviours.rollout import MARK, Request, awaited_problem
@@ -181,7 +181,7 @@ class SetUp(Behaviour):
     def around(self, call: Call) -> Around:
         outcome = yield CALL
         # A trainer's server actor calls `set_global_state`, too, but the trainer opens the actor's windows.
-        if outcome.error is None and not command.THIS.ray_worker:
+        if outcome.error is None and not _boot.COMMAND.ray_worker:
             _set_up(call.argument("global_state").tokenizer_manager, call.function.__globals__["app"])
         return None
 

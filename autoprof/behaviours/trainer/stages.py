@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 
 import msgspec
 
-from autoprof.base import exceptions, identity, process, seam
+from autoprof.base import identity, process, seam
 from autoprof.capture import profilers, recorder, whole_step
 from autoprof.capture.artifacts import Subject
 from autoprof.capture.recorder import Capture, PassCapture
@@ -111,7 +111,7 @@ class RunningStage:
 
     def stop(self, error: BaseException | None = None) -> None:
         """End the stage. `error`: exception that the stage raised, if any."""
-        self._end(error, "" if error is None else f"the stage raised {exceptions.type_name(error)}")
+        self._end(error, "" if error is None else f"the stage raised {seam.type_name(error)}")
 
     def abort(self, reason: str = seam.AT_WORK) -> None:
         """End the stage early, also after an interruption of `begin` or `stop`. May be called repeatedly."""

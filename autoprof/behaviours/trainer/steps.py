@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Callable, Generator, Mapping
 from typing import Any, ClassVar, Literal
 
-from autoprof._boot import command
+from autoprof import _boot
 from autoprof.base import log, process, seam
 from autoprof.base.identity import own_rank
 from autoprof.base.originals import time
@@ -327,7 +327,7 @@ class Tick(StepBehaviour):
     at: Literal["begin", "end"] = "begin"
 
     def install(self, owner: Any) -> bool:
-        if self.at == "end" and not command.THIS.ray_worker:
+        if self.at == "end" and not _boot.COMMAND.ray_worker:
             stages.state.open_first = self._first
         return False
 

@@ -15,7 +15,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, Literal
 
-from autoprof._boot import command
+from autoprof import _boot
 from autoprof.base import process
 from autoprof.base.identity import own_rank
 from autoprof.behaviours import serving
@@ -62,7 +62,7 @@ class Routes(Behaviour):
     def around(self, call: Call) -> Around:
         outcome = yield CALL
         # A trainer's server actor builds the same application, but the trainer opens its windows.
-        if outcome.error is None and not command.THIS.ray_worker:
+        if outcome.error is None and not _boot.COMMAND.ray_worker:
             _add_routes(call.argument(self.app) if self.app else outcome.result)
         return None
 
@@ -250,7 +250,7 @@ class _OfflineEngine:
             if announcement is not None and announcement.captured:
                 self._start(self._step_request(run, announcement))
         # If a trainer in another process announces steps, its recipe captures the engines.
-        elif not command.THIS.ray_worker and cluster.announced_step(run.info.id) is None:
+        elif not _boot.COMMAND.ray_worker and cluster.announced_step(run.info.id) is None:
             self._end()
             self._batches.look(run)
             self._start(self._batches.begin(run))

@@ -323,7 +323,7 @@ def _ran_out(run: Runtime, memory: dict[str, int], doing: Callable[[], Any]) -> 
     base, path, part = _claim_path(run, number)
     try:
         subject = {"host": identity.HOST, "pid": os.getpid(), "run": run.info.id}
-        files.no_size_signal(write, snapshot(), subject, str(part))
+        seam.no_size_signal(write, snapshot(), subject, str(part))
         os.replace(part, path)
     finally:
         files.remove(str(part))

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from autoprof.base import log, seam, threads
+from autoprof.base import log, process, seam
 from autoprof.base.originals import os
 from autoprof.capture.profilers import accepted, foreign
 from autoprof.capture.profilers.torch import DEVICES, FLAGS, KinetoTool
@@ -139,7 +139,7 @@ class NpuTool(KinetoTool):
             self._profile = profiler.profile(**arguments)
             foreign.own(True)
             try:
-                threads.blocking(self._profile.start)
+                process.with_signals_blocked(self._profile.start)
             finally:
                 foreign.own(False)
         if not any(raw.iterdir()):

@@ -28,7 +28,7 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any
 
-from autoprof.base import files, log, process, seam, threads
+from autoprof.base import files, log, process, seam
 from autoprof.base.originals import io, json, os, threading
 from autoprof.capture.profilers import Tool, accepted, foreign
 from autoprof.config.settings import Settings
@@ -158,7 +158,7 @@ class TorchTool(KinetoTool):
         try:
             _watch_ranges()
             foreign.own(True)
-            threads.blocking(self._profile.start)  # at the first start, Kineto starts a thread
+            process.with_signals_blocked(self._profile.start)  # at the first start, Kineto starts a thread
         finally:
             foreign.own(False)
         # True if torch has set its profile function in this thread. Then `stop` checks whether it is still set.

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from autoprof.base.exception_text import described, reason, text
+from autoprof.base.seam import described, reason, text
 
 
 class Value:

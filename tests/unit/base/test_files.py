@@ -86,7 +86,7 @@ for number in range(3, 16): os.close(number)
 # Files may have at most 10 bytes, and SIGXFSZ ends the process.
 LIMITED = """
 import os, resource, signal
-from autoprof.base import files, log, size_limits
+from autoprof.base import files, log, seam
 signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
 resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))
 def tried(work, *arguments):
@@ -119,7 +119,7 @@ before = signal.pthread_sigmask(signal.SIG_BLOCK, []), signal.sigpending()
 file = files.create("file")
 def write():
     print(tried(os.write, file, b"12345678901"), tried(os.write, file, b"1"))
-files.no_size_signal(write)
+seam.no_size_signal(write)
 print((signal.pthread_sigmask(signal.SIG_BLOCK, []), signal.sigpending()) == before)
 """
     assert python(LIMITED + code).stdout.split() == ["10", "27", "True"]
@@ -127,7 +127,7 @@ print((signal.pthread_sigmask(signal.SIG_BLOCK, []), signal.sigpending()) == bef
 
 def test_a_signal_that_the_program_blocks_meanwhile_stays_blocked(python: Callable[..., Any]) -> None:
     code = """
-files.no_size_signal(signal.pthread_sigmask, signal.SIG_BLOCK, [signal.SIGUSR1])
+seam.no_size_signal(signal.pthread_sigmask, signal.SIG_BLOCK, [signal.SIGUSR1])
 print(signal.pthread_sigmask(signal.SIG_BLOCK, []) == {signal.SIGUSR1})
 """
     assert python(LIMITED + code).stdout.split() == ["True"]
@@ -136,16 +136,16 @@ print(signal.pthread_sigmask(signal.SIG_BLOCK, []) == {signal.SIGUSR1})
 def test_a_signal_handler_that_raises_leaves_the_mask_of_signals(python: Callable[..., Any]) -> None:
     code = """
 # Python calls handlers of signals at the end of this function.
-real, calls = size_limits._signal.pthread_sigmask, []
+real, calls = seam._signal.pthread_sigmask, []
 def pthread_sigmask(*given):
     calls.append(given)
     if len(calls) == 2:
         real(*given)
         raise TimeoutError
     return real(*given)
-size_limits._signal.pthread_sigmask = pthread_sigmask
+seam._signal.pthread_sigmask = pthread_sigmask
 try:
-    files.no_size_signal(int)
+    seam.no_size_signal(int)
 except TimeoutError:
     print("raised")
 print(len(calls), real(signal.SIG_BLOCK, []))

@@ -285,7 +285,7 @@ def swallowed() -> Iterator[str]:
                 # A generator around a generator: an exception thrown into it is thrown into the inner one.
                 thrown = first.endswith(("throw, error)", "throw, error"))
                 over = broad <= {"StopIteration", "StopAsyncIteration"} and first.startswith("return")
-                # `_boot/pauses.py` raises it once it has acquired the lock.
+                # `_boot/finder.py` raises it once it has acquired the lock.
                 kept = first == f"interrupt = {node.name}"
                 if broad and not (raised or passed_on or thrown or over or kept):
                     yield place

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from autoprof import _boot
-from autoprof.base import log, named_secrets, redact, token_formats
+from autoprof.base import log, named_secrets, redact
 from autoprof.base.redact import hidden, hidden_in, plain, redacted
 from autoprof.capture.artifacts import Subject
 from autoprof.capture.profilers.torch import TorchTool
@@ -435,7 +435,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Counting
                 made[pattern] = Counting(re.compile(pattern), steps)
             return made[pattern]
 
-        for module in (redact, named_secrets, token_formats):
+        for module in (redact, named_secrets):
             monkeypatch.setattr(module, "compiled", compiled)
         return made
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import autoprof
-from autoprof.base import threads
+from autoprof.base import process
 from autoprof.run import end
 
 PACKAGE = Path(autoprof.__file__).parent
@@ -35,7 +35,7 @@ def in_thread(work: Callable[[], Any]) -> Any:
     """Return the result of `work` in a thread that autoprof starts."""
     found: list[Any] = []
     done = threading.Event()
-    threads.start(_thread.start_new_thread, lambda: (found.append(work()), done.set()), ())
+    process.start_thread(_thread.start_new_thread, lambda: (found.append(work()), done.set()), ())
     assert done.wait(20)
     return found[0]
 
@@ -58,14 +58,16 @@ def test_the_mask_is_restored_after_a_start_that_fails() -> None:
         raise RuntimeError("can't start new thread")
 
     with pytest.raises(RuntimeError, match="can't start new thread"):
-        threads.start(fail)
+        process.start_thread(fail)
 
 
 def test_a_signal_that_arrives_during_a_start_is_handled_after_it() -> None:
     said = []
     before = signal.signal(signal.SIGUSR1, lambda *_: said.append("handled"))
     try:
-        threads.start(lambda: (signal.pthread_kill(threading.get_ident(), signal.SIGUSR1), said.append("started")))
+        process.start_thread(
+            lambda: (signal.pthread_kill(threading.get_ident(), signal.SIGUSR1), said.append("started"))
+        )
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert said == ["started", "handled"]
@@ -78,7 +80,7 @@ def test_the_mask_is_restored_when_a_signal_handler_raises_in_a_start() -> None:
     before = signal.signal(signal.SIGUSR1, handler)
     try:
         with pytest.raises(KeyError, match="handler"):
-            threads.start(signal.pthread_kill, threading.get_ident(), signal.SIGUSR1)
+            process.start_thread(signal.pthread_kill, threading.get_ident(), signal.SIGUSR1)
     finally:
         signal.signal(signal.SIGUSR1, before)
 
@@ -86,7 +88,7 @@ def test_the_mask_is_restored_when_a_signal_handler_raises_in_a_start() -> None:
 def test_a_thread_has_a_large_stack_where_the_program_wants_small_ones() -> None:
     threading.stack_size(32 << 10)
     try:
-        assert in_thread(threads.stack_bytes) >= 1 << 20  # glibc may give it a larger one that is free
+        assert in_thread(process.stack_bytes) >= 1 << 20  # glibc may give it a larger one that is free
         assert threading.stack_size() == 32 << 10
     finally:
         threading.stack_size(0)
@@ -102,11 +104,11 @@ def test_a_start_keeps_the_stack_size_of_the_program() -> None:
 def test_the_stack_size_of_each_thread_is_known(python: Any) -> None:
     code = """
 import threading
-from autoprof.base import threads
+from autoprof.base import process
 from autoprof.run import end
 for size in (32, 4096):
     threading.stack_size(size * 1024)
-    thread = threading.Thread(target=lambda: print(threads.stack_bytes() // 1024))
+    thread = threading.Thread(target=lambda: print(process.stack_bytes() // 1024))
     thread.start()
     thread.join()
 """
@@ -116,12 +118,12 @@ for size in (32, 4096):
 def test_a_crash_in_a_thread_writes_its_stack(python: Any) -> None:
     code = """
 import _thread, ctypes, faulthandler, time
-from autoprof.base import threads
+from autoprof.base import process
 from autoprof.run import end
 faulthandler.enable()
 def crash_here():
     ctypes.string_at(0)
-threads.start(_thread.start_new_thread, crash_here, ())
+process.start_thread(_thread.start_new_thread, crash_here, ())
 time.sleep(60)
 """
     run = python(code, check=False)
@@ -156,7 +158,7 @@ def test_the_users_command_has_no_signal_blocked(mocker: Any) -> None:
 def test_every_thread_of_a_run_is_started_by_this_module() -> None:
     alone = []
     for path in sorted(PACKAGE.rglob("*.py")):
-        if path.relative_to(PACKAGE).parts[0] in OUTSIDE or path.name == "threads.py":
+        if path.relative_to(PACKAGE).parts[0] in OUTSIDE or path.name == "process.py":
             continue
         alone += [f"{path.relative_to(PACKAGE)}:{call.lineno}" for call in _starts(ast.parse(path.read_text()))]
     assert alone == []

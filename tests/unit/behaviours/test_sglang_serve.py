@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pytest_mock import MockerFixture
 
-from autoprof._boot import command
+from autoprof import _boot
 from autoprof.behaviours import serving
 from autoprof.behaviours.sglang import engine as sglang_engine
 from autoprof.hooks.behaviour import CALL, Call, Outcome
@@ -109,7 +109,7 @@ def test_a_process_that_is_not_the_one_server_is_left_alone(
 
 def test_a_server_actor_of_a_trainer_is_left_alone(manager: Any, app: Any, mocker: MockerFixture) -> None:
     worker = ["python", "/ray/_private/workers/default_worker.py"]
-    mocker.patch.object(command, "THIS", command.Command(worker))
+    mocker.patch.object(_boot, "COMMAND", _boot.Command(worker))
     set_up(manager, app)
     assert len(app.router.routes) == 2
     assert not requested(manager, "a")

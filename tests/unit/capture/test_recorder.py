@@ -71,12 +71,12 @@ def test_a_thread_with_a_small_stack_is_not_captured_and_one_line_says_so(
     made: Any, mocker: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = made()
-    mocker.patch("autoprof.base.threads.stack_bytes", return_value=248 << 10)
+    mocker.patch("autoprof.base.process.stack_bytes", return_value=248 << 10)
     assert [recorder.begin(run, SUBJECT), recorder.begin(run, SUBJECT)] == [None, None]
     assert recorder.current() is None
     line = "actor update_actor is not captured: the stack of its thread has 248 KiB and a profiler needs 256"
     assert caplog.messages == [f"{line}; see threading.stack_size"]
-    mocker.patch("autoprof.base.threads.stack_bytes", return_value=256 << 10)
+    mocker.patch("autoprof.base.process.stack_bytes", return_value=256 << 10)
     recording = recorder.begin(run, SUBJECT)
     assert recording is not None
     recording.stop()

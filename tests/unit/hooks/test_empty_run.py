@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from autoprof._boot.command import Command
+from autoprof._boot import Command
 from autoprof.cli import main
 from autoprof.hooks import empty_run
 from autoprof.run.runtime import Runtime

@@ -125,7 +125,7 @@ def slowly(target):
     for thread, (_, process, start) in finder._pauses.items():
         finder._pauses[thread] = (thread, process, start - 1000)
     began.set()
-    while not at(second) & {("autoprof._boot.pauses", "wait"), ("importlib._bootstrap", "acquire")}:
+    while not at(second) & {("autoprof._boot.finder", "_wait"), ("importlib._bootstrap", "acquire")}:
         time.sleep(0.01)
     return load(target)
 def late():
