@@ -5,9 +5,9 @@ An interval is a start and an end in ns.
 
 from __future__ import annotations
 
-import heapq
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
+from operator import itemgetter
 
 Interval = tuple[int, int]
 
@@ -89,40 +89,21 @@ def segments(spans: Sequence[tuple[str, int, int]], start: int, end: int) -> lis
     Returns:
         The name of the owner, the start and the end of each segment, in order of time.
     """
-    clipped = sorted(
-        (
-            (max(low, start), low, -high, name, min(high, end))
-            for name, low, high in spans
-            if low < end and high > start
-        ),
-        key=lambda span: span[0],
-    )
     owned: list[tuple[str, int, int]] = []
-    running: list[tuple[int, int, str, int]] = []
-    moment, position = start, 0
-    while position < len(clipped) or running:
-        while running and running[0][3] <= moment:
-            heapq.heappop(running)
-        if not running:
-            if position == len(clipped):
-                break
-            moment = max(moment, clipped[position][0])
-        while position < len(clipped) and clipped[position][0] <= moment:
-            _, low, minus_high, name, high = clipped[position]
-            if high > moment:
-                heapq.heappush(running, (-low, -minus_high, name, high))
-            position += 1
-        if not running:
-            continue
-        owner = running[0]
-        until = owner[3] if position == len(clipped) else min(owner[3], clipped[position][0])
-        if until > moment:
-            if owned and owned[-1][0] == owner[2] and owned[-1][2] == moment:
-                owned[-1] = (owner[2], owned[-1][1], until)
-            else:
-                owned.append((owner[2], moment, until))
-        moment = until
-    return owned
+    covered = Union()
+    # Spans in the order of their claims. A span gets the time that no earlier span owns.
+    for name, low, high in sorted(spans, key=lambda span: (-span[1], span[2], span[0])):
+        low, high = max(low, start), min(high, end)
+        owned.extend((name, *gap) for gap in covered.without(low, high))
+        covered.add(low, high)
+    owned.sort(key=itemgetter(1))
+    joined: list[tuple[str, int, int]] = []
+    for name, low, high in owned:
+        if joined and joined[-1][0] == name and joined[-1][2] == low:
+            joined[-1] = (name, joined[-1][1], high)
+        else:
+            joined.append((name, low, high))
+    return joined
 
 
 def exclusive(spans: Sequence[tuple[str, int, int]], start: int, end: int) -> dict[str, int]:

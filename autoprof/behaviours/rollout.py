@@ -15,9 +15,9 @@ from autoprof.base import log, process, seam
 from autoprof.capture.artifacts import Subject
 from autoprof.capture.profilers.torch import TorchTool
 from autoprof.capture.recorder import Capture
-from autoprof.config import kinds, structs
-from autoprof.config.kinds import GENERATE
+from autoprof.config import values
 from autoprof.config.settings import Settings
+from autoprof.config.values import GENERATE
 from autoprof.hooks import dispatch
 from autoprof.hooks.behaviour import CALL, Around, Behaviour, Call, CallPath, Reply, Wait, follow
 from autoprof.hooks.dispatch import RayCalls, ask
@@ -30,7 +30,7 @@ ROLE = "rollout"
 MARK = "autoprof:"
 
 
-@structs.complete
+@values.thread_safe
 class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Request to an engine: start to record a step, stop, or let the trainer open all windows.
 
@@ -96,7 +96,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             step=self.step,
             role=ROLE,
             stage=ROLE,
-            stage_kind=kinds.GENERATE,
+            stage_kind=values.GENERATE,
             rank=rank,
             replica=self.replica,
             part=part,

@@ -23,9 +23,8 @@ from autoprof.behaviours.rollout import ROLE, Request, awaited_problem
 from autoprof.behaviours.trainer.stages import in_whole
 from autoprof.capture.profilers.torch import TorchTool
 from autoprof.capture.recorder import Capture
-from autoprof.config.kinds import GENERATE
 from autoprof.config.settings import Settings
-from autoprof.config.values import REASON
+from autoprof.config.values import GENERATE, REASON
 from autoprof.hooks.behaviour import CALL, Around, Behaviour, Call, CallPath, Wait
 from autoprof.hooks.dispatch import InThread
 from autoprof.run import cluster, end, runtime

@@ -23,7 +23,7 @@ from autoprof.base import units
 from autoprof.cli import recipes_catalog, recipes_measure
 from autoprof.cli.console import complain
 from autoprof.cli.run import not_run
-from autoprof.config import kinds
+from autoprof.config import values
 from autoprof.hooks.recipe import script
 
 SECONDS = 60
@@ -155,7 +155,7 @@ class _MeasuredFunction(msgspec.Struct, eq=False):
     @property
     def kind(self) -> str:
         """Return the kind of stage that the function's name stands for, or an empty string."""
-        return kinds.of(self.name.strip("_"))
+        return values.kind_of(self.name.strip("_"))
 
     @property
     def target(self) -> str:

@@ -15,7 +15,7 @@ from autoprof.cli import arguments, console
 from autoprof.cli.console import complain
 from autoprof.cli.documents import Folder, Triggered
 from autoprof.cli.trigger_access import Contents, OnDisk, RunAccess, View, find_in_ray
-from autoprof.config.values import WINDOW_FIELDS
+from autoprof.config.settings import WINDOW_FIELDS
 from autoprof.run import cluster
 from autoprof.run.cluster import Gone
 from autoprof.windows import requests

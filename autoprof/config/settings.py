@@ -1,42 +1,53 @@
-"""Settings of a run, and their sources: the environment, then the TOML file, then defaults."""
+"""Settings of a run, checks of their values, and their sources: the environment, then the TOML file, then defaults."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
 from autoprof.base import files, seam
 from autoprof.base.originals import os
-from autoprof.base.redact import url
+from autoprof.base.redact import hidden, url
 from autoprof.base.units import did_you_mean
-from autoprof.config import kinds, structs
-from autoprof.config.conditions import HANG, Condition
-from autoprof.config.selection import Ranks
+from autoprof.config import values
+from autoprof.config.selection import (
+    CONDITION_PARSERS,
+    HANG,
+    ITERATIONS_TAKE,
+    MINI_BATCHES_TAKE,
+    RANKS_TAKE,
+    STEPS_TAKE,
+    WHEN_TAKES,
+    Condition,
+    Ranks,
+    Steps,
+    condition_of,
+    parse_conditions,
+    parse_iterations,
+)
 from autoprof.config.values import (
-    FIELDS,
     FOUND,
+    KINDS,
     PREFIX,
     REASON,
-    ROLE_FIELDS,
     ROLES,
     MemoryOptions,
     NpuOptions,
     NsysOptions,
     SettingsError,
-    check,
-    check_condition,
-    check_table,
-    one_line,
-    overrides,
-    short,
+    thread_safe,
 )
 
+# Dict from the name of a setting to its parser, and to a text for messages that says what the setting takes.
+Fields: TypeAlias = Mapping[str, tuple[Callable[[object], Any], str]]
 
-@structs.complete
+
+@thread_safe
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of a run, after they were checked. Values keep the user's notation, because `run.json` shows it."""
 
@@ -164,6 +175,39 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         return fields
 
 
+FIELDS: Fields = {
+    "steps": (values.grammar(Steps.parse), STEPS_TAKE + ", a mixture, or nothing for the timeline alone"),
+    "when": (parse_conditions, WHEN_TAKES),
+    "dir": (values.folder, "a folder"),
+    "access": (values.one_of(values.ACCESS), " or ".join(values.ACCESS)),
+    "tool": (values.several_of(values.TOOLS), f"some of {', '.join(values.TOOLS)}"),
+    "mode": (values.one_of(values.MODES), " or ".join(values.MODES)),
+    "consecutive": (values.one_of(values.CONSECUTIVE), " or ".join(values.CONSECUTIVE)),
+    "roles": (values.words, "patterns for roles or kinds such as actor,rollout or *,!ref or generate"),
+    "ranks": (values.grammar(Ranks.parse), RANKS_TAKE),
+    "contents": (values.several_of(values.CONTENTS), f"some of {', '.join(values.CONTENTS)}"),
+    "rollout_iterations": (values.grammar(parse_iterations), ITERATIONS_TAKE),
+    "mini_batches": (values.grammar(parse_iterations), MINI_BATCHES_TAKE),
+    "recipes": (values.paths, "existing recipe files or folders"),
+    "disable": (values.words, "patterns for recipes and hooks such as vllm,verl/update-weights or *"),
+    "max_trace_mb": (values.positive, "a number of megabytes above 0"),
+    "min_free_mb": (values.positive, "a number of megabytes above 0"),
+    "max_steps": (values.count, "a number of steps above 0"),
+    "stop_timeout_s": (values.positive, "a number of seconds above 0"),
+    "collect": (values.switch_or_url, "1, 0, or a URL such as s3://bucket/folder"),
+    "on_finish": (values.text, "a command"),
+    "log": (values.one_of(values.LOG_LEVELS), f"one of {', '.join(values.LOG_LEVELS)}"),
+} | {name: (partial(values.parse_options, kind), values.options_taken(kind)) for name, kind in values.OPTIONS.items()}
+# Settings of a single window, of a `[[when]]` table, and of a `[role.NAME]` table.
+WINDOW_FIELDS = {
+    name: FIELDS[name] for name in ("roles", "ranks", "tool", "contents", "rollout_iterations", "mini_batches")
+}
+CONDITION_FIELDS = CONDITION_PARSERS | WINDOW_FIELDS
+ROLE_FIELDS = {
+    name: FIELDS[name]
+    for name in ("ranks", "contents", "rollout_iterations", "mini_batches", "max_trace_mb", "stop_timeout_s")
+}
+
 CONFIG_FILE = "autoprof.toml"
 # Maximum size of a settings file or a recipe. Each process of a run reads them.
 MAX_BYTES = 1 << 20
@@ -221,12 +265,12 @@ def unknown(environ: Iterable[str]) -> list[str]:
 
 def unknown_roles(settings: Settings) -> list[str]:
     """Return a warning for each word of `roles` that is neither a role of autoprof's recipes nor a kind."""
-    names = (*ROLES, *kinds.KINDS)
+    names = (*ROLES, *KINDS)
     known_names = (*names, *settings.role)
     words = [pattern.lstrip("!") for pattern in settings.roles]
     return [
         f"{PREFIX}ROLES: {word!r} is neither a role of autoprof's recipes nor a kind of stage"
-        f"{did_you_mean(word, names)}; roles are {', '.join(ROLES)}, kinds are {', '.join(kinds.KINDS)}. "
+        f"{did_you_mean(word, names)}; roles are {', '.join(ROLES)}, kinds are {', '.join(KINDS)}. "
         "It selects nothing unless a recipe or autoprof.stage of yours has it as a role"
         for word in words
         if not any(fnmatchcase(name, word) for name in known_names)
@@ -282,3 +326,88 @@ def _from_file(named: str, directory: Path) -> dict[str, Any]:
 def _decoded(path: Path) -> dict[str, Any]:
     content: dict[str, Any] = msgspec.toml.decode(files.of_user(path, MAX_BYTES))
     return content
+
+
+def overrides(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Check and return the settings of a single window.
+
+    Raises:
+        SettingsError: A value is wrong, or a name is not a setting of a single window.
+    """
+    return check_table(dict(values), "", WINDOW_FIELDS)
+
+
+def check_condition(table: object, where: str) -> Condition:
+    """Check a `[[when]]` table and return its condition. `where` is the name of the table in messages.
+
+    Raises:
+        SettingsError: A value is wrong.
+    """
+    if not isinstance(table, dict):
+        raise SettingsError(f"{where}: got {short(table)}; it takes tables only, or conditions only")
+    fields = check_table(table, f"{where} ", CONDITION_FIELDS)
+    try:
+        return condition_of(fields)
+    except ValueError as error:
+        seam.pass_on(error)
+        raise SettingsError(f"{where}: got {short(table)} ({one_line(error)}); it takes {WHEN_TAKES}") from None
+
+
+def check_table(table: dict[str, Any], where: str, fields: Fields) -> dict[str, Any]:
+    """Check and return the values of a table.
+
+    Args:
+        table: The table.
+        where: Prefix of the settings' names in messages.
+        fields: Settings that the table takes.
+
+    Raises:
+        SettingsError: A name or value is wrong.
+    """
+    values = {}
+    for key, value in table.items():
+        name = key.replace("-", "_").lower()
+        if name not in fields:
+            nearest = did_you_mean(name, fields) or f"; there are {', '.join(fields)}"
+            raise SettingsError(f"{where}{short(key)}: there is no such setting here{nearest}")
+        values[name] = check(name, value, where + key, fields)
+    return values
+
+
+def check(name: str, value: object, where: str, fields: Fields = FIELDS) -> Any:
+    """Check and return the value of a setting.
+
+    Args:
+        name: Name of the setting.
+        value: The text of a variable, or the value in TOML.
+        where: Name of the setting in messages.
+        fields: Settings among which `name` is.
+
+    Raises:
+        SettingsError: The value is wrong.
+    """
+    parse, takes = fields[name]
+    try:
+        return parse(value)
+    except ValueError as error:
+        seam.pass_on(error)
+        reason = f" ({one_line(error)})" if str(error) else ""
+        raise SettingsError(f"{where}: got {short(value)}{reason}; it takes {takes}") from None
+
+
+def short(value: object) -> str:
+    """Return a value as a text of at most 80 characters for a message, without secrets.
+
+    Secrets are removed before the text is cut, because a part of a secret may not look like a secret.
+    """
+    try:
+        text = hidden(repr(value))
+    except RecursionError as error:
+        seam.pass_on(error)
+        text = f"a {type(value).__name__} that is nested too deeply"
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def one_line(error: Exception) -> str:
+    """Return the text of an exception on one line, without secrets."""
+    return hidden(" ".join(str(error).split()), 200)

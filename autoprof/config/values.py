@@ -1,31 +1,28 @@
-"""Values of settings: choices, options of tools, parsers, and checks of one value or of a table.
+"""Vocabulary of settings: choices, roles, kinds of stages, options of tools, and parsers of single values.
+
+A kind of stage is one word for the stages of all trainers, in addition to each trainer's own names.
 
 A tool may have options in addition to the contents. They come from text such as
 `AUTOPROF_NPU="level=level2,mstx=false"`, or from a table such as `[npu]`.
+
+A parser takes the value of an environment variable or of TOML. It raises a ValueError for a wrong value. The message of
+the ValueError is the reason, or is empty.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Any, Literal
+from fnmatch import fnmatchcase
+from typing import Literal, TypeAlias, TypeVar, get_args
 
 import msgspec
 
-from autoprof.base import seam
-from autoprof.base.redact import hidden, is_url
-from autoprof.base.units import did_you_mean
-from autoprof.config import conditions, parsers, structs
-from autoprof.config.conditions import WHEN_TAKES, Condition
-from autoprof.config.selection import (
-    ITERATIONS_TAKE,
-    MINI_BATCHES_TAKE,
-    RANKS_TAKE,
-    STEPS_TAKE,
-    Ranks,
-    Steps,
-    parse_iterations,
-)
+from autoprof.base import files, seam
+from autoprof.base.originals import os
+from autoprof.base.redact import is_url
+
+T = TypeVar("T", bound=msgspec.Struct)
 
 PREFIX = "AUTOPROF_"
 TOOLS = ("torch", "npu", "nsys", "memory")
@@ -45,8 +42,57 @@ MERGE = "merge-profiles"
 # All words of the contents. Each profiler ignores words that it does not know.
 CONTENTS = ("cpu", "cuda", "npu", "memory", "shapes", "stack", "module", "flops", "profile-by-stage", MERGE)
 
+Kind: TypeAlias = Literal[
+    "generate",
+    "reward",
+    "log_prob",
+    "ref_log_prob",
+    "values",
+    "advantage",
+    "update_actor",
+    "update_critic",
+    "optimizer",
+    "weight_sync",
+    "checkpoint",
+    "validate",
+    "data",
+]
+KINDS: tuple[str, ...] = get_args(Kind)
+GENERATE: Kind = "generate"
+# Names of stages and timers for each kind. The timers are timers of verl (marked_timer, 0.5 to 0.9.1).
+NAMES_BY_KIND: dict[Kind, str] = {
+    "generate": "gen gen_max rollout generation generate_sequences generate_async generate_samples "
+    "wait_for_enough_samples",
+    "reward": "compute_reward compute_rewards compute_rm_score compute_score compute_score_batch",
+    "log_prob": "old_log_prob compute_log_prob compute_log_probs compute_logp logprobs",
+    "ref_log_prob": "ref ref_logprobs compute_ref_log_prob compute_ref_log_probs",
+    "values": "compute_values",
+    "advantage": "adv advantages compute_advantage compute_advantages",
+    "update_actor": "update_policy train_actor policy_training train_batch training_step train_step",
+    "update_critic": "train_critic critic_training",
+    "optimizer": "optimizer_step",
+    "weight_sync": "update_weights sync_weights sync_rollout_weights switch_to_rollout switch_to_trainer reshard",
+    "checkpoint": "save_checkpoint save",
+    "validate": "testing validation evaluate evaluation eval",
+    "data": "get_batch load_data data_loading",
+}
+_KIND_BY_NAME: dict[str, Kind] = {
+    name: kind for kind, names in NAMES_BY_KIND.items() for name in (kind, *names.split())
+}
 
-@structs.complete
+
+def thread_safe(kind: type[T]) -> type[T]:
+    """Decorator that makes msgspec build its description of a struct now, while one thread imports the module.
+
+    Otherwise msgspec builds the description when the struct is first decoded. If the struct contains another struct or
+    a literal, this runs Python code, so a second thread may decode the struct at the same time. The second thread then
+    uses a half-built description, which crashes the process (msgspec 0.22, `StructInfo_Convert`).
+    """
+    msgspec.json.Decoder(kind)
+    return kind
+
+
+@thread_safe
 class NpuOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options of torch_npu's profiler, by the names in its `_ExperimentalConfig` (torch_npu 2.5.1 to 2.14.0).
 
@@ -80,7 +126,7 @@ class NpuOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     analyse: bool = True
 
 
-@structs.complete
+@thread_safe
 class NsysOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options of Nsight Systems.
 
@@ -100,7 +146,7 @@ class NsysOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     executable: str = "nsys"
 
 
-@structs.complete
+@thread_safe
 class MemoryOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options of the history of CUDA's caching allocator (torch.cuda.memory).
 
@@ -122,167 +168,168 @@ class SettingsError(ValueError):
     """Wrong value of a setting. The message is one line: the setting, the value, the allowed values."""
 
 
-def overrides(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Check and return the settings of a single window.
-
-    Raises:
-        SettingsError: A value is wrong, or a name is not a setting of a single window.
-    """
-    return check_table(dict(values), "", WINDOW_FIELDS)
-
-
-def steps(value: str, where: str = "steps") -> str:
-    """Check and return steps in the grammar of `AUTOPROF_STEPS`.
+def kind_of(name: str, of_hook: Kind | Mapping[str, Kind] | None = None) -> str:
+    """Return the kind of a stage, or an empty text if it is unknown.
 
     Args:
-        value: The text.
-        where: Name of the setting in messages.
-
-    Raises:
-        SettingsError: The text is not in the grammar.
+        name: The stage's name.
+        of_hook: The option `kind` of the stage's hook: one kind, or a dict from patterns for stage names to kinds. The
+            first pattern that matches decides. If there is none, the stage's name decides.
     """
-    checked: str = check("steps", value, where)
-    return checked
-
-
-def check_condition(table: object, where: str) -> Condition:
-    """Check a `[[when]]` table and return its condition. `where` is the name of the table in messages.
-
-    Raises:
-        SettingsError: A value is wrong.
-    """
-    if not isinstance(table, dict):
-        raise SettingsError(f"{where}: got {short(table)}; it takes tables only, or conditions only")
-    read = check_table(table, f"{where} ", CONDITION_FIELDS, _CONDITION)
-    try:
-        return conditions.from_table(read)
-    except ValueError as error:
-        seam.pass_on(error)
-        raise SettingsError(f"{where}: got {short(table)} ({one_line(error)}); it takes {WHEN_TAKES}") from None
-
-
-def check_table(table: dict[str, Any], where: str, fields: tuple[str, ...], kind: str = "") -> dict[str, Any]:
-    """Check and return the values of a table.
-
-    Args:
-        table: The table.
-        where: Prefix of the settings' names in messages.
-        fields: Names of the settings that the table takes.
-        kind: As in `check`.
-
-    Raises:
-        SettingsError: A name or value is wrong.
-    """
-    values = {}
-    for key, value in table.items():
-        name = key.replace("-", "_").lower()
-        if name not in fields:
-            nearest = did_you_mean(name, fields) or f"; there are {', '.join(fields)}"
-            raise SettingsError(f"{where}{short(key)}: there is no such setting here{nearest}")
-        values[name] = check(name, value, where + key, kind)
-    return values
-
-
-def check(name: str, value: object, where: str, kind: str = "") -> Any:
-    """Check and return the value of a setting.
-
-    Args:
-        name: Name of the setting.
-        value: The text of a variable, or the value in TOML.
-        where: Name of the setting in messages.
-        kind: Prefix of the setting's name in `PARSERS`, such as `when.` for fields of a `[[when]]` table. Empty for
-            settings of the run.
-
-    Raises:
-        SettingsError: The value is wrong.
-    """
-    parse, takes = PARSERS.get(kind + name) or PARSERS[name]
-    try:
-        return parse(value)
-    except ValueError as error:
-        seam.pass_on(error)
-        reason = f" ({one_line(error)})" if str(error) else ""
-        raise SettingsError(f"{where}: got {short(value)}{reason}; it takes {takes}") from None
-
-
-def short(value: object) -> str:
-    """Return a value as a text of at most 80 characters for a message, without secrets.
-
-    Secrets are removed before the text is cut, because a part of a secret may not look like a secret.
-    """
-    try:
-        text = hidden(repr(value))
-    except RecursionError as error:
-        seam.pass_on(error)
-        text = f"a {type(value).__name__} that is nested too deeply"
-    return text if len(text) <= 80 else text[:77] + "..."
-
-
-def one_line(error: Exception) -> str:
-    """Return the text of an exception on one line, without secrets."""
-    return hidden(" ".join(str(error).split()), 200)
-
-
-def _parse_options(kind: type[msgspec.Struct], text: object) -> msgspec.Struct:
-    """Return the options of a tool, from a table or from text such as `level=level2,mstx=false`.
-
-    Raises:
-        ValueError: An option is unknown or has a wrong value. The message names the option.
-    """
-    if isinstance(text, str):
-        pairs = [pair.partition("=") for pair in text.split(",") if pair.strip()]
-        if unclear := [name for name, equals, _ in pairs if not equals]:
-            raise ValueError(f"{unclear[0].strip()!r} is not name=value")
-        text = {name.strip().lower(): value.strip() for name, _, value in pairs}
-        return _convert(kind, text, strict=False)
-    if not isinstance(text, dict):
-        raise ValueError("")
-    return _convert(kind, {str(name).lower(): value for name, value in text.items()}, strict=True)
-
-
-def _options_taken(kind: type[msgspec.Struct]) -> str:
-    """Return a text for messages that lists the options of a tool."""
-    return "name=value, separated by commas, of " + ", ".join(kind.__struct_fields__)
-
-
-def _convert(kind: type[msgspec.Struct], values: Mapping[str, object], strict: bool) -> msgspec.Struct:
-    try:
-        return msgspec.convert({name.replace("-", "_"): value for name, value in values.items()}, kind, strict=strict)
-    except msgspec.ValidationError as error:
-        raise ValueError(str(error)) from None
-
-
-PARSERS: dict[str, tuple[Callable[[object], Any], str]] = {
-    "steps": (parsers.grammar(Steps.parse), STEPS_TAKE + ", a mixture, or nothing for the timeline alone"),
-    "when": (conditions.parse, WHEN_TAKES),
-    "dir": (parsers.folder, "a folder"),
-    "access": (parsers.one_of(ACCESS), " or ".join(ACCESS)),
-    "tool": (parsers.several_of(TOOLS), f"some of {', '.join(TOOLS)}"),
-    "mode": (parsers.one_of(MODES), " or ".join(MODES)),
-    "consecutive": (parsers.one_of(CONSECUTIVE), " or ".join(CONSECUTIVE)),
-    "roles": (parsers.words, "patterns for roles or kinds such as actor,rollout or *,!ref or generate"),
-    "ranks": (parsers.grammar(Ranks.parse), RANKS_TAKE),
-    "contents": (parsers.several_of(CONTENTS), f"some of {', '.join(CONTENTS)}"),
-    "rollout_iterations": (parsers.grammar(parse_iterations), ITERATIONS_TAKE),
-    "mini_batches": (parsers.grammar(parse_iterations), MINI_BATCHES_TAKE),
-    "recipes": (parsers.paths, "existing recipe files or folders"),
-    "disable": (parsers.words, "patterns for recipes and hooks such as vllm,verl/update-weights or *"),
-    "max_trace_mb": (parsers.positive, "a number of megabytes above 0"),
-    "min_free_mb": (parsers.positive, "a number of megabytes above 0"),
-    "max_steps": (parsers.count, "a number of steps above 0"),
-    "stop_timeout_s": (parsers.positive, "a number of seconds above 0"),
-    "collect": (parsers.switch_or(is_url), "1, 0, or a URL such as s3://bucket/folder"),
-    "on_finish": (parsers.text, "a command"),
-    "log": (parsers.one_of(LOG_LEVELS), f"one of {', '.join(LOG_LEVELS)}"),
-} | {name: (partial(_parse_options, kind), _options_taken(kind)) for name, kind in OPTIONS.items()}
-FIELDS = tuple(PARSERS)
-WINDOW_FIELDS = ("roles", "ranks", "tool", "contents", "rollout_iterations", "mini_batches")
-_CONDITION = "when."
-CONDITION_FIELDS = (*conditions.PARSERS, *WINDOW_FIELDS)
-PARSERS |= {_CONDITION + name: parser for name, parser in conditions.PARSERS.items()}
-ROLE_FIELDS = ("ranks", "contents", "rollout_iterations", "mini_batches", "max_trace_mb", "stop_timeout_s")
+    if isinstance(of_hook, str):
+        return of_hook
+    kinds = (kind for pattern, kind in (of_hook or {}).items() if fnmatchcase(name, pattern))
+    return next(kinds, _KIND_BY_NAME.get(name, ""))
 
 
 def role_place(role: str) -> int:
     """Return the place of a role in the display order. Roles of other recipes come last."""
     return ROLES.index(role) if role in ROLES else len(ROLES)
+
+
+def text(value: object) -> str:
+    """Return text without the whitespace around it."""
+    if not isinstance(value, str) or "\0" in value:
+        raise ValueError("")
+    return value.strip()
+
+
+# Maximum length of a name and of a path in a file system, in bytes (NAME_MAX, PATH_MAX).
+MAX_NAME_BYTES, _MAX_PATH_BYTES = 255, 4000
+
+
+def folder(value: object) -> str:
+    """Return the path of a folder, which need not exist."""
+    path = os.fsencode(text(value))
+    if len(path) > _MAX_PATH_BYTES or any(len(name) > MAX_NAME_BYTES for name in path.split(os.sep.encode())):
+        raise ValueError("it is too long")
+    return os.fsdecode(path)
+
+
+def switch_or_url(value: object) -> str:
+    """Return an empty text for off, `1` for on, or a URL."""
+    if isinstance(value, (bool, int)):
+        value = str(int(value))
+    word = text(value)
+    if word.lower() in ("", "0", "false", "off", "no"):
+        return ""
+    if word.lower() in ("1", "true", "on", "yes"):
+        return "1"
+    if not is_url(word):
+        raise ValueError("")
+    return word
+
+
+def words(value: object) -> tuple[str, ...]:
+    """Return the words of a list, or of a text in which commas separate the words."""
+    if isinstance(value, str):
+        value = value.split(",")
+    if not isinstance(value, (list, tuple)) or not all(isinstance(word, str) for word in value):
+        raise ValueError("")
+    result = tuple(word.strip() for word in value)
+    if not result or not all(result):
+        raise ValueError("a name is empty")
+    return result
+
+
+def one_of(choices: tuple[str, ...]) -> Callable[[object], str]:
+    """Return a parser for one of the words in `choices`. Upper and lower case are equal."""
+
+    def parse(value: object) -> str:
+        word = text(value).lower()
+        if word not in choices:
+            raise ValueError("")
+        return word
+
+    return parse
+
+
+def several_of(choices: tuple[str, ...]) -> Callable[[object], tuple[str, ...]]:
+    """Return a parser for one or more of the words in `choices`. Case is ignored, and repeated words are dropped."""
+
+    def parse(value: object) -> tuple[str, ...]:
+        chosen_words = tuple(word.lower().replace("_", "-") for word in words(value))
+        for word in chosen_words:
+            if word not in choices:
+                raise ValueError(f"{word!r} is unknown")
+        return tuple(dict.fromkeys(chosen_words))
+
+    return parse
+
+
+def grammar(parse: Callable[[str], object]) -> Callable[[object], str]:
+    """Return a parser for text that `parse` accepts. The parser converts whole numbers and lists to text first."""
+
+    def check(value: object) -> str:
+        if isinstance(value, int) and not isinstance(value, bool):
+            value = str(value)
+        if isinstance(value, list):
+            value = ",".join(str(item) for item in value)
+        written = text(value)
+        parse(written)
+        return written
+
+    return check
+
+
+def positive(value: object) -> float:
+    """Return a number above 0 and below 1e12. `value` may be a number or a text."""
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+        raise ValueError("")
+    try:
+        number = float(value)
+    except (ValueError, OverflowError) as error:
+        seam.pass_on(error)
+        raise ValueError("") from None
+    if number >= 1e12:
+        raise ValueError("it must be below 1000000000000")
+    if not number > 0:
+        raise ValueError("")
+    if isinstance(value, str) and not re.fullmatch(r"[0-9]{1,12}(\.[0-9]{0,9})?", value):
+        raise ValueError("write it in digits, such as 1024 or 0.5")
+    return number
+
+
+def count(value: object) -> int:
+    """Return a whole number above 0."""
+    number = positive(value)
+    if number != int(number):
+        raise ValueError("it must be a whole number")
+    return int(number)
+
+
+def paths(value: object) -> tuple[str, ...]:
+    """Return the absolute paths of the files and folders in a text or a list. All of them must exist."""
+    if isinstance(value, str):
+        value = [part for part in re.split(f"[,{os.pathsep}]", value) if part.strip()]
+    result = tuple(os.path.abspath(os.path.expanduser(path)) for path in words(value))
+    for path in result:
+        if not files.exists(path):
+            raise ValueError(f"there is no {path}")
+    return result
+
+
+def parse_options(kind: type[msgspec.Struct], value: object) -> msgspec.Struct:
+    """Return the options of a tool, from a table or from text such as `level=level2,mstx=false`.
+
+    Raises:
+        ValueError: An option is unknown or has a wrong value. The message names the option.
+    """
+    is_text = isinstance(value, str)
+    if isinstance(value, str):
+        pairs = [pair.partition("=") for pair in value.split(",") if pair.strip()]
+        if unclear := [name for name, equals, _ in pairs if not equals]:
+            raise ValueError(f"{unclear[0].strip()!r} is not name=value")
+        value = {name.strip(): option.strip() for name, _, option in pairs}
+    if not isinstance(value, dict):
+        raise ValueError("")
+    options = {str(name).lower().replace("-", "_"): option for name, option in value.items()}
+    try:
+        return msgspec.convert(options, kind, strict=not is_text)
+    except msgspec.ValidationError as error:
+        raise ValueError(str(error)) from None
+
+
+def options_taken(kind: type[msgspec.Struct]) -> str:
+    """Return a text for messages that lists the options of a tool."""
+    return "name=value, separated by commas, of " + ", ".join(kind.__struct_fields__)

@@ -23,8 +23,9 @@ from packaging.version import InvalidVersion, Version
 from autoprof.base import files, seam
 from autoprof.base.originals import os
 from autoprof.base.units import did_you_mean
-from autoprof.config import kinds, structs
+from autoprof.config import values
 from autoprof.config.settings import MAX_BYTES, Settings
+from autoprof.config.values import thread_safe
 from autoprof.hooks import behaviour as behaviours
 from autoprof.hooks.behaviour import PARAMETER, Extent
 
@@ -132,13 +133,13 @@ class Hook(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     behaviour: str
     module: str = ""
     versions: str = ""
-    kind: kinds.Kind | dict[str, kinds.Kind] = {}
+    kind: values.Kind | dict[str, values.Kind] = {}
     rewrap: str = ""
     around: Extent = "call"
     options: dict[str, Any] = {}
 
 
-@structs.complete
+@thread_safe
 class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Hooks of one target. A target may have several recipes.
 
@@ -157,7 +158,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     passive: bool = False
 
 
-@structs.complete
+@thread_safe
 class Recipes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A file with recipes of several targets. Its name begins with all of them: `mytrainer+mylib.toml`.
 

@@ -9,8 +9,8 @@ from statistics import fmean, median
 import msgspec
 
 from autoprof.base.units import number, seconds
-from autoprof.config import kinds
-from autoprof.config.kinds import KINDS
+from autoprof.config import values
+from autoprof.config.values import KINDS
 from autoprof.report.details import place_of
 from autoprof.report.findings import in_order
 from autoprof.report.model import OWN, CaptureFigures, Comparison, ComparisonRow, Finding, RunFigures, StepFigures
@@ -106,7 +106,7 @@ def _of_run(run: RunFigures) -> Side:
 
 def _kinds(run: RunFigures, captures: Iterable[CaptureFigures]) -> dict[str, str]:
     by_name = {stage.name: stage.kind for stage in run.stages}
-    by_name |= {name: kinds.of(name) for step in run.details for name in step.stages if name not in by_name}
+    by_name |= {name: values.kind_of(name) for step in run.details for name in step.stages if name not in by_name}
     # The front end of an engine does not do the computing of its workers. So the captures of a front end have no kind.
     return by_name | {place_of(each): "" if each.part == "frontend" else each.stage_kind for each in captures}
 

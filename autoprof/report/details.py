@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from autoprof.base.redact import writable
-from autoprof.config import kinds
+from autoprof.config import values
 from autoprof.config.values import PREFIX
 from autoprof.report import model
 from autoprof.report.lanes import Lanes, LaneSpans, skews
@@ -84,7 +84,7 @@ def capture_figures(run: Path, step: int, capture: CaptureFile, zero_ns: int | N
         step=step,
         role=capture.meta.role or capture.name.split(".")[0],
         stage=capture.meta.stage,
-        stage_kind=capture.meta.stage_kind or kinds.of(capture.meta.stage),
+        stage_kind=capture.meta.stage_kind or values.kind_of(capture.meta.stage),
         rank=capture.meta.rank,
         replica=capture.meta.replica,
         host=capture.meta.host or None,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from autoprof.config import kinds
+from autoprof.config import values
 from autoprof.traces.summary import EngineFigures, Operator
 
 # Name of the part of a step that no timer and no stage covers.
@@ -49,7 +49,7 @@ def meaning(name: str, kind: str = "stage", stage_kind: str = "") -> str:
         kind: The kind of the span.
         stage_kind: The kind of the stage. If empty, it is derived from the name. This works for well-known names only.
     """
-    return _MEANINGS_OF_SPANS.get(kind) or _BY_KIND.get(stage_kind or kinds.of(name)) or _BY_NAME.get(name, OTHER)
+    return _MEANINGS_OF_SPANS.get(kind) or _BY_KIND.get(stage_kind or values.kind_of(name)) or _BY_NAME.get(name, OTHER)
 
 
 def seconds_of(stages: Mapping[str, float], wanted: str, known: Mapping[str, str] | None = None) -> float:

@@ -13,7 +13,7 @@ from statistics import median
 import msgspec
 
 from autoprof.base.intervals import Interval, Union, exclusive
-from autoprof.config import kinds
+from autoprof.config import values
 from autoprof.report.model import OTHER, OWN, StageGap, StageShare, StepRow, several
 from autoprof.report.timeline import RunTimeline, StepSpan, StepSums
 from autoprof.rundir.journal import Journal
@@ -180,7 +180,7 @@ def shares(rows: Sequence[StepRow]) -> list[StageShare]:
     kind_of = {name: kind for row in rows for name, kind in row.kinds.items()}
     stages = [without_own(row.stages) for row in typical_steps(rows)]
     whole_s = sum(sum(each.values()) for each in stages)
-    stage_shares = _shares(stages, whole_s, lambda name: kind_of.get(name) or kinds.of(name))
+    stage_shares = _shares(stages, whole_s, lambda name: kind_of.get(name) or values.kind_of(name))
     stage_shares.sort(key=lambda share: (share.name == OTHER, -share.seconds))
     own_rows = [{OWN: row.stages[OWN]} for row in rows if OWN in row.stages]
     return [*stage_shares, *_shares(own_rows, None, lambda _: "")]

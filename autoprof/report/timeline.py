@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from autoprof.base.intervals import Union
-from autoprof.config import kinds
+from autoprof.config import values
 from autoprof.report.model import PROFILING, listed, several
 from autoprof.rundir import cache
 from autoprof.rundir.cache import Stamp
@@ -319,7 +319,7 @@ class RunTimeline:
         """Return the name of a stage or timer, or `OTHER_NAMES`. If the name does not show the kind, store the kind."""
         if not self._distinct.has("name", span.name):
             return OTHER_NAMES
-        if span.stage_kind and kinds.of(span.name) != span.stage_kind:
+        if span.stage_kind and values.kind_of(span.name) != span.stage_kind:
             self.kinds[span.name] = span.stage_kind
         return span.name
 

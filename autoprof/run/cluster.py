@@ -20,7 +20,7 @@ from autoprof.base import files, identity, log, process, seam
 from autoprof.base.originals import os
 from autoprof.base.redact import hidden
 from autoprof.base.seam import described, reason, type_name
-from autoprof.config import structs
+from autoprof.config import values
 
 _NAMESPACE = b"autoprof"
 
@@ -110,7 +110,7 @@ class StepAnnouncement(msgspec.Struct, frozen=True, kw_only=True):
     off: bool = False
 
 
-@structs.complete
+@values.thread_safe
 class Parcel(msgspec.Struct, frozen=True, kw_only=True):
     """An announcement in the form in which it is sent with a call of a worker.
 

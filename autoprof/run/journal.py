@@ -22,7 +22,7 @@ from autoprof.base import files, identity, log, process, seam
 from autoprof.base.originals import os, threading, time
 from autoprof.base.redact import hidden, redacted
 from autoprof.base.seam import type_name
-from autoprof.config import kinds
+from autoprof.config import values
 from autoprof.run import raised
 from autoprof.rundir import memory_state, processes
 from autoprof.rundir.layout import RunDir
@@ -81,7 +81,7 @@ class Span:
         stage_kind: str | None = None,
     ) -> None:
         if stage_kind is None:
-            stage_kind = kinds.of(name) if kind in _STAGES else ""
+            stage_kind = values.kind_of(name) if kind in _STAGES else ""
         self._timeline = timeline
         self._life = timeline.life
         self.line = BegunLine(kind, name, step, role, rank, time.time_ns(), ids or {}, stage_kind)

@@ -20,10 +20,9 @@ from autoprof.base import files, identity, log, process, seam
 from autoprof.base.originals import json, os, threading, time
 from autoprof.base.redact import hidden, hidden_in, redacted
 from autoprof.base.seam import described
-from autoprof.config import settings, structs
-from autoprof.config.parsers import MAX_NAME_BYTES
+from autoprof.config import settings, values
 from autoprof.config.settings import Settings
-from autoprof.config.values import GROUP, SettingsError
+from autoprof.config.values import GROUP, MAX_NAME_BYTES, SettingsError
 from autoprof.run import cluster, raised, watcher
 from autoprof.run.journal import HookLog, Timeline
 from autoprof.rundir import deaths, layout, processes, ranks, runs
@@ -32,7 +31,7 @@ from autoprof.rundir.ranks import Seat
 from autoprof.rundir.records import Attempt, Death, RunFile, RunNode, RunSettings
 
 
-@structs.complete
+@values.thread_safe
 class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Facts about the run, from the process that started the run. All processes of the run have the same facts."""
 

@@ -15,7 +15,7 @@ from autoprof import _boot
 from autoprof._boot import launch
 from autoprof.base import log, seam
 from autoprof.base.originals import os, time
-from autoprof.config.parsers import MAX_NAME_BYTES
+from autoprof.config.values import MAX_NAME_BYTES
 from autoprof.run import runtime
 from autoprof.run.runtime import Runtime
 

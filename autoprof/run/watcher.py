@@ -23,7 +23,7 @@ import msgspec
 from autoprof.base import files, identity, log, process, seam
 from autoprof.base.originals import os, time
 from autoprof.base.units import seconds as in_words
-from autoprof.config.conditions import HANG, Condition
+from autoprof.config.selection import HANG, Condition
 from autoprof.config.settings import Settings
 from autoprof.run import stacks
 from autoprof.run.journal import Span, Timeline

@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeAlias
 from msgspec import Meta, Struct
 
 from autoprof.base.redact import writable
-from autoprof.config import structs
+from autoprof.config.values import thread_safe
 
 # Nanoseconds and seconds since the epoch, up to the year 2116.
 Ns: TypeAlias = Annotated[int, Meta(ge=-(1 << 62), le=1 << 62)]
@@ -116,7 +116,7 @@ class Attempt(Struct, frozen=True, kw_only=True, omit_defaults=True):
     state: str = ""  # The state of the attempt: `ended`, `failed` or `unfinished`.
 
 
-@structs.complete
+@thread_safe
 class RankFile(Struct, frozen=True, kw_only=True):
     """`ranks/<launch>/<rank>`: a rank that a launcher such as `srun` started.
 
@@ -131,7 +131,7 @@ class RankFile(Struct, frozen=True, kw_only=True):
     started: Seconds = 0.0  # The time when the process joined, in seconds since the epoch.
 
 
-@structs.complete
+@thread_safe
 class RunFile(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """`run.json`: facts about the run. The process that started the run completes the file when the run ends.
 
@@ -182,7 +182,7 @@ class Clock(Struct, frozen=True):
     stop: Moment = Moment()  # The time of the stop.
 
 
-@structs.complete
+@thread_safe
 class CaptureMeta(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """`global_step_<step>/<capture>.meta.json`: facts about a capture that has ended. It may have failed."""
 
@@ -297,7 +297,7 @@ class NodeState(Struct, frozen=True, kw_only=True):
     fetched: Size = 0  # The number of bytes that this collection fetched.
 
 
-@structs.complete
+@thread_safe
 class CollectedFile(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """`collected.json`: the result of `autoprof collect`, which copies the files of a run from all nodes."""
 
@@ -573,7 +573,7 @@ class Task(Struct, frozen=True, kw_only=True, omit_defaults=True):
     thread: Number = 0  # Python's id of the thread that runs the task now; 0 if the task waits.
 
 
-@structs.complete
+@thread_safe
 class Why(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """`stacks/<time>/why.json` and `hangs/step_<step>/why.json`: a request for the stacks of all processes."""
 
@@ -586,7 +586,7 @@ class Why(Struct, frozen=True, kw_only=True, omit_defaults=True):
     reason: str = ""  # The reason, as a sentence.
 
 
-@structs.complete
+@thread_safe
 class ProcessStacks(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """`stacks/<time>/<host>-<pid>.json` and `hangs/step_<step>/<host>-<pid>.json`: the stacks of one process."""
 

@@ -14,8 +14,7 @@ from autoprof.base.intervals import Union
 from autoprof.base.units import seconds
 from autoprof.base.units import seconds as in_words
 from autoprof.base.units import share as percent
-from autoprof.config.conditions import HANG, MEMORY, OOM, OWN, RANK, REPLICA, RESUME, STEP, Condition
-from autoprof.config.selection import Ranks
+from autoprof.config.selection import HANG, MEMORY, OOM, OWN, RANK, REPLICA, RESUME, STEP, Condition, Ranks
 from autoprof.config.settings import Settings
 from autoprof.windows.stats import HOST, RankStats, ReplicaStats, per_unit
 

@@ -15,7 +15,7 @@ import msgspec
 
 from autoprof.base import identity, log, seam
 from autoprof.base.originals import threading, time
-from autoprof.config.conditions import RESUME
+from autoprof.config.selection import RESUME
 from autoprof.config.values import FOUND, REASON
 from autoprof.run.runtime import Runtime
 from autoprof.windows import requests, stats

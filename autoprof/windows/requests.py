@@ -18,8 +18,9 @@ import msgspec
 from autoprof.base import files, identity, log, seam
 from autoprof.base.originals import os, time
 from autoprof.base.redact import hidden
-from autoprof.config import structs, values
+from autoprof.config import settings, values
 from autoprof.config.selection import STEPS_TAKE, Steps
+from autoprof.config.values import thread_safe
 from autoprof.rundir import layout
 from autoprof.rundir.layout import RunDir, write_json
 
@@ -32,7 +33,7 @@ _MAX_STEPS = 1_000_000
 UNREADABLE = (OSError, ValueError, RecursionError)
 
 
-@structs.complete
+@thread_safe
 class Trigger(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename={"since": "from"}):
     """Request for a window during the run.
 
@@ -41,7 +42,7 @@ class Trigger(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         steps: Number of steps to capture.
         since: The first step to capture; None for the step that begins next.
         at: Steps as in `AUTOPROF_STEPS`, instead of `steps` and `since`. `+1` is the step that begins next.
-        overrides: Settings of the window, by the names in `values.WINDOW_FIELDS`.
+        overrides: Settings of the window, by the names in `settings.WINDOW_FIELDS`.
         reason: Reason for a window that the run itself requests (`monitor.py`); empty for users' requests.
     """
 
@@ -60,7 +61,7 @@ class Trigger(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return f"step {self.since}" if self.steps == 1 else f"{self.steps} steps from {self.since} on"
 
 
-@structs.complete
+@thread_safe
 class Became(msgspec.Struct, kw_only=True):
     """State of a request.
 
@@ -100,10 +101,10 @@ def checked(trigger: Trigger) -> Trigger:
     if trigger.at and (trigger.since is not None or trigger.steps != 1):
         raise values.SettingsError(f"at: got {trigger.at!r}; it replaces steps and from; give it alone")
     if trigger.at:
-        values.steps(trigger.at, "at")
+        settings.check("steps", trigger.at, "at")
         if not Steps.parse(trigger.at).any:
             raise values.SettingsError(f"at: got {trigger.at!r}; it takes {STEPS_TAKE}, or a mixture")
-    return msgspec.structs.replace(trigger, overrides=values.overrides(trigger.overrides))
+    return msgspec.structs.replace(trigger, overrides=settings.overrides(trigger.overrides))
 
 
 def decoded(content: bytes, run_id: str) -> Trigger:

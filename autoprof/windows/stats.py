@@ -15,8 +15,7 @@ import msgspec
 
 from autoprof.base import files, identity, process, seam
 from autoprof.base.originals import threading, time
-from autoprof.config.conditions import MEMORY, REPORTED
-from autoprof.config.selection import Ranks
+from autoprof.config.selection import MEMORY, REPORTED, Ranks
 from autoprof.config.settings import Settings
 from autoprof.run import cluster, runtime
 from autoprof.run.runtime import Runtime

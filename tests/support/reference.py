@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from autoprof.cli.main import COMMANDS
 from autoprof.cli.recipes_check import known_behaviours
-from autoprof.config import kinds, settings, values
+from autoprof.config import settings, values
 from autoprof.config.values import OPTIONS
 from autoprof.hooks.recipe import Hook, Recipe, described, summary, takes
 from tests.support import formats
@@ -102,21 +102,23 @@ def _options() -> str:
 
 
 def _kinds() -> str:
-    rows = [[f"`{kind}`", ", ".join(f"`{name}`" for name in names.split())] for kind, names in kinds._NAMES.items()]
+    rows = [
+        [f"`{kind}`", ", ".join(f"`{name}`" for name in names.split())] for kind, names in values.NAMES_BY_KIND.items()
+    ]
     return _table(["kind", "its own name, and"], rows)
 
 
 def _settings() -> str:
     texts = formats.comments(settings.Settings)
     rows = []
-    for name in values.FIELDS:
-        scopes = [("role", values.ROLE_FIELDS), ("window", values.WINDOW_FIELDS)]
+    for name in settings.FIELDS:
+        scopes = [("role", settings.ROLE_FIELDS), ("window", settings.WINDOW_FIELDS)]
         more = f" [More](#{_MORE[name]})." if name in _MORE else ""
         rows.append(
             [
                 f"`{values.PREFIX}{name.upper()}`",
                 texts[name] + more,
-                values.PARSERS[name][1].replace("*", r"\*"),
+                settings.FIELDS[name][1].replace("*", r"\*"),
                 _default(getattr(settings.Settings(), name)),
                 ", ".join(["run", *(scope for scope, names in scopes if name in names)]),
             ]

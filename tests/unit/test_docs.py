@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from autoprof.cli.main import COMMANDS
-from autoprof.config import conditions, values
+from autoprof.config import selection, values
 from autoprof.hooks import recipe
 from tests.support import reference
 
@@ -102,9 +102,9 @@ def test_each_command_has_one_section() -> None:
 
 def test_choices_and_conditions_have_their_entries() -> None:
     text = reference.SETTINGS.read_text(encoding="utf-8")
-    named = {*values.CONTENTS, *conditions.PARSERS, *values.TOOLS}
+    named = {*values.CONTENTS, *selection.CONDITION_PARSERS, *values.TOOLS}
     assert {name for name in named if f"`{name}`" not in text} == set()
-    assert {name for name in conditions.OWN if not re.search(rf"^\| `{name}[>:`]", text, re.MULTILINE)} == set()
+    assert {name for name in selection.OWN if not re.search(rf"^\| `{name}[>:`]", text, re.MULTILINE)} == set()
 
 
 def templates(modules: Iterable[Path], attributes: set[str], keyword: str = "") -> Iterator[tuple[str, ast.expr]]:

@@ -18,9 +18,9 @@ from autoprof.behaviours.rollout import MARK, ROLE, Request, problem_of
 from autoprof.capture import profilers
 from autoprof.capture.artifacts import Subject
 from autoprof.capture.recorder import TOO_EARLY, PassCapture
-from autoprof.config.kinds import GENERATE
 from autoprof.config.selection import parse_iterations
 from autoprof.config.settings import Settings
+from autoprof.config.values import GENERATE
 from autoprof.hooks.behaviour import CALL, Around, Behaviour, Call, Reply
 from autoprof.run import runtime, stacks
 from autoprof.run.runtime import Runtime

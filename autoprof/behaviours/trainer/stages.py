@@ -16,7 +16,7 @@ from autoprof.base import identity, process, seam
 from autoprof.capture import profilers, recorder, whole_step
 from autoprof.capture.artifacts import Subject
 from autoprof.capture.recorder import Capture, PassCapture
-from autoprof.config import kinds
+from autoprof.config import values
 from autoprof.config.selection import parse_iterations
 from autoprof.config.settings import Settings
 from autoprof.hooks import registry
@@ -382,7 +382,7 @@ class MiniBatch(Behaviour):
 def kind_of(call: Call, stage: str) -> str:
     """Return the kind of a stage: the kind that the hook of the call sets, or else the kind for the stage's name."""
     hook = registry.bound.get(call.key)
-    return kinds.of(stage) if hook is None else kinds.chosen(hook.hook.kind, stage)
+    return values.kind_of(stage, hook.hook.kind if hook is not None else None)
 
 
 def current_announcement(run: Runtime, call: Call) -> Generator[Wait, Any, StepAnnouncement | None]:

@@ -24,7 +24,7 @@ from autoprof.behaviours.serving import ANOTHER_CALLER, Batches
 from autoprof.behaviours.trainer.stages import in_whole
 from autoprof.behaviours.vllm import engine as vllm_engine
 from autoprof.capture import recorder
-from autoprof.config.kinds import GENERATE
+from autoprof.config.values import GENERATE
 from autoprof.hooks import dispatch
 from autoprof.hooks.behaviour import CALL, Around, Behaviour, Call, CallPath, Parameter, follow
 from autoprof.run import cluster, runtime

@@ -17,8 +17,8 @@ from autoprof.base.originals import time
 from autoprof.behaviours.rollout import ROLE, Request, problem_of
 from autoprof.capture import profilers
 from autoprof.capture.recorder import PassCapture
-from autoprof.config.kinds import GENERATE
 from autoprof.config.selection import parse_iterations
+from autoprof.config.values import GENERATE
 from autoprof.hooks.behaviour import CALL, Around, Behaviour, Call, follow
 from autoprof.run import runtime, stacks
 from autoprof.run.stacks import EngineState, read_part

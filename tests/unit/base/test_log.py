@@ -48,3 +48,14 @@ def test_logging_that_the_program_disables_is_silent(capsys: pytest.CaptureFixtu
     finally:
         logging.disable(logging.NOTSET)
     assert capsys.readouterr().err == ""
+
+
+def test_a_filter_that_the_program_adds_drops_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    log.configure("info")
+    LOGGER.addFilter(is_harmless := lambda record: record.getMessage() != "wrong")
+    try:
+        log.warning("wrong")
+        log.warning("right")
+    finally:
+        LOGGER.removeFilter(is_harmless)
+    assert capsys.readouterr().err == "autoprof: right\n"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import io
 import itertools
 import json
 import multiprocessing
@@ -29,7 +28,7 @@ from autoprof.capture.profilers.torch import TorchTool
 from autoprof.capture.recorder import Capture
 from autoprof.cli import console, doctor
 from autoprof.cli.documents import Report
-from autoprof.config import values
+from autoprof.config.settings import SettingsError, check, check_condition
 from autoprof.hooks import behaviour
 from autoprof.run import journal, runtime, upload
 from autoprof.rundir import layout
@@ -181,15 +180,15 @@ LONG_URL = f"s3//x://user:{'hunter2' * 12}@host"
 
 @pytest.mark.parametrize(("name", "value"), [("collect", LONG_URL), ("steps", f"token={SECRET}"), ("mode", LONG_URL)])
 def test_the_error_of_a_setting_has_no_secret(name: str, value: object) -> None:
-    with pytest.raises(values.SettingsError) as raised:
-        values.check(name, value, f"AUTOPROF_{name.upper()}")
+    with pytest.raises(SettingsError) as raised:
+        check(name, value, f"AUTOPROF_{name.upper()}")
     assert "hunter2" not in str(raised.value)
     assert "***" in str(raised.value)
 
 
 def test_the_error_of_a_condition_has_no_secret() -> None:
-    with pytest.raises(values.SettingsError) as raised:
-        values.check_condition(f"token={SECRET}", "[[when]]")
+    with pytest.raises(SettingsError) as raised:
+        check_condition(f"token={SECRET}", "[[when]]")
     assert SECRET not in str(raised.value)
 
 
@@ -249,22 +248,16 @@ def test_doctor_shows_no_secret(as_json: bool, capsys: pytest.CaptureFixture[str
     assert shown.count("***") == 3
 
 
-def test_a_line_of_the_log_is_one_line_that_a_terminal_only_shows() -> None:
-    record = log.logging.LogRecord("autoprof", 30, "", 0, f"a\nb \x1b[31mred\x07 \u202eltr token={SECRET}", None, None)
-    assert log._Plain("autoprof: %(message)s").format(record) == (
-        "autoprof: a b \\x1b[31mred\\x07 \\u202eltr token=***"
-    )
+def test_a_line_of_the_log_is_one_line_that_a_terminal_only_shows(capsys: pytest.CaptureFixture[str]) -> None:
+    log.configure("warning")
+    log.warning(f"a\nb \x1b[31mred\x07 \u202eltr token={SECRET}")
+    assert capsys.readouterr().err == "autoprof: a b \\x1b[31mred\\x07 \\u202eltr token=***\n"
 
 
-PYDANTICS = f"1 error\napi_key\n  Bad [type=x, input_value='{SECRET}', input_type=str]"
-
-
-def test_the_lines_of_an_error_are_searched_before_the_log_joins_them() -> None:
-    shown = "autoprof: 1 error api_key   Bad [type=x, input_value='***', input_type=str]"
-    record = log.logging.LogRecord("autoprof", 30, "", 0, PYDANTICS, None, None)
-    assert log._Plain("autoprof: %(message)s").format(record) == shown
-    log._write(log._Handler(stream := io.StringIO()), PYDANTICS)
-    assert stream.getvalue() == f"{shown}\n"
+def test_the_lines_of_an_error_are_searched_before_the_log_joins_them(capsys: pytest.CaptureFixture[str]) -> None:
+    log.configure("warning")
+    log.warning(f"1 error\napi_key\n  Bad [type=x, input_value='{SECRET}', input_type=str]")
+    assert capsys.readouterr().err == ("autoprof: 1 error api_key   Bad [type=x, input_value='***', input_type=str]\n")
 
 
 def test_a_text_that_can_be_shown_is_shown_as_it_is() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pytest_mock import MockerFixture
 
-from autoprof.config import conditions, settings, values
+from autoprof.config import selection, settings
 from autoprof.config.settings import Settings, load, unknown_roles
 from autoprof.config.values import SettingsError
 from tests.support.helpers import ROOT
@@ -143,7 +143,7 @@ anything = st.one_of(
 )
 
 
-@given(st.dictionaries(st.sampled_from([name.upper() for name in values.FIELDS]), anything))
+@given(st.dictionaries(st.sampled_from([name.upper() for name in settings.FIELDS]), anything))
 def test_no_environment_gives_anything_but_settings_or_one_line(values: dict[str, str]) -> None:
     try:
         read = load({f"AUTOPROF_{name}": value for name, value in values.items()}, Path("/nonexistent"))
@@ -160,7 +160,7 @@ toml_values = st.recursive(
 )
 
 
-@given(content=st.dictionaries(st.sampled_from([*values.FIELDS, "role", "other"]), toml_values))
+@given(content=st.dictionaries(st.sampled_from([*settings.FIELDS, "role", "other"]), toml_values))
 def test_no_file_gives_anything_but_settings_or_one_line(
     content: dict[str, object], tmp_path: Path, mocker: MockerFixture
 ) -> None:
@@ -265,7 +265,7 @@ def test_a_wrong_condition_is_one_line_that_says_why(table: str, message: str, t
 
 
 condition_tables = st.dictionaries(
-    st.sampled_from([*values.CONDITION_FIELDS, "dir"]),
+    st.sampled_from([*settings.CONDITION_FIELDS, "dir"]),
     st.one_of(
         toml_values, st.sampled_from(["step", "memory", "oom", "resume", "cpu"]), st.floats(0, 3), st.integers(0, 9)
     ),
@@ -318,7 +318,7 @@ words_of_conditions = st.sampled_from(
     [("hang>10m", 600, 10), ("hang>90s", 90, 90), ("hang>1.5h", 5400, 1.5), ("hang>5x", 0, 5), ("hang:off", 0, 0)],
 )
 def test_a_hang_is_a_time_or_a_factor(text: str, seconds: float, factor: float) -> None:
-    (read,) = conditions.parse(text)
+    (read,) = selection.parse_conditions(text)
     assert (read.seconds, read.above, str(read), read.off) == (seconds, factor, text, text == "hang:off")
 
 
@@ -338,17 +338,17 @@ def test_a_hang_is_a_time_or_a_factor(text: str, seconds: float, factor: float) 
 )
 def test_what_is_nearly_a_hang_is_named(text: str, why: str) -> None:
     with pytest.raises(ValueError, match=re.escape(why)):
-        conditions.parse(text)
+        selection.parse_conditions(text)
 
 
 @given(st.lists(words_of_conditions, max_size=12).map("".join))
 def test_what_is_taken_reads_the_same_again(text: str) -> None:
     try:
-        read = conditions.parse(text)
+        read = selection.parse_conditions(text)
     except ValueError as error:
         assert "\n" not in str(error)
     else:
-        assert conditions.parse(",".join(map(str, read))) == read
+        assert selection.parse_conditions(",".join(map(str, read))) == read
 
 
 def test_names_that_there_are_not_are_said_with_the_nearest(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoprof.base import log
-from autoprof.config import conditions
+from autoprof.config import selection
 from autoprof.run import watcher
 from autoprof.run.journal import Span
 from autoprof.run.runtime import Runtime
@@ -31,7 +31,7 @@ HOUR = 3600 * 10**9
 
 
 def run_with(made: Made, when: str = "") -> Runtime:
-    return made(when=conditions.parse(when))
+    return made(when=selection.parse_conditions(when))
 
 
 def begin(
@@ -82,7 +82,7 @@ def why(run: Runtime, name: str = "step_000041") -> Why:
     ],
 )
 def test_what_counts_as_hanging(when: str, took_s: float, usual: float | None, hangs: bool) -> None:
-    found, _ = hang_limits(conditions.parse(when))
+    found, _ = hang_limits(selection.parse_conditions(when))
     assert any(limit.passed(took_s, usual) for limit in found) is hangs
 
 
@@ -184,7 +184,7 @@ def test_all_processes_write_three_times_in_a_run_at_most(when: str, most: int, 
 
 
 def test_a_table_says_how_often(made: Made, tmp_path: Path) -> None:
-    run = made(when=(conditions.from_table({"what": "hang", "above": (10.0, "m"), "at_most": 1}),))
+    run = made(when=(selection.condition_of({"what": "hang", "above": (10.0, "m"), "at_most": 1}),))
     for step in range(3):
         begin(run, step=step, ago_ns=HOUR)
         HangWatch(run).look()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoprof.config import conditions
+from autoprof.config import selection
 from autoprof.windows.detector import FEWEST, FIRST, Detector, Measured, OpenedWindow
 from autoprof.windows.stats import HOST, RankStats, ReplicaStats
 
@@ -24,7 +24,7 @@ def step(number: int, seconds: float, **stages: float) -> Measured:
 
 
 def judged(when: str, steps: Iterable[Measured]) -> dict[int, OpenedWindow]:
-    judge = Detector(conditions.parse(when))
+    judge = Detector(selection.parse_conditions(when))
     found = {each.number: judge.step(each, ordinal) for ordinal, each in enumerate(steps, 1)}
     return {number: opened for number, opened in found.items() if opened is not None}
 
@@ -80,8 +80,8 @@ def test_a_stage_that_is_nothing_beside_its_step_opens_no_window() -> None:
 
 
 def test_one_window_for_all_conditions_that_a_step_meets() -> None:
-    own = conditions.Condition(what="gen", above=2.0, steps=3, overrides={"contents": ("cpu",)})
-    judge = Detector([*conditions.parse("step>2x"), own])
+    own = selection.Condition(what="gen", above=2.0, steps=3, overrides={"contents": ("cpu",)})
+    judge = Detector([*selection.parse_conditions("step>2x"), own])
     steps = [*(step(number, 10.0, gen=8.0) for number in range(1, 12)), step(12, 50.0, gen=48.0)]
     *_, opened = [judge.step(each, ordinal) for ordinal, each in enumerate(steps, 1)]
     assert opened is not None
@@ -92,7 +92,7 @@ def test_one_window_for_all_conditions_that_a_step_meets() -> None:
 
 
 def test_cool_down_and_the_most_windows() -> None:
-    condition = conditions.Condition(what="step", above=2.0, steps=2, cool_down=5, at_most=2)
+    condition = selection.Condition(what="step", above=2.0, steps=2, cool_down=5, at_most=2)
     judge = Detector([condition])
     opened = []
     for number in range(1, 60):
@@ -105,7 +105,7 @@ def test_cool_down_and_the_most_windows() -> None:
 
 
 def test_a_stage_that_no_step_has_is_named() -> None:
-    judge = Detector(conditions.parse("update_actr>2x, gen>2x, step>2x"))
+    judge = Detector(selection.parse_conditions("update_actr>2x, gen>2x, step>2x"))
     said = []
     for number in range(1, 20):
         judge.step(step(number, 10.0, gen=8.0, update_actor=1.0), number)
@@ -123,7 +123,7 @@ def ranks(number: int, *seconds: float, stage: str = "update_actor") -> list[Ran
 
 
 def test_a_rank_is_slow_beside_the_median_of_the_others() -> None:
-    judge = Detector(conditions.parse("rank>1.3x"))
+    judge = Detector(selection.parse_conditions("rank>1.3x"))
     assert judge.ranks(step(40, 20.0), ranks(40, 8.0, 9.0, 8.6, 11.0), 40) is None
     assert judge.ranks(step(40, 20.0), ranks(40, 9.0), 40) is None
     opened = judge.ranks(step(41, 20.0), ranks(41, 8.0, 9.0, 8.6, 12.0), 41)
@@ -134,12 +134,12 @@ def test_a_rank_is_slow_beside_the_median_of_the_others() -> None:
 
 
 def test_a_rank_that_is_slow_in_next_to_nothing_opens_no_window() -> None:
-    judge = Detector(conditions.parse("rank>1.3x"))
+    judge = Detector(selection.parse_conditions("rank>1.3x"))
     assert judge.ranks(step(41, 100.0), ranks(41, 0.1, 0.1, 0.5), 41) is None
 
 
 def test_a_replica_is_slow_by_what_a_token_takes_it() -> None:
-    judge = Detector(conditions.parse("replica>1.3x"))
+    judge = Detector(selection.parse_conditions("replica>1.3x"))
     busy = [
         ReplicaStats(replica=0, requests=9, seconds=90, tokens=9000),
         ReplicaStats(replica=1, requests=1, seconds=9, tokens=900),
@@ -154,7 +154,7 @@ def test_a_replica_is_slow_by_what_a_token_takes_it() -> None:
 
 
 def test_memory_that_grows_opens_a_window_and_a_peak_that_stays_no_other() -> None:
-    judge = Detector([conditions.Condition(what="memory", above=0.9, cool_down=0)])
+    judge = Detector([selection.Condition(what="memory", above=0.9, cool_down=0)])
     told = RankStats(role="actor", rank=3, host="node1", step=41, memory=0.93, memory_of="device")
     opened = judge.states(41, [told], 41)
     assert opened is not None
@@ -166,7 +166,7 @@ def test_memory_that_grows_opens_a_window_and_a_peak_that_stays_no_other() -> No
 
 
 def test_running_out_of_memory_opens_a_window_once() -> None:
-    judge = Detector([conditions.Condition(what="oom", cool_down=0, at_most=9)])
+    judge = Detector([selection.Condition(what="oom", cool_down=0, at_most=9)])
     told = ranks(41, 1.0)[0]
     assert judge.states(41, [told], 41) is None
     told.oom = "actor rank 0 ran out of memory in update_actor of step 41"
@@ -182,7 +182,7 @@ def test_running_out_of_memory_opens_a_window_once() -> None:
 def test_windows_are_no_more_and_no_closer_than_asked(
     seconds: list[float], cool_down: int, at_most: int, factor: float
 ) -> None:
-    judge = Detector([conditions.Condition(what="step", above=factor, cool_down=cool_down, at_most=at_most)])
+    judge = Detector([selection.Condition(what="step", above=factor, cool_down=cool_down, at_most=at_most)])
     opened = [number for number, took in enumerate(seconds, 1) if judge.step(step(number, took, gen=took / 2), number)]
     assert len(opened) <= at_most
     assert all(later - earlier > 1 + cool_down for earlier, later in pairwise(opened))
@@ -197,7 +197,7 @@ def test_a_condition_on_a_kind_holds_all_its_stages_together() -> None:
 
 
 def test_a_word_that_is_neither_a_stage_nor_a_kind_is_named_with_those_that_there_are() -> None:
-    judge = Detector(conditions.parse("generat>1.5x,generate>2x"))
+    judge = Detector(selection.parse_conditions("generat>1.5x,generate>2x"))
     for number in range(1, 11):
         each = step(number, 10.0, sampler=4.0)._replace(kinds={"sampler": "generate"})
         judge.step(each, number)

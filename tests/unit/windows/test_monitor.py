@@ -12,7 +12,7 @@ import pytest
 from pytest_mock import MockerFixture
 
 from autoprof.base import identity
-from autoprof.config import conditions
+from autoprof.config import selection
 from autoprof.config.settings import Settings
 from autoprof.run import cluster
 from autoprof.run.cluster import StepAnnouncement
@@ -88,7 +88,7 @@ def worker(run: Runtime) -> stats.StatsReporter:
 
 
 def test_the_step_after_a_slow_one_is_captured_with_the_reason_and_settings_of_its_own(made: Made) -> None:
-    when = conditions.Condition(what="step", above=2.0, steps=2, at_most=1, overrides={"contents": ("cpu",)})
+    when = selection.Condition(what="step", above=2.0, steps=2, at_most=1, overrides={"contents": ("cpu",)})
     trainer = Trainer(made(steps="", when=(when,)))
     trainer.steps(*range(1, 41))
     assert trainer.any_after()
@@ -103,7 +103,7 @@ def test_the_step_after_a_slow_one_is_captured_with_the_reason_and_settings_of_i
 
 @pytest.mark.parametrize("error", [None, "RuntimeError"])
 def test_captured_steps_and_steps_that_raise_are_not_compared(error: str | None, made: Made) -> None:
-    trainer = Trainer(made(steps="20" if error is None else "", when=conditions.parse("step>2x")))
+    trainer = Trainer(made(steps="20" if error is None else "", when=selection.parse_conditions("step>2x")))
     trainer.steps(*range(1, 20))
     trainer.step(20, 90.0, error)
     trainer.step(21)
@@ -111,7 +111,7 @@ def test_captured_steps_and_steps_that_raise_are_not_compared(error: str | None,
 
 
 def test_the_first_steps_after_a_resume(made: Made) -> None:
-    run = made(steps="", when=conditions.parse("resume:2"))
+    run = made(steps="", when=selection.parse_conditions("resume:2"))
     trainer = Trainer(run)
     trainer.steps(4001)
     assert trainer.any_after()
@@ -125,7 +125,7 @@ def test_the_first_steps_after_a_resume(made: Made) -> None:
 
 
 def test_what_was_asked_for_by_hand_goes_first_and_the_window_comes_after_it(made: Made) -> None:
-    trainer = Trainer(made(steps="", when=conditions.parse("step>2x")))
+    trainer = Trainer(made(steps="", when=selection.parse_conditions("step>2x")))
     trainer.steps(*range(1, 10))
     trainer.step(10, 25.0)
     requests.ask(trainer.run.rundir, requests.Trigger(run="run"))
@@ -138,7 +138,7 @@ def test_what_was_asked_for_by_hand_goes_first_and_the_window_comes_after_it(mad
 
 
 def test_a_run_that_is_switched_off_opens_no_window(made: Made) -> None:
-    trainer = Trainer(made(steps="", when=conditions.parse("step>2x")))
+    trainer = Trainer(made(steps="", when=selection.parse_conditions("step>2x")))
     trainer.steps(*range(1, 10))
     trainer.step(10, 25.0)
     requests.switch(trainer.run.rundir, off=True)
@@ -147,7 +147,7 @@ def test_a_run_that_is_switched_off_opens_no_window(made: Made) -> None:
 
 
 def test_no_more_steps_are_captured_than_may_be(made: Made) -> None:
-    when = (conditions.Condition(what="step", above=2.0, steps=5),)
+    when = (selection.Condition(what="step", above=2.0, steps=5),)
     trainer = Trainer(made(steps="", when=when, max_steps=2))
     trainer.steps(*range(1, 10))
     trainer.step(10, 25.0)
@@ -156,7 +156,7 @@ def test_no_more_steps_are_captured_than_may_be(made: Made) -> None:
 
 
 def test_a_worker_tells_once_a_step_when_its_last_stage_has_ended(made: Made, kept: dict[str, bytes]) -> None:
-    run = made(when=conditions.parse("rank>1.3x"))
+    run = made(when=selection.parse_conditions("rank>1.3x"))
     told = worker(run)
     puts = []
     for step in range(1, 5):
@@ -174,7 +174,7 @@ def test_a_worker_tells_once_a_step_when_its_last_stage_has_ended(made: Made, ke
 
 
 def test_nobody_tells_what_no_condition_needs(made: Made, kept: dict[str, bytes]) -> None:
-    told = worker(made(when=conditions.parse("step>2x, update_actor>2x, resume:2")))
+    told = worker(made(when=selection.parse_conditions("step>2x, update_actor>2x, resume:2")))
     for step in range(1, 5):
         told.hear(line("stage", "update_actor", 1.0, step=step, rank=3))
         told.hear(line("request", "generate", 1.0, role="rollout", ids={"replica": 0}))
@@ -182,7 +182,7 @@ def test_nobody_tells_what_no_condition_needs(made: Made, kept: dict[str, bytes]
 
 
 def test_an_error_of_ours_costs_the_comparison_alone(made: Made, mocker: MockerFixture) -> None:
-    trainer = Trainer(made(steps="2", when=conditions.parse("step>2x")))
+    trainer = Trainer(made(steps="2", when=selection.parse_conditions("step>2x")))
     report = mocker.patch("autoprof.run.runtime.report")
     for name in ("begins", "ended", "with_stragglers"):
         mocker.patch.object(monitor.Monitor, name, side_effect=LookupError(name))
@@ -192,7 +192,7 @@ def test_an_error_of_ours_costs_the_comparison_alone(made: Made, mocker: MockerF
 
 
 def test_a_slow_rank_opens_a_window(made: Made, kept: dict[str, bytes]) -> None:
-    trainer = Trainer(made(steps="", when=conditions.parse("rank>1.3x")))
+    trainer = Trainer(made(steps="", when=selection.parse_conditions("rank>1.3x")))
     for number in range(1, 12):
         for rank in range(3):
             took = 9.0 if (number, rank) == (9, 2) else 4.0
@@ -206,7 +206,7 @@ def test_a_slow_rank_opens_a_window(made: Made, kept: dict[str, bytes]) -> None:
 
 
 def test_a_step_that_is_slow_for_its_slowest_rank_is_one_window(made: Made, kept: dict[str, bytes]) -> None:
-    trainer = Trainer(made(steps="", when=conditions.parse("step>2x, rank>1.3x")))
+    trainer = Trainer(made(steps="", when=selection.parse_conditions("step>2x, rank>1.3x")))
     trainer.steps(*range(1, 10))
     for rank in range(3):
         stages = {"actor": {"update_actor": 9.0 * rank + 1}}
@@ -222,7 +222,7 @@ def test_replicas_tell_what_they_have_generated_and_are_compared_by_step(
     made: Made, kept: dict[str, bytes], mocker: MockerFixture
 ) -> None:
     mocker.patch.object(stats, "_IDLE_S", 0.0)
-    run = made(steps="", when=conditions.parse("replica>1.5x"), ranks="slowest")
+    run = made(steps="", when=selection.parse_conditions("replica>1.5x"), ranks="slowest")
     trainer = Trainer(run)
     replicas = [worker(run), worker(run)]
     for number in range(1, 12):
@@ -247,7 +247,7 @@ def test_replicas_tell_what_they_have_generated_and_are_compared_by_step(
 def test_what_is_told_is_sent_once_a_second_at_most(made: Made, mocker: MockerFixture) -> None:
     send = mocker.patch.object(stats.StatsChannel, "send")
     now = mocker.patch("autoprof.windows.stats.time.monotonic", return_value=100.0)
-    teller = worker(made(when=conditions.parse("replica>1.5x")))
+    teller = worker(made(when=selection.parse_conditions("replica>1.5x")))
     for at in (100.0, 100.2, 100.4, 103.0):
         now.return_value = at
         teller.hear(line("request", "generate", 1.0, role="rollout", ids={"replica": 0}))
@@ -256,7 +256,7 @@ def test_what_is_told_is_sent_once_a_second_at_most(made: Made, mocker: MockerFi
 
 
 def test_running_out_of_memory_in_a_worker_opens_a_window(made: Made, kept: dict[str, bytes]) -> None:
-    run = made(steps="", when=conditions.parse("oom"))
+    run = made(steps="", when=selection.parse_conditions("oom"))
     trainer, told = Trainer(run), worker(run)
     trainer.step(1)
     told.hear(line("stage", "update_actor", 1.0, step=2, rank=1, error="OutOfMemoryError"))
@@ -266,7 +266,7 @@ def test_running_out_of_memory_in_a_worker_opens_a_window(made: Made, kept: dict
 
 
 def test_running_out_of_memory_in_the_trainers_own_process_opens_one(made: Made, kept: dict[str, bytes]) -> None:
-    trainer = Trainer(made(steps="", when=conditions.parse("oom")))
+    trainer = Trainer(made(steps="", when=selection.parse_conditions("oom")))
     trainer.step(1)
     cluster._state.own = StepAnnouncement(step=2, captured=False)
     trainer.teller.hear(line("stage", "update_actor", 1.0, step=2, error="OutOfMemoryError"))
@@ -276,7 +276,7 @@ def test_running_out_of_memory_in_the_trainers_own_process_opens_one(made: Made,
 
 def test_memory_above_a_share_opens_a_window(made: Made, kept: dict[str, bytes], mocker: MockerFixture) -> None:
     mocker.patch.object(stats, "memory_use", side_effect=[(0.5, "device"), *[(0.93, "device")] * 9])
-    trainer = Trainer(made(steps="", when=conditions.parse("memory>0.9")))
+    trainer = Trainer(made(steps="", when=selection.parse_conditions("memory>0.9")))
     trainer.steps(1, 2, 3, 4)
     why = "trainer rank 0 had reserved up to 93 % of its device's memory by step 2 (memory>0.9)"
     assert trainer.captured == {3: {"reason": why}}
@@ -286,7 +286,7 @@ def test_of_several_trainers_one_decides_and_asks_the_others(
     made: Made, monkeypatch: pytest.MonkeyPatch, kept: dict[str, bytes]
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    run = made(steps="", when=conditions.parse("step>2x"))
+    run = made(steps="", when=selection.parse_conditions("step>2x"))
     monkeypatch.setenv("RANK", "0")
     first = Trainer(run)
     monkeypatch.setenv("RANK", "1")
@@ -301,7 +301,7 @@ def test_of_several_trainers_one_decides_and_asks_the_others(
 
 
 def test_ranks_that_a_launcher_started_tell_by_files(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = made(when=conditions.parse("rank>1.3x"))
+    run = made(when=selection.parse_conditions("rank>1.3x"))
     monkeypatch.setattr(threading.Thread, "start", lambda self: self.run())
     worker(run).send()
     assert not (run.rundir.path / "told").exists()
@@ -341,7 +341,7 @@ def test_slowest_ranks_are_rank_0_until_times_are_known(made: Made) -> None:
 
 
 def test_a_run_whose_ray_ends_reads_nothing_more(made: Made, mocker: MockerFixture) -> None:
-    trainer = Trainer(made(steps="", when=conditions.parse("rank>1.3x")))
+    trainer = Trainer(made(steps="", when=selection.parse_conditions("rank>1.3x")))
     read = mocker.patch.object(stats, "read_entries")
     stats.stop()
     trainer.steps(1, 2, 3)
@@ -361,7 +361,7 @@ def test_without_a_setting_that_compares_nobody_listens(settings: Settings, made
 @pytest.mark.parametrize(
     "settings",
     [
-        Settings(when=conditions.parse("oom")),
+        Settings(when=selection.parse_conditions("oom")),
         Settings(ranks="slowest"),
         Settings(role={"rollout": {"ranks": "slowest:2"}}),
     ],
