@@ -46,6 +46,7 @@ from autoprof.rundir.records import (
     NodeState,
     Offset,
     RunFile,
+    RunNode,
 )
 from bench.large_shapes import LOADING_NS, SECOND, STAGES, STEP_NS, Attempt, Shape, Stage
 from bench.processes import ROOT
@@ -137,7 +138,7 @@ def finish(folder: Path, shape: Shape) -> None:
         run = Runtime(info(folder, shape, attempt))
         # A real process has read this value when it resumed the run.
         run._earlier = layout.read_json(run.rundir.run_json, RunFile).earlier
-        run.nodes = [{"id": _node(host), "host": host, "directory": str(folder)} for host in shape.hosts]
+        run.nodes = [RunNode(id=_node(host), host=host, directory=str(folder)) for host in shape.hosts]
         end.end_run(run)
 
 

@@ -25,6 +25,7 @@ from autoprof.hooks.behaviour import CALL, Around, Behaviour, Call, Parameter
 from autoprof.run import clocks, cluster, end, runtime
 from autoprof.run import gather as results
 from autoprof.run.runtime import Runtime
+from autoprof.rundir.records import RunNode
 
 
 def collect_problem(run: Runtime) -> str:
@@ -55,7 +56,7 @@ def through_ray(run: Runtime) -> None:
     run_nodes = cluster.nodes_of_run(run.info.id)
     node_ids = {node["NodeID"] for node in ray.nodes() if node["Alive"]} | {node.id for node in run_nodes}
     if len(node_ids) > 1:
-        run.nodes = cluster.nodes_for_run_json(run_nodes)
+        run.nodes = [RunNode(id=node.id, host=node.host, directory=node.directory) for node in run_nodes]
         if run.settings.collect:
             _collect(run, ray)
     if run.settings.on_finish and run.rundir.steps():

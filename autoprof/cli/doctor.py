@@ -162,7 +162,7 @@ def examine_run(run: runs.Run) -> Report:
     report.add_hooks(hooks)
     executed_s = _executed_s(run)
     report.notes += [
-        f"journal/{state.file.name}: {units.count(state.damaged, 'line')} left out: truncated, or not a span"
+        f"{state.file}: {units.count(state.damaged, 'line')} left out: truncated, or not a span"
         for state in run.processes
         if state.damaged
     ]
@@ -223,7 +223,7 @@ def _executed_s(run: runs.Run) -> dict[int, float]:
     return {
         span.step: (span.end_ns - span.start_ns) / 1e9
         for file in journal.journals(run.path)
-        if file.path in drivers
+        if file.name in drivers
         for span in journal.search(file, (b'"kind":"step"',))
         if span.step is not None
     }

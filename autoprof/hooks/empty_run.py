@@ -44,7 +44,7 @@ def report() -> None:
 
     run = runtime.start(late=True)
     # If the run has other nodes, do not warn: all workers, with all applied hooks, may be on those nodes.
-    if run is None or not identity.first_rank() or any(node["id"] != run.hooks.node for node in run.nodes):
+    if run is None or not identity.first_rank() or any(node.id != run.hooks.node for node in run.nodes):
         return
     hooks: dict[str, HookLine] = {}
     versions: dict[str, str] = {}
@@ -191,9 +191,7 @@ def _hooks_of(target: str, hooks: Hooks) -> list[HookLine]:
 def _by_process(run: Runtime) -> Iterator[tuple[Hooks, Mapping[str, str]]]:
     """Yield the hooks and the versions of the targets: first of this process, then of each other process of the run."""
     yield run.hooks.hooks, run.hooks.versions
-    for path in run.rundir.lines("journal"):
-        if (state := processes.last_state(path)) is not None:
-            yield state.hooks, state.versions
+    yield from ((state.hooks, state.versions) for state in processes.read(run.rundir.path))
 
 
 def _in_main(path: str) -> str:

@@ -30,7 +30,7 @@ from autoprof.report.overview import (
 )
 from autoprof.report.rules import LEAST_S
 from autoprof.report.timeline import RunTimeline, StepSpan, journals_of
-from autoprof.rundir import cache, runs
+from autoprof.rundir import layout, runs
 from autoprof.rundir.file_names import REPORT, tidy
 from autoprof.rundir.processes import RUNNING
 from autoprof.rundir.records import LOST_LINES, CaptureMeta
@@ -66,17 +66,17 @@ def figures(
     progress(0, None, "the timeline")
     path = Path(run.path)
     # A large run that has ended does not change. So its data is cached, and the next report only writes the page.
-    stamps = cache.stamps_of_run(path) if not chosen and not run.state.startswith("running") else {}
-    if not cache.is_worth(stamps):
+    stamps = layout.stamps_of_run(path) if not chosen and not run.state.startswith("running") else {}
+    if not layout.is_large(stamps):
         return _figures(run, chosen, progress, operators)
     content = [sorted(stamps.items()), run.path, run.outcome, operators, HOST, pid_namespace()]
     key = sha256(msgspec.msgpack.encode(content)).hexdigest()
-    cached = cache.get(path, _PART, _CachedFigures)
+    cached = layout.get_cached(path, _PART, _CachedFigures)
     if cached is not None and cached.key == key:
         return cached.figures
     run_figures = _figures(run, chosen, progress, operators)
     if all(state.state != RUNNING for state in run.processes):
-        cache.put(path, _PART, _CachedFigures(key, run_figures))
+        layout.put_cached(path, _PART, _CachedFigures(key, run_figures))
     run.keep_captures()
     return run_figures
 
@@ -276,8 +276,8 @@ def _notes(overview: Overview, timeline: RunTimeline) -> list[str]:
 
 def _lost(run: Run) -> list[str]:
     """Return a note for each process that could not write all lines of its journal."""
-    errors = [(state.file.name, state.errors.get(LOST_LINES)) for state in run.processes]
-    return [f"journal/{name}: {error.last}" for name, error in errors if error is not None]
+    errors = [(state.file, state.errors.get(LOST_LINES)) for state in run.processes]
+    return [f"{name}: {error.last}" for name, error in errors if error is not None]
 
 
 def _parts(stages: Mapping[str, float]) -> str:

@@ -47,7 +47,7 @@ def failures_of_run(opened: OpenSpans) -> list[Finding]:
         for line in state.lost:
             text = f"{line.span} {line.name} ended with {deaths.exception_words(line.exception)}"
             if text not in first_seen or line.unix_ns < first_seen[text][0].unix_ns:
-                first_seen[text] = line, f"journal/{state.file.name}"
+                first_seen[text] = line, state.file
     earliest_failures = sorted(first_seen.items(), key=lambda each: each[1][0].unix_ns)[:_MAX_FAILURES]
     return [_finding(text, line, file) for text, (line, file) in earliest_failures]
 

@@ -460,7 +460,7 @@ def _between_steps(run_path: str, opened: OpenSpans, ended_s: Mapping[int, float
         text=writable(f"no step has begun for {seconds(age)} since {since_text}"),
         evidence=_evidence(run_path, opened, usual_s),
         seconds=age,
-        file=None if is_resumed else f"journal/{driver.file.name}",
+        file=None if is_resumed else driver.file,
     )
 
 

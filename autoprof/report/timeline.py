@@ -18,8 +18,7 @@ from msgspec import Struct
 from autoprof.base.intervals import Union
 from autoprof.config import values
 from autoprof.report.model import PROFILING, listed, several
-from autoprof.rundir import cache
-from autoprof.rundir.cache import Stamp
+from autoprof.rundir import layout
 from autoprof.rundir.journal import (
     EVER,
     INDEX,
@@ -31,6 +30,7 @@ from autoprof.rundir.journal import (
     journals,
     ranges,
 )
+from autoprof.rundir.layout import Stamp
 from autoprof.rundir.records import EXPORT, Line
 from autoprof.traces import clocks
 from autoprof.traces.clocks import Attempts
@@ -234,7 +234,7 @@ class RunTimeline:
         # Dict from the number of a step that the trainer executed several times to the ends of its earlier executions.
         self._before: dict[int, list[int]] = defaultdict(list)
         stamps = journal_stamps(journals)
-        cached = run is not None and cache.is_worth(stamps)
+        cached = run is not None and layout.is_large(stamps)
         if not (run and cached and self._read_index(run, stamps)):
             for number in range(len(journals)):
                 self.zones.append(self._read(number))
@@ -380,7 +380,7 @@ class RunTimeline:
 
     def _read_index(self, run: Path, stamps: dict[str, Stamp]) -> bool:
         """Take over the cached sums. Return False if they don't match the present state of the journals, else True."""
-        index = cache.get(run, INDEX, _Index, lambda _, pieces: Union(pieces))
+        index = layout.get_cached(run, INDEX, _Index, lambda _, pieces: Union(pieces))
         shifts = [journal.shift_ns for journal in self.journals]
         if index is None or index.stamps != stamps or index.shifts_ns != shifts or len(index.zones) != len(shifts):
             return False
@@ -409,7 +409,7 @@ class RunTimeline:
             beyond=dict(self._distinct.beyond),
             kinds=self.kinds,
         )
-        cache.put(run, INDEX, index, Union.pieces)
+        layout.put_cached(run, INDEX, index, Union.pieces)
 
     def notes(self) -> list[str]:
         """Return notes on journals that can't be read, on journal lines that were left out, and on merged names.

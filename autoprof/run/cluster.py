@@ -296,11 +296,6 @@ def disk_of(directory: str) -> str:
     return "" if status is None else f"{identity.machine()}:{status.st_dev}:{status.st_ino}"
 
 
-def nodes_for_run_json(nodes: Sequence[Node]) -> list[dict[str, Any]]:
-    """Return nodes in the form in which `run.json` has them."""
-    return [{"id": node.id, "host": node.host, "directory": node.directory} for node in nodes]
-
-
 # The module with the functions that `clocks.py` and `collect/` run on other nodes.
 NODE_FUNCTIONS = "autoprof.run.node_functions"
 

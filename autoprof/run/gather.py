@@ -304,10 +304,9 @@ class Gathering:
         """
         disks = {cluster.disk_of(str(self.run)), *(part.disk for part in parts)} - {""}
         dead_nodes = [node for node in self.registered.values() if node.id not in self.alive and node.disk not in disks]
-        journals = RunDir(self.run).lines("journal") if dead_nodes else []
-        local_journals = [path for path in journals if f"journal/{path.name}" not in index.nodes]
+        local_states = processes.read(self.run) if dead_nodes else []
         # The nodes whose processes wrote directly into the run directory here.
-        writers = {process.node for path in local_journals if (process := processes.last_facts(path)) is not None}
+        writers = {state.node for state in local_states if state.file not in index.nodes}
         states = []
         for node in dead_nodes:
             if node.id in writers:
@@ -374,7 +373,7 @@ def note(result: CollectedFile) -> None:
     info = layout.record(fields, RunFile)
     # Do not change `run.json` while the run is running here. The process that started the run writes it at the end.
     if fields and not (info.host == identity.HOST and runs.state(info, directory.path) == "running"):
-        summary = processes.summary(directory, info.versions)
+        summary = processes.summary(processes.read(directory.path), info.versions)
         hosts = sorted({*summary["hosts"], *info.hosts})
         recipes = sorted({*summary["recipes"], *info.recipes})
         layout.write_json(directory.run_json, fields | summary | {"hosts": hosts, "recipes": recipes})

@@ -19,7 +19,7 @@ import msgspec
 
 from autoprof import __version__
 from autoprof.base import files, identity, log, process, seam
-from autoprof.base.originals import os, threading, time
+from autoprof.base.originals import json, os, threading, time
 from autoprof.base.redact import hidden, redacted
 from autoprof.base.seam import type_name
 from autoprof.config import values
@@ -143,19 +143,13 @@ _encoder = msgspec.json.Encoder()
 
 
 def _encoded(lines: Sequence[AnyLine]) -> bytes:
+    """Return lines as JSON. Replace lone surrogates, as in file names that are not UTF-8, by question marks."""
     try:
         return _encoder.encode_lines(lines)
-    except UnicodeEncodeError as error:  # text with lone surrogates, such as file names that are not UTF-8
+    except UnicodeEncodeError as error:
         seam.pass_on(error)
-        return _encoder.encode_lines([_without_surrogates(msgspec.to_builtins(line)) for line in lines])
-
-
-def _without_surrogates(value: Any) -> Any:
-    if isinstance(value, str):
-        return value.encode("utf-8", "replace").decode()
-    if isinstance(value, dict):
-        return {_without_surrogates(name): _without_surrogates(element) for name, element in value.items()}
-    return [_without_surrogates(element) for element in value] if isinstance(value, list) else value
+        text = json.dumps(msgspec.to_builtins(lines), ensure_ascii=False)
+        return _encoder.encode_lines(json.loads(text.encode(errors="replace")))
 
 
 # The buffer is written when it has _FLUSH_LINES lines, or when its first line is _FLUSH_AFTER_NS old.
@@ -197,9 +191,8 @@ class Timeline:
         run: The run directory.
         restore: Callback that is called after a new file has replaced a file that was moved or removed. The run
             directory may be new and empty then.
-        facts: Function that returns those fields of the process line that may change while the process runs.
-        lines: Function that returns the lines of hooks and errors for the beginning of a part. Its argument is True if
-            the part begins a file.
+        head: Function that returns those fields of the process line that may change while the process runs, and the
+            lines of hooks and errors for the beginning of a part. Its argument is True if the part begins a file.
 
     Attributes:
         life: An object that identifies the process. A forked child gets another object.
@@ -215,13 +208,11 @@ class Timeline:
         self,
         run: RunDir,
         restore: Callable[[], None] | None = None,
-        facts: Callable[[], dict[str, Any]] = dict,
-        lines: Callable[[bool], list[HookLine | ErrorLine]] = lambda whole: [],
+        head: Callable[[bool], tuple[dict[str, Any], list[HookLine | ErrorLine]]] = lambda whole: ({}, []),
     ) -> None:
         self._run = run
         self._restore = restore
-        self._facts = facts
-        self._hook_lines = lines
+        self._head = head
         self.begin()
         _state.all.add(self)
         _state.end_first()
@@ -263,7 +254,7 @@ class Timeline:
 
         If the disk is too slow, count the lines as lost instead.
         """
-        if self._has_room(len(lines)):
+        if len(self._lines) < _MAX_LINES or self._has_room(len(lines)):
             self._lines.extend(lines)
             self.flush()
         # Read `wake` once, because another thread may reset it.
@@ -298,7 +289,7 @@ class Timeline:
         lines = self._lines
         if not lines:
             self._oldest = now
-        elif not self._has_room():
+        elif len(lines) >= _MAX_LINES and not self._has_room():
             return
         lines.append(line)
         idle = not self.running and now - self._written >= _MIN_IDLE_RATIO * self._write_ns
@@ -307,15 +298,10 @@ class Timeline:
             self.flush()
 
     def _has_room(self, count: int = 1) -> bool:
-        """Return True if the buffer takes `count` more lines.
-
-        If the buffer is full because a write takes long, count `count` lines as lost and return False.
-        """
-        if len(self._lines) < _MAX_LINES:
-            return True
+        """Write the full buffer. If another thread's write takes long, count `count` lines as lost and return False."""
         self.flush()
         began = self._write_began
-        if not began or time.monotonic_ns() - began < _SLOW_WRITE_NS:
+        if len(self._lines) < _MAX_LINES or not began or time.monotonic_ns() - began < _SLOW_WRITE_NS:
             return True
         self._lost, self._lost_reason = self._lost + count, f"a write took over {_SLOW_WRITE_NS // 10**9} s"
         log.warning_once("the disk is too slow for the timeline; spans are left out")
@@ -324,7 +310,7 @@ class Timeline:
     def _raised(self, line: Line, error: BaseException) -> bool:
         """Buffer a `raised` line for the exception that leaves a span. Return False if the exception gets no line."""
         raised_line = self._exceptions.line(line, error)
-        if raised_line is None or not self._has_room():
+        if raised_line is None or (len(self._lines) >= _MAX_LINES and not self._has_room()):
             return False
         self._lines.append(raised_line)
         return True
@@ -394,7 +380,7 @@ class Timeline:
                 lines: list[AnyLine] = []
                 try:
                     lines = [self._lines.popleft() for _ in range(len(self._lines))]
-                    self._write_lines(lines)
+                    self._append(lines)
                 except OSError as problem:
                     seam.pass_on(problem)
                     self._lost, self._lost_reason = self._lost + len(lines), problem.strerror or str(problem)
@@ -409,14 +395,21 @@ class Timeline:
             if self._restore is not None:
                 self._restore()
 
-    def _write_lines(self, lines: Sequence[AnyLine]) -> None:
+    def _append(self, lines: Sequence[AnyLine]) -> None:
+        """Append lines to the file, which is made if it does not exist. If a new part is due, begin it."""
         content = _encoded(lines)
         if (lost := self._lost) != self._lost_written:
             content = _encoded([self._lost_line()]) + content
         if self._size > self._part_size:
             content = self._part() + content
-        self._append(content)
+        if self._file.append(content):
+            self._is_replaced, self.has_file = self.has_file, True
         self._lost_written = lost
+        self._size += len(content)
+        self._limited_size += len(content)
+        if self._limited_size > raised.LIMIT_BYTES:
+            self._limited_size = 0
+            self._exceptions.again()
 
     def _lost_line(self) -> ErrorLine:
         last_error = f"{self._lost} lines of the timeline were lost: {self._lost_reason}"
@@ -432,16 +425,7 @@ class Timeline:
             self._size = self._part_size + 1
         elif not self._writing.locked():
             with self._writing:
-                self._append(b"")
-
-    def _append(self, content: bytes) -> None:
-        if self._file.append(content):
-            self._is_replaced, self.has_file = self.has_file, True
-        self._size += len(content)
-        self._limited_size += len(content)
-        if self._limited_size > raised.LIMIT_BYTES:
-            self._limited_size = 0
-            self._exceptions.again()
+                self._append([])
 
     def _part(self, whole: bool = False) -> bytes:
         """Return the lines at the beginning of a part: the process line, the open spans, hooks and errors.
@@ -449,6 +433,7 @@ class Timeline:
         If `whole` is true, the part begins a file, and has the lines of all hooks instead of the failed hooks only.
         """
         pid = os.getpid()
+        changing_fields, hook_lines = self._head(whole)
         process_line = ProcessLine(
             host=identity.HOST,
             pid=pid,
@@ -463,11 +448,11 @@ class Timeline:
             memory=self._memory.first(),
             steps=self._steps,
             raised=self._exceptions.count,
-            **self._facts(),
+            **changing_fields,
         )
         begun_lines = [span.line for span in self.open() if span in self.announced]
         lost_lines = [self._lost_line()] if self._lost_written else []
-        content = _encoded([process_line, *begun_lines, *self._hook_lines(whole), *lost_lines])
+        content = _encoded([process_line, *begun_lines, *hook_lines, *lost_lines])
         # The part must be longer if these lines are long, for example with many open spans.
         self._size, self._part_size = 0, max(PART_BYTES, _PARTS_RATIO * len(content))
         return content
@@ -521,7 +506,7 @@ class HookLog:
 
     Args:
         directory: The run directory.
-        timeline: The timeline of this process. The timeline calls `facts` and `lines` at the beginning of a part.
+        timeline: The timeline of this process. The timeline calls `head` at the beginning of a part.
         join: Callback that is called before lines are written.
         at_work: Callback that is called at the first call of each hook.
 
@@ -636,23 +621,22 @@ class HookLog:
             self._worth_writing |= state != "skipped" and not hook.passive
         self.write()
 
-    def facts(self) -> dict[str, Any]:
-        """Return those fields of the process line that may change while the process runs."""
-        lines = list(self.hooks.values())
-        states = {line.hook: "called" if line.called else line.state for line in lines}
-        facts = {"process": process_title(), "node": self.node, "ray": self.ray, "versions": dict(self.versions)}
-        self._facts = facts
-        return facts | {"hooks": {key: state for key, state in states.items() if state != "skipped"}}
-
-    def lines(self, whole: bool) -> list[HookLine | ErrorLine]:
-        """Return the lines of hooks and errors for the beginning of a part of the journal.
+    def head(self, whole: bool) -> tuple[dict[str, Any], list[HookLine | ErrorLine]]:
+        """Return fields of the process line that may change, and the lines of hooks and errors, for a new part.
 
         If `whole` is true, the part begins a file, and all hooks have a line. Otherwise, only hooks that failed do.
         """
         if whole:
             self._unwritten = {}
-        hooks = [line for line in list(self.hooks.values()) if whole or line.state == "failed"]
-        return [*hooks, *list(self.errors.values())]
+        lines = list(self.hooks.values())
+        states = {line.hook: "called" if line.called else line.state for line in lines}
+        states = {key: state for key, state in states.items() if state != "skipped"}
+        self._facts = self._new_facts()
+        hook_lines = [line for line in lines if whole or line.state == "failed"]
+        return self._facts | {"hooks": states}, [*hook_lines, *list(self.errors.values())]
+
+    def _new_facts(self) -> dict[str, Any]:
+        return {"process": process_title(), "node": self.node, "ray": self.ray, "versions": dict(self.versions)}
 
     def write(self) -> None:
         """Write the new lines, if one of the hooks has made this process part of the run. Never raises."""
@@ -666,16 +650,12 @@ class HookLog:
             if not self._timeline.has_file:
                 self._timeline.begin_part()
             if self._unwritten:
-                self._write_new()
+                lines, self._unwritten = list(self._unwritten.values()), {}
+                if self._new_facts() != self._facts:
+                    self._timeline.begin_part()
+                self._timeline.write(*lines)
         if writing.failed:
             self._worth_writing = False
-
-    def _write_new(self) -> None:
-        lines, self._unwritten = list(self._unwritten.values()), {}
-        facts = {"process": process_title(), "node": self.node, "ray": self.ray, "versions": self.versions}
-        if facts != self._facts:
-            self._timeline.begin_part()
-        self._timeline.write(*lines)
 
 
 def process_title() -> str:

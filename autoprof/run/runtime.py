@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,9 @@ from autoprof.run import cluster, raised, watcher
 from autoprof.run.journal import HookLog, Timeline
 from autoprof.rundir import deaths, layout, processes, ranks, runs
 from autoprof.rundir.layout import RunDir
+from autoprof.rundir.processes import RUNNING, ProcessState
 from autoprof.rundir.ranks import Seat
-from autoprof.rundir.records import Attempt, Death, RunFile, RunNode, RunSettings
+from autoprof.rundir.records import Attempt, Death, Raised, RunFile, RunNode, RunSettings
 
 
 @values.thread_safe
@@ -197,16 +198,14 @@ class Runtime:
         self.settings = info.settings
         self.rundir = RunDir(Path(info.directory))
         files.open_to_group(info.settings.access == GROUP)
-        self.timeline = Timeline(
-            self.rundir, self.restore, lambda: self.hooks.facts(), lambda whole: self.hooks.lines(whole)
-        )
+        self.timeline = Timeline(self.rundir, self.restore, lambda whole: self.hooks.head(whole))
         self.hooks = HookLog(self.rundir, self.timeline, self._join, lambda: watcher.start(self))
         self._joined = self._completed = False
         self._registered = False
         # The earlier attempts, if this run was resumed.
         self._earlier: list[Attempt] = []
         self.began = time.time()
-        self.nodes: list[dict[str, Any]] = []
+        self.nodes: list[RunNode] = []
         self.first_to_finish: bool | None = None
         self.stopped = False
 
@@ -282,25 +281,27 @@ class Runtime:
         if warning:
             log.warning(warning)
 
-    def describe(self) -> dict[str, Any]:
-        """Return the fields of `run.json` that this process knows, with the state `running`."""
+    def describe(self, **result: Any) -> dict[str, Any]:
+        """Return the fields of `run.json` that this process knows. The state is `running`, unless `result` has a state.
+
+        Args:
+            result: Fields of `RunFile` that are known at the end of the run.
+        """
+        info = self.info
         record = RunFile(
-            id=self.info.id,
-            command=self.info.command,
-            cwd=self.info.cwd,
-            host=self.info.host,
-            pid=self.info.pid,
-            ticks=self.info.ticks,
-            started=self.info.started,
-            python=self.info.python,
+            id=info.id,
+            command=info.command,
+            cwd=info.cwd,
+            host=info.host,
+            pid=info.pid,
+            ticks=info.ticks,
+            started=info.started,
+            python=info.python,
             autoprof=__version__,
             settings=RunSettings(),
-            hosts=[self.info.host],
-            versions={},
-            recipes=[],
-            state="running",
             earlier=self._earlier,
-            nodes=[RunNode(**node) for node in self.nodes],
+            nodes=self.nodes,
+            **({"hosts": [info.host], "versions": {}, "recipes": [], "state": "running"} | result),
         )
         fields: dict[str, Any] = msgspec.to_builtins(record)
         return fields | {"settings": hidden_in(self.settings.public())}
@@ -330,26 +331,26 @@ class Runtime:
         """
         # Another rank, or an earlier program of this process, may have written the attempts.
         self._earlier = self._earlier or layout.read_json(self.rundir.run_json, RunFile).earlier
-        error = raised.exception_type() or (self.seat.errors() if self.seat is not None else "")
-        error = "" if self.stopped else error
-        result = {"ended": time.time(), "state": runs.FAILED if error else runs.ENDED}
-        result |= {"error": error} if error else {}
-        result |= self._deaths() if not self.stopped else {}
-        result |= {"no_hooks": hidden(no_hooks)} if no_hooks else {}
-        summary = processes.summary(self.rundir, self.hooks.versions)
-        layout.write_json(self.rundir.run_json, self.describe() | summary | result)
+        self.timeline.flush()
+        states = processes.read(self.rundir.path)
+        result: dict[str, Any] = {"ended": time.time(), "state": runs.ENDED, "no_hooks": hidden(no_hooks)}
+        if not self.stopped:
+            error = raised.exception_type() or (self.seat.errors() if self.seat is not None else "")
+            exception = raised.uncaught()
+            result |= {"error": error, "exception": exception, "died": self._deaths(states, exception)}
+            result["state"] = runs.FAILED if error else runs.ENDED
+        fields = self.describe(**processes.summary(states, self.hooks.versions), **result)
+        layout.write_json(self.rundir.run_json, fields)
         self._completed = True
 
-    def _deaths(self) -> dict[str, Any]:
-        """Return the fields `exception` and `died` of `run.json`. Omit a field if it has no value."""
-        self.timeline.flush()
-        exception = raised.uncaught()
-        died: list[Death] = []
+    def _deaths(self, states: Sequence[ProcessState], exception: Raised | None) -> list[Death]:
+        """Return the deaths of processes of the run. `exception` is the exception that ends this process."""
         with seam.suppress(OSError):  # another process has removed the files
             info = layout.read_json(self.rundir.run_json, RunFile)
-            died = deaths.find(self.rundir.path, info, over=False, own=exception)
-        fields = {"exception": exception, "died": died}
-        return {name: msgspec.to_builtins(value) for name, value in fields.items() if value}
+            # An exception that left a stage of a running process was caught.
+            ended = [state for state in states if state.state != RUNNING or state.pid == os.getpid()]
+            return deaths.find(self.rundir.path, info, ended, over=False, own=exception)
+        return []
 
     def leave_without_hooks(self, why: str) -> None:
         """Make a run directory and write the reason why no hook was applied in any process of the run.

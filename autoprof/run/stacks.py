@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from types import AsyncGeneratorType, CodeType, CoroutineType, FrameType, GeneratorType
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 from msgspec.structs import replace
@@ -241,15 +241,8 @@ _KINDS = {CoroutineType: "cr_await", GeneratorType: "gi_yieldfrom", AsyncGenerat
 _BETWEEN = {"coroutine_wrapper", "async_generator_asend", "async_generator_athrow", "anext_awaitable"}
 
 
-class TaskStack(NamedTuple):
-    """A task, and the spans that its coroutines work on."""
-
-    task: Task
-    spans: list[Span]
-
-
-def task_stacks(names: Names) -> tuple[list[TaskStack], int]:
-    """Return the stacks of the pending tasks of all event loops, and the number of pending tasks.
+def task_stacks(names: Names) -> tuple[list[tuple[Task, list[Span]]], int]:
+    """Return the pending tasks of all event loops with the spans that their coroutines work on, and their number.
 
     Tasks with spans come first. If there are many tasks, some stacks are left out.
     """
@@ -264,7 +257,7 @@ def task_stacks(names: Names) -> tuple[list[TaskStack], int]:
                 stacks.append(_read_task(task, names))
         except Exception as error:  # the class of the task may be the user's
             seam.pass_on(error)
-    return sorted(stacks, key=lambda stack: not stack.spans), pending
+    return sorted(stacks, key=lambda stack: not stack[1]), pending
 
 
 def _all_tasks() -> list[Any]:
@@ -299,7 +292,7 @@ def _loops() -> list[Any]:
     return loops
 
 
-def _read_task(task: Any, names: Names) -> TaskStack:
+def _read_task(task: Any, names: Names) -> tuple[Task, list[Span]]:
     chain: list[Place] = []
     spans: list[Span] = []
     awaited = task.get_coro()
@@ -316,7 +309,7 @@ def _read_task(task: Any, names: Names) -> TaskStack:
     waits_on = _waits_on(task)
     thread = 0 if waits_on else _thread_of(task)
     record = Task(name=place_text(name), frames=names.frames(chain), waits_on=waits_on, thread=thread)
-    return TaskStack(record, spans)
+    return record, spans
 
 
 def _thread_of(task: Any) -> int:
@@ -378,15 +371,8 @@ def _waits_on(task: Any) -> str:
 _MAX_THREADS = 256
 
 
-class ThreadStack(NamedTuple):
-    """A thread, and the spans that its functions work on."""
-
-    thread: Thread
-    spans: list[Span]
-
-
-def thread_stacks(names: Names, own: int) -> tuple[list[ThreadStack], int]:
-    """Return the stacks of all threads except the thread with the id `own`, and the number of these threads.
+def thread_stacks(names: Names, own: int) -> tuple[list[tuple[Thread, list[Span]]], int]:
+    """Return all threads except the thread `own`, with the spans that their functions work on, and their number.
 
     The main thread comes first. If there are many threads, some stacks are left out.
     """
@@ -404,19 +390,12 @@ def thread_stacks(names: Names, own: int) -> tuple[list[ThreadStack], int]:
         thread = known_threads.get(ident)
         rows.append((ident != main, not spans, ident, thread, stack, spans))
     rows.sort(key=lambda row: row[:3])
-    stacks = [
-        ThreadStack(
-            Thread(
-                name=place_text(thread.name) if thread is not None else "",
-                ident=ident,
-                native=(thread.native_id or 0) if thread is not None else 0,
-                main=not is_other,
-                frames=names.frames(stack),
-            ),
-            spans,
-        )
-        for is_other, _, ident, thread, stack, spans in rows[:_MAX_THREADS]
-    ]
+    stacks = []
+    for is_other, _, ident, thread, stack, spans in rows[:_MAX_THREADS]:
+        name = place_text(thread.name) if thread is not None else ""
+        native = (thread.native_id or 0) if thread is not None else 0
+        record = Thread(name=name, ident=ident, native=native, main=not is_other, frames=names.frames(stack))
+        stacks.append((record, spans))
     return stacks, len(rows)
 
 
@@ -533,7 +512,7 @@ def write_flight_record(folder: str) -> str:
     distributed: Any = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return ""
-    records = [record for record in map(_dumped, _dumps()) if record["entries"]]
+    records = _records()
     if not records:
         return ""
     # A build of torch with NCCL has one recorder for NCCL, and one recorder for all other backends.
@@ -552,19 +531,19 @@ def write_flight_record(folder: str) -> str:
     return name
 
 
-def _dumps() -> list[Callable[..., bytes]]:
-    """Return the functions of torch that return a flight record.
+def _records() -> list[dict[str, Any]]:
+    """Return torch's flight records that have entries.
 
-    They are `_dump_nccl_trace` in builds with NCCL, and `_dump_fr_trace` from torch 2.8 on.
+    `_dump_nccl_trace` returns the record of a build with NCCL, and `_dump_fr_trace` the other one, from torch 2.8 on.
     """
     module = sys.modules.get("torch._C._distributed_c10d")
     functions = (getattr(module, name, None) for name in ("_dump_nccl_trace", "_dump_fr_trace"))
-    return [function for function in functions if function is not None]
-
-
-def _dumped(dump: Callable[..., bytes]) -> dict[str, Any]:
-    record = pickle.loads(dump(includeCollectives=True, includeStackTraces=False, onlyActive=False))
-    return record if isinstance(record, dict) and record.get("entries") else {"entries": []}
+    records = [
+        pickle.loads(dump(includeCollectives=True, includeStackTraces=False, onlyActive=False))
+        for dump in functions
+        if dump is not None
+    ]
+    return [record for record in records if isinstance(record, dict) and record.get("entries")]
 
 
 def _groups(distributed: Any) -> dict[str, dict[str, str]]:
@@ -600,10 +579,14 @@ def with_process_state(taken: ProcessStacks, folder: str) -> ProcessStacks:
     """
     left_out = list(taken.left_out)
     parts: dict[str, Any] = {}
-    read_part(parts, left_out, "memory", _memory, of="")
-    read_part(parts, left_out, "device memory", _device_memory, of="")
-    read_part(parts, left_out, "engine", lambda: _engine_state(left_out), of="")
-    read_part(parts, left_out, "flight_record", lambda: write_flight_record(folder), of="")
+    readers: dict[str, Callable[[], object]] = {
+        "memory": _memory,
+        "device memory": _device_memory,
+        "engine": lambda: _engine_state(left_out),
+        "flight_record": lambda: write_flight_record(folder),
+    }
+    for name, read in readers.items():
+        read_part(parts, left_out, name, read, of="")
     memory = parts.pop("memory", {}) | parts.pop("device memory", {})
     return msgspec.structs.replace(taken, memory=memory, **parts, left_out=left_out)
 
@@ -657,7 +640,7 @@ def take_snapshot(timeline: Timeline) -> ProcessStacks:
     tasks, task_count = task_stacks(names)
     # Read the open spans after the stacks, so that the list contains every span that a stack works on.
     spans = timeline.open()
-    by_thread, by_task = _owned(spans, threads, tasks)
+    stacks = _owned(spans, threads, tasks)
     left_out = [
         f"{count - len(kept)} of {count} {kind}"
         for count, kept, kind in ((thread_count, threads, "threads"), (task_count, tasks, "tasks"))
@@ -672,30 +655,25 @@ def take_snapshot(timeline: Timeline) -> ProcessStacks:
         by="itself",
         left_out=left_out,
         spans=[OpenSpan.of(span.line) for span in spans],
-        threads=[
-            replace(stack.thread, spans=sorted(indexes)) for stack, indexes in zip(threads, by_thread, strict=True)
-        ],
-        tasks=[replace(stack.task, spans=sorted(indexes)) for stack, indexes in zip(tasks, by_task, strict=True)],
+        threads=[stack for stack in stacks if isinstance(stack, Thread)],
+        tasks=[stack for stack in stacks if isinstance(stack, Task)],
     )
 
 
 def _owned(
-    spans: list[Span], threads: list[ThreadStack], tasks: list[TaskStack]
-) -> tuple[list[set[int]], list[set[int]]]:
-    """Return, for each thread and for each task, the indexes of the spans that it works on.
+    spans: list[Span], threads: list[tuple[Thread, list[Span]]], tasks: list[tuple[Task, list[Span]]]
+) -> list[Thread | Task]:
+    """Return the threads and the tasks, each with the indexes of the spans that it works on.
 
     A span that no frame contains, for example between two calls, belongs to the thread in which the span began.
     """
+    stacks: list[tuple[Thread | Task, list[Span]]] = [*threads, *tasks]
     indexes = {id(span): index for index, span in enumerate(spans)}
-    by_thread = [{indexes[id(span)] for span in stack.spans if id(span) in indexes} for stack in threads]
-    by_task = [{indexes[id(span)] for span in stack.spans if id(span) in indexes} for stack in tasks]
-    unowned = set(indexes.values()).difference(*by_thread, *by_task)
-    thread_indexes = {stack.thread.ident: index for index, stack in enumerate(threads)}
-    for index in unowned:
-        thread = thread_indexes.get(getattr(spans[index], "thread", 0))
-        if thread is not None:
-            by_thread[thread].add(index)
-    return by_thread, by_task
+    owned = [{indexes[id(span)] for span in stack_spans if id(span) in indexes} for _, stack_spans in stacks]
+    owned_by_thread = {thread.ident: owned[index] for index, (thread, _) in enumerate(threads)}
+    for index in set(indexes.values()).difference(*owned):
+        owned_by_thread.get(getattr(spans[index], "thread", 0), set()).add(index)
+    return [replace(stack, spans=sorted(numbers)) for (stack, _), numbers in zip(stacks, owned, strict=True)]
 
 
 def _rank() -> int | None:

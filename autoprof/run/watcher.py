@@ -47,19 +47,11 @@ _LONG_KINDS = ("validate", "checkpoint")
 
 
 class WatchedRun(Protocol):
-    """The attributes of `Runtime` that the watcher reads."""
+    """The attributes of `Runtime` that the watcher reads: settings, directory of the run, timeline of this process."""
 
-    @property
-    def settings(self) -> Settings:
-        """Return the settings of the run."""
-
-    @property
-    def rundir(self) -> RunDir:
-        """Return the directory of the run."""
-
-    @property
-    def timeline(self) -> Timeline:
-        """Return the timeline of this process."""
+    settings: Settings
+    rundir: RunDir
+    timeline: Timeline
 
     @property
     def speaks(self) -> bool:

@@ -12,14 +12,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from autoprof.base import files, identity, seam, units
 from autoprof.base.originals import io, os, time
 from autoprof.base.redact import hidden
 from autoprof.rundir import file_names, memory_state, processes
-from autoprof.rundir.layout import CRASHES, RunDir
+from autoprof.rundir.layout import CRASHES
 from autoprof.rundir.processes import GONE, ProcessState
 from autoprof.rundir.records import Death, Frame, NamedProcess, OpenSpan, Raised, RunFile
 from autoprof.rundir.runs import ENDED, FAILED, UNFINISHED, Run, exit_status
@@ -49,7 +48,7 @@ def of_run(run: Run) -> list[Death]:
     # An empty state means that `run.json` is missing.
     if info.error == _CTRL_C or not info.state:
         return []
-    deaths = find(path, info, over=state in (ENDED, FAILED), states=run.processes)
+    deaths = find(path, info, run.processes, over=state in (ENDED, FAILED))
     latest = [death for death in deaths if not death.earlier]
     earlier = [death for death in deaths if death.earlier]
     if state == FAILED:
@@ -63,40 +62,32 @@ def of_run(run: Run) -> list[Death]:
 
 
 def find(
-    path: Path,
-    info: RunFile,
-    over: bool,
-    own: Raised | None = None,
-    states: Sequence[ProcessState] | None = None,
+    path: Path, info: RunFile, states: Sequence[ProcessState], over: bool, own: Raised | None = None
 ) -> list[Death]:
     """Return the processes that died, the likely cause first.
 
     Args:
         path: The run directory.
         info: The content of `run.json`.
+        states: The last states of the run's processes.
         over: True if the run has ended. `info.died` then lists the processes that were dead when the run ended.
         own: The exception that is ending this process, if this process started the run.
-        states: The last states of the run's processes. If None, read the journals of the processes that may have died.
     """
     exception = own or info.exception
-    if states is None:
-        named_pids = [named.pid for named in exception.named] if exception is not None else []
-        states = processes.read(path, running=False, named=named_pids)
-    recorded_deaths = {(death.host, death.pid): death for death in info.died} if over else {}
-    deaths = dict(recorded_deaths)
+    deaths = {(death.host, death.pid): death for death in info.died} if over else {}
     for state in states:
         if (state.host, state.pid) in deaths:
             continue
         if not over and state.state == GONE and _stages(state.spans):
             deaths[state.host, state.pid] = _gone(state, info)
-        elif (raised := _final_exception(state)) is not None:
-            deaths[state.host, state.pid] = _as_exit(_failed(state, info, *raised))
-    for crash in read_crash_file(path):
+        elif state.exception is not None or state.raised is not None:
+            deaths[state.host, state.pid] = _as_exit(_failed(state, info))
+    for crash in _crashes(path):
         # A process that began after the crash is another process with the same pid.
-        candidates = [state for state in states if state.begun_ns <= crash.ns]
+        candidates = [state for state in states if state.begun_ns <= crash.last_ns]
         death = deaths.get((crash.host, crash.pid)) or _gone_process(candidates, info, crash.host, crash.pid)
         deaths[crash.host, crash.pid] = replace(
-            death, how=CRASH, signal=crash.signal, frames=crash.frames, last_ns=crash.ns, file=crash.file
+            death, how=CRASH, signal=crash.signal, frames=crash.frames, last_ns=crash.last_ns, file=crash.file
         )
     if exception is not None and (info.host, info.pid) not in deaths:
         now_ns = time.time_ns() if own is not None else round((info.ended or 0) * 1e9)
@@ -173,27 +164,24 @@ def _stages(spans: Iterable[OpenSpan]) -> list[OpenSpan]:
 
 
 def _gone(state: ProcessState, info: RunFile) -> Death:
-    spans = _stages(state.spans)
-    inner_span = next((span for span in reversed(spans) if span.kind == "stage"), spans[-1] if spans else None)
-    step = next((span.step for span in reversed(spans) if span.step is not None), None)
-    # If no stage was open, the role and rank come from the stage that ended last.
-    ended_stage = state.ended if inner_span is None and not state.spans else None
-    last_stage = inner_span or ended_stage
-    # If an exception ended that stage, the death is reported as `in` that stage, otherwise as `after` that stage.
-    failed_stage = ended_stage.name if ended_stage is not None and ended_stage.error else ""
-    death = _death(
-        state,
-        info,
-        GONE_DEAD,
-        role=last_stage.role if last_stage is not None else "",
-        rank=last_stage.rank if last_stage is not None else None,
-        step=step if ended_stage is None else ended_stage.step,
-        after=ended_stage.name if ended_stage is not None and not failed_stage else "",
-        stage=inner_span.name if inner_span is not None and inner_span.kind == "stage" else failed_stage,
-        since_ns=inner_span.start_ns if inner_span is not None else 0,
-        last_ns=state.last_ns,
-        resident_bytes=state.memory[1].resident_bytes,
-    )
+    """Return the death of a process that wrote no exit line, with the cause if its log or its memory shows it."""
+    spans, ended = _stages(state.spans), state.ended
+    place: dict[str, Any] = {}
+    if spans:
+        inner_span = next((span for span in reversed(spans) if span.kind == "stage"), spans[-1])
+        place = {
+            "role": inner_span.role,
+            "rank": inner_span.rank,
+            "step": next((span.step for span in reversed(spans) if span.step is not None), None),
+            "stage": inner_span.name if inner_span.kind == "stage" else "",
+            "since_ns": inner_span.start_ns,
+        }
+    elif ended is not None and not state.spans:
+        # If an exception ended the last stage, the death is reported as `in` that stage, otherwise as `after` it.
+        place = {"role": ended.role, "rank": ended.rank, "step": ended.step}
+        place["stage" if ended.error else "after"] = ended.name
+    resident_bytes = state.memory[1].resident_bytes
+    death = _death(state, info, GONE_DEAD, last_ns=state.last_ns, resident_bytes=resident_bytes, **place)
     if state.host == identity.HOST and state.stderr and (crash := crash_in_log(state.stderr)) is not None:
         return replace(death, how=CRASH, signal=crash[0], frames=crash[1], file=state.stderr)
     return _killed_by_kernel(death, state)
@@ -221,21 +209,14 @@ def _killed_by_kernel(death: Death, state: ProcessState) -> Death:
     )
 
 
-def _final_exception(state: ProcessState) -> tuple[Raised, int] | None:
-    """Return the exception that ended a process, or the trainer in that process. Return None if no exception did.
-
-    The second element is the time at which the exception left the innermost stage, in nanoseconds since the epoch.
-    """
-    line = state.raised
-    if state.exception is not None:
-        is_same = line is not None and line.exception.type == state.exception.type
-        return state.exception, line.unix_ns if is_same and line is not None else state.last_ns
-    return None if line is None else (line.exception, line.unix_ns)
-
-
-def _failed(state: ProcessState, info: RunFile, exception: Raised, when_ns: int) -> Death:
-    death = _death(state, info, EXCEPTION, stage=state.within, last_ns=when_ns, exception=exception)
-    if (line := state.raised) is None:
+def _failed(state: ProcessState, info: RunFile) -> Death:
+    """Return the death of a process by an exception: it ended the process, or the trainer in that process."""
+    line, exception, last_ns = state.raised, state.exception, state.last_ns
+    if line is not None and (exception is None or line.exception.type == exception.type):
+        # The time at which the exception left the innermost stage.
+        exception, last_ns = exception or line.exception, line.unix_ns
+    death = _death(state, info, EXCEPTION, stage=state.within, last_ns=last_ns, exception=exception)
+    if line is None:
         return death
     stage = state.within or (line.name if line.span == "stage" else "")
     return replace(death, role=line.role, rank=line.rank, step=line.step, stage=stage)
@@ -243,8 +224,7 @@ def _failed(state: ProcessState, info: RunFile, exception: Raised, when_ns: int)
 
 def _death(state: ProcessState, info: RunFile, how: str, **fields: Any) -> Death:
     started = (info.host, info.pid) == (state.host, state.pid)
-    file = f"journal/{state.file.name}"
-    return Death(how=how, host=state.host, pid=state.pid, started=started, file=file, **fields)
+    return Death(how=how, host=state.host, pid=state.pid, started=started, file=state.file, **fields)
 
 
 def _as_exit(death: Death) -> Death:
@@ -355,35 +335,19 @@ _MAX_CRASH_BYTES = 1 << 20
 _LOG_TAIL_BYTES = 1 << 17
 
 
-class Crash(Struct, frozen=True, kw_only=True):
-    """The crash of one process, as its crash dump describes it.
-
-    Attributes:
-        signal: The name of the signal.
-        frames: The stack, the innermost function last.
-        ns: The time of the crash, in nanoseconds since the epoch.
-        file: The path of the crash dump, relative to the run directory.
-    """
-
-    host: str
-    pid: int
-    signal: str
-    frames: list[Frame]
-    ns: int
-    file: str
-
-
-def read_crash_file(run: Path) -> list[Crash]:
+def _crashes(run: Path) -> list[Death]:
     """Return the crashes of a run, from its crash dumps. Skip files that are empty or unreadable."""
     crashes = []
-    for path in sorted(RunDir(run).path.glob(f"{CRASHES}/*.txt")):
+    for path in sorted(run.glob(f"{CRASHES}/*.txt")):
         host, pid = file_names.process_of(path.name)
         text = (files.try_read(path, _MAX_CRASH_BYTES) or b"").decode(errors="replace")
         status = files.status(path)
         if text.strip() and pid and status is not None:
             signal, frames = parsed(text)
-            file = f"{CRASHES}/{path.name}"
-            crashes.append(Crash(host=host, pid=pid, signal=signal, frames=frames, ns=status.st_mtime_ns, file=file))
+            file, last_ns = f"{CRASHES}/{path.name}", status.st_mtime_ns
+            crashes.append(
+                Death(how=CRASH, host=host, pid=pid, signal=signal, frames=frames, last_ns=last_ns, file=file)
+            )
     return crashes
 
 
@@ -526,10 +490,9 @@ def _predicate(death: Death) -> str:
 
 
 def _how(death: Death) -> str:
+    """Describe a crash, an exit with a status, or a kill."""
     if death.how == CRASH:
         return f"crashed ({death.signal})" if death.signal else "crashed"
-    if death.how == EXCEPTION and death.exception is not None:
-        return f"failed with {death.exception.type}"
     if death.how == EXIT:
         return f"exited with status {death.status}"
     if death.killer in (KERNEL, RAY):
@@ -538,9 +501,7 @@ def _how(death: Death) -> str:
         return f"was killed by {killer} (out of memory{used})"
     if death.killer == NODE:
         return "was lost with its node"
-    if death.how == KILLED:
-        return f"was killed by {death.signal}"
-    return "vanished"
+    return f"was killed by {death.signal}"
 
 
 def _where(death: Death) -> str:

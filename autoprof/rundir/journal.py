@@ -20,8 +20,7 @@ from autoprof.base import files, seam
 from autoprof.base.originals import io
 from autoprof.base.redact import writable
 from autoprof.rundir import file_names, layout
-from autoprof.rundir.cache import Stamp, stamp
-from autoprof.rundir.layout import RunDir
+from autoprof.rundir.layout import RunDir, Stamp, stamp
 from autoprof.rundir.records import (
     SPAN_KINDS,
     BegunLine,

@@ -1,8 +1,13 @@
-"""Layout of a run directory: the paths of its files and folders, and the reader and writer of its JSON files.
+"""Layout of a run directory: the paths of its files and folders, its JSON files, and the cache of a large run.
 
-A file may be damaged, or written by another release or another program. So the reader decodes each field separately: it
-leaves out a field of the wrong type, keeps all other fields, and reports the fields left out. It keeps fields unchanged
-that the struct does not define.
+A JSON file may be damaged, or written by another release or another program. So the reader decodes each field
+separately: it leaves out a field of the wrong type, keeps all other fields, and reports the fields left out. It keeps
+fields unchanged that the struct does not define.
+
+The cache `.cache.msgpack` keeps content that commands have read from files, so that the next command is faster. It has
+named parts. Each part has the inodes, sizes and times of change of the files whose content it keeps. If one of these
+files has changed, the part is ignored. The whole cache is ignored if it is damaged, or if another release or another
+user wrote it. Users can remove the file at any time.
 """
 
 from __future__ import annotations
@@ -19,8 +24,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
-from msgspec import Struct
+from msgspec import Raw, Struct
 
+from autoprof import __version__
 from autoprof.base import files, identity, log, seam
 from autoprof.base.originals import json, os
 from autoprof.base.redact import writable
@@ -358,3 +364,79 @@ OFF = "off"
 def switched_off(run: RunDir) -> bool:
     """Return True if autoprof is switched off in the run."""
     return files.exists(run.control / OFF, follow=False)
+
+
+# Total size of a run's journals, in bytes, from which the run gets a cache. Smaller journals are read within a second.
+WORTH_BYTES = 64 << 20
+_MAX_CACHE_BYTES = 1 << 30
+
+# Inode, size and time of change (in nanoseconds) of a file. If they are equal, the file has not changed.
+Stamp = tuple[int, int, int]
+C = TypeVar("C")
+
+
+class _CacheFile(Struct):
+    """Content of `.cache.msgpack`: the release of autoprof that wrote it, and the encoded parts by name."""
+
+    release: str
+    parts: dict[str, Raw]
+
+
+def stamp(path: str | os.PathLike[str]) -> Stamp | None:
+    """Return the stamp of a file or folder; None if it does not exist."""
+    status = files.status(path)
+    return None if status is None else (status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+def stamps_of_run(run: Path) -> dict[str, Stamp]:
+    """Return a dict from path to stamp, for each file of a run except the cache and reports.
+
+    For the files of a step, the dict has only the folder of the step.
+    """
+    stamps: dict[str, Stamp] = {}
+    for parent, folders, names in files.walk(run):
+        steps = [name for name in folders if name.startswith(file_names.STEP)]
+        folders[:] = [name for name in folders if name not in steps]
+        if parent == str(run):
+            names = [name for name in names if name != file_names.CACHE and not name.startswith("report.")]
+        for name in (*steps, *names):
+            if (current := stamp(f"{parent}/{name}")) is not None:
+                stamps[f"{parent}/{name}"] = current
+    return stamps
+
+
+def is_large(stamps: dict[str, Stamp]) -> bool:
+    """Return True if journals with these stamps are so large that a cache saves time."""
+    return sum(size for _, size, _ in stamps.values()) > WORTH_BYTES
+
+
+def get_cached(run: Path, part: str, kind: type[C], hook: Callable[[type, Any], Any] | None = None) -> C | None:
+    """Return a part of the cache of a run, decoded as `kind`. Return None if the cache does not have that part.
+
+    `hook` is msgspec's `dec_hook`.
+    """
+    raw = _cached_parts(run).get(part)
+    with seam.suppress(msgspec.MsgspecError, ValueError, TypeError, RecursionError):
+        return None if raw is None else msgspec.msgpack.decode(raw, type=kind, dec_hook=hook)
+    return None
+
+
+def put_cached(run: Path, part: str, content: Any, hook: Callable[[Any], Any] | None = None) -> None:
+    """Write a part of the cache of a run. Errors are ignored, because the cache only saves time.
+
+    `hook` is msgspec's `enc_hook`.
+    """
+    with seam.suppress(OSError, msgspec.MsgspecError, ValueError, OverflowError):
+        encoded = Raw(msgspec.msgpack.encode(content, enc_hook=hook))
+        files.open_as(run)
+        cache_file = _CacheFile(__version__, _cached_parts(run) | {part: encoded})
+        files.write(run / file_names.CACHE, msgspec.msgpack.encode(cache_file))
+
+
+def _cached_parts(run: Path) -> dict[str, Raw]:
+    with seam.suppress(OSError, msgspec.MsgspecError, ValueError, RecursionError):
+        content = files.read(run / file_names.CACHE, _MAX_CACHE_BYTES, (os.getuid(), os.stat(run).st_uid))
+        cache_file = msgspec.msgpack.decode(content, type=_CacheFile)
+        if cache_file.release == __version__:
+            return cache_file.parts
+    return {}

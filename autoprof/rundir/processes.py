@@ -1,6 +1,7 @@
 """Reader of the last state of each process of a run, with its open spans, and of a summary of all processes.
 
-The state of a process comes from the last lines of its journal.
+The state of a process comes from the last lines of its journal, or from the cache of a large run if the journal has not
+changed.
 """
 
 from __future__ import annotations
@@ -8,18 +9,17 @@ from __future__ import annotations
 import functools
 import itertools
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import msgspec
 from msgspec import Struct, structs
 
 from autoprof.base import files, identity, seam
 from autoprof.base.originals import io, os
-from autoprof.rundir import cache, file_names, journal
-from autoprof.rundir.cache import Stamp
-from autoprof.rundir.layout import CRASHES, RunDir
+from autoprof.base.redact import writable
+from autoprof.rundir import file_names, journal, layout
+from autoprof.rundir.layout import CRASHES, RunDir, Stamp
 from autoprof.rundir.records import (
     BegunLine,
     DroppedLine,
@@ -65,10 +65,11 @@ class ProcessState(Struct, kw_only=True):
         parent: The id of the parent process.
         process: The command line of the process, or the title that Ray gave it.
         node: Ray's id of the node.
+        ray: The address of the node's Ray cluster.
         versions: Dict from package to version, for the targets that the process imported.
         hooks: Dict from the name of a hook to the last journal line of that hook.
         errors: Dict from a place in autoprof to the last journal line about an error there.
-        file: The journal.
+        file: The path of the journal, relative to the run directory.
         ticks: The start time of the process, as in `run.json`.
         namespace: The id of the pid namespace of the process, or 0 if unknown.
     """
@@ -81,7 +82,7 @@ class ProcessState(Struct, kw_only=True):
     error: str = ""
     last_ns: int
     spans: list[OpenSpan] = []
-    file: Path
+    file: str
     exception: Raised | None = None
     raised: RaisedLine | None = None
     ended: Line | None = None
@@ -98,31 +99,32 @@ class ProcessState(Struct, kw_only=True):
     parent: int = 0
     process: str = ""
     node: str = ""
+    ray: str = ""
     versions: dict[str, str] = {}
     hooks: dict[str, HookLine] = {}
     errors: dict[str, ErrorLine] = {}
 
 
-def read(
-    run: str | Path, running: bool = True, most: int | None = None, named: Collection[int] = ()
-) -> list[ProcessState]:
+def read(run: str | Path, most: int | None = None, keep: bool = False) -> list[ProcessState]:
     """Return the last states of the processes of a run that have a journal. Skip journals that can't be read.
 
     Args:
         run: The run directory.
-        running: False to skip processes that are running, and processes that exited without an exception. This process
-            itself is not skipped.
         most: The maximum number of processes; the processes that wrote last are kept. None for all processes.
-        named: The pids of processes that are not skipped even if `running` is false.
+        keep: True to write the states of a large run into its cache.
     """
     paths = RunDir(Path(run)).lines("journal")
     if most is not None and len(paths) > most:
         paths = sorted(sorted(paths, key=_mtime, reverse=True)[:most])
-    kept_pids = frozenset((os.getpid(), *named))
-    chosen_paths = (
-        path for path in paths if running or file_names.process_of(path.name)[1] in kept_pids or not _is_well(path)
-    )
-    return without_replaced([state for path in chosen_paths if (state := last_state(path)) is not None])
+    stamps = {path.name: current for path in paths if (current := layout.stamp(path)) is not None}
+    is_large = layout.is_large(stamps)
+    cached = _cached(Path(run), stamps) if is_large else {}
+    folds = {path: folded for path in paths if (folded := cached.get(path.name) or fold(path)) is not None}
+    _share_hooks(folds.values())
+    # Write the cache again if more than a tenth of the states were not in the cache.
+    if keep and is_large and len(folds) - len(cached) > len(stamps) // 10:
+        _put(Path(run), stamps, {path.name: folded for path, folded in folds.items() if path.name in stamps})
+    return without_replaced([at_present(folded, path) for path, folded in folds.items()])
 
 
 def without_replaced(states: Sequence[ProcessState]) -> list[ProcessState]:
@@ -221,53 +223,23 @@ _HEAD_BYTES = 48 << 10
 _TAIL_BYTES = (96 << 10, 1 << 20, 4 << 20)
 # Number of bytes at the end of a journal that are always read, because they contain the stage that ended last.
 _RECENT_BYTES = 4 << 10
-_PROCESS_LINE, _HOOK_LINE, _RAISED_LINE = (b'\n{"kind":"%s"' % kind for kind in (b"process", b"hook", b"raised"))
-_HOOK_LINES = re.compile(rb"^%b.*" % _HOOK_LINE[1:], re.MULTILINE)
+_PROCESS_LINE = b'\n{"kind":"process"'
+_HOOK_LINES = re.compile(rb'^{"kind":"hook".*', re.MULTILINE)
 
 
-class _Ends(NamedTuple):
-    """The bytes at the beginning of a journal, and the last whole lines of the journal.
+def _ends(path: Path, length: int) -> tuple[bytes, bytes, bool] | None:
+    """Return the bytes at the beginning of a journal, the last whole lines, and True if these are all lines.
 
-    Attributes:
-        head: The bytes at the beginning. The last line of them may be cut off.
-        tail: The last lines; all lines if the journal is short.
-        is_whole: True if `tail` has all lines.
-    """
-
-    head: bytes
-    tail: bytes
-    is_whole: bool
-
-    @property
-    def process(self) -> ProcessLine:
-        """Return the first line of the journal, or `_UNKNOWN` if it is not a process line."""
-        first = journal.decoded(self.head.partition(b"\n")[0])
-        return first if isinstance(first, ProcessLine) else _UNKNOWN
-
-    @property
-    def last(self) -> journal.AnyLine | Line | None:
-        """Return the last line of the journal, or None if that line is damaged."""
-        return journal.decoded(self.tail.rstrip(b"\n").rpartition(b"\n")[2])
-
-
-def _ends(path: str | Path, length: int = _TAIL_BYTES[0]) -> _Ends | None:
-    """Return the beginning and the last lines of a journal. Return None if the journal can't be read.
-
-    The last lines have at most `length` bytes in total.
+    Return None if the journal can't be read. The last lines have at most `length` bytes in total. The last line of the
+    beginning may be cut off.
     """
     with seam.suppress(OSError), io.open(files.opened(path), "rb") as file:
         head = file.read(_HEAD_BYTES)
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - length))
         text = file.read(min(size, length))
-        return _Ends(head, text if size <= length else text.partition(b"\n")[2], size <= length)
+        return head, text if size <= length else text.partition(b"\n")[2], size <= length
     return None
-
-
-def last_state(path: Path) -> ProcessState | None:
-    """Return the last state of the process that wrote the journal `path`, or None if the journal can't be read."""
-    folded = fold(path)
-    return at_present(folded, path) if folded is not None else None
 
 
 def fold(path: Path) -> ProcessState | None:
@@ -280,50 +252,24 @@ def fold(path: Path) -> ProcessState | None:
     for length in _TAIL_BYTES:
         if (ends := _ends(path, length)) is None:
             return None
-        history = _History(path, ends)
-        if history.read(ends.tail, ends.is_whole):
+        head, tail, is_whole = ends
+        history = _History(path, head, is_whole)
+        if history.read(tail, is_whole):
             break
     return history.ended() if history is not None else None
 
 
-def exit_line(run: Path, host: str, pid: int, ticks: int) -> ExitLine | None:
-    """Return the exit line of a process of the run, or None if the process wrote no exit line.
+def exited(run: Path, host: str, pid: int, ticks: int) -> ProcessState | None:
+    """Return the state of a process of the run, or None if the process wrote no exit line.
 
     The function opens the journals of the process by name and does not list the folder, which may be large.
     """
-    stem = str(run / "journal" / f"{host}-{pid}")
+    stem = f"{host}-{pid}"
     for number in itertools.count(1):
-        ends = _ends(f"{stem}.{number}{file_names.LINES}" if number > 1 else f"{stem}{file_names.LINES}")
-        if ends is None:  # the process has no journal with this number
-            return None
-        last_line, process = ends.last, ends.process
-        if process.pid and ticks in (0, process.ticks) and isinstance(last_line, ExitLine):
-            return last_line
+        state = fold(run / "journal" / f"{stem}{f'.{number}' if number > 1 else ''}{file_names.LINES}")
+        if state is None or (state.state == EXITED and ticks in (0, state.ticks)):
+            return state
     return None
-
-
-def _is_well(path: Path) -> bool:
-    """Return True if a process is running or has exited without an exception, so that it did not die.
-
-    For a process of another host, return True if its journal has no `raised` line. Return True if the journal can't be
-    read.
-    """
-    ends = _ends(path, _RECENT_BYTES)
-    if ends is not None and not ends.tail:  # the last line is longer than _RECENT_BYTES
-        ends = _ends(path)
-    if ends is None:
-        return True
-    if isinstance(last_line := ends.last, ExitLine):
-        return not last_line.error
-    process = ends.process
-    host, pid = file_names.process_of(path.name)
-    state = _live_state(host, pid, process.namespace, process.ticks) if process.pid else ELSEWHERE
-    if state != ELSEWHERE:
-        return state == RUNNING
-    text = b"\n" + (_ends(path) or ends).tail
-    begin = text.rfind(_PROCESS_LINE)
-    part = journal.decoded(text[begin + 1 : text.find(b"\n", begin + 1)]) if begin >= 0 else None
-    return isinstance(part, ProcessLine) and not part.raised and text.find(_RAISED_LINE, begin) < 0
 
 
 @functools.lru_cache(maxsize=64)
@@ -342,9 +288,13 @@ def _shared(line: HookLine) -> HookLine:
 class _History:
     """The state of a process while its journal is read: each journal line updates the state."""
 
-    def __init__(self, path: Path, ends: _Ends) -> None:
-        """Set the state after the first line of the journal and the lines of hooks at its beginning."""
-        process = ends.process
+    def __init__(self, path: Path, head: bytes, is_whole: bool) -> None:
+        """Set the state after the first line of the journal. Unless the whole journal is read, also read its hooks.
+
+        The lines of the hooks are at the beginning of the journal.
+        """
+        first_line = journal.decoded(head.partition(b"\n")[0])
+        process = first_line if isinstance(first_line, ProcessLine) else _UNKNOWN
         host, pid = file_names.process_of(path.name)
         self.state = ProcessState(
             host=host,
@@ -353,7 +303,7 @@ class _History:
             namespace=process.namespace,
             # The process line is missing if the disk was full or the file was just made. The process may be running.
             state="" if process.pid else ELSEWHERE,
-            file=path,
+            file=writable(f"journal/{path.name}"),
             begun_ns=process.clock.unix_ns,
             last_ns=process.clock.unix_ns,
             moved_ns=process.clock.unix_ns,
@@ -363,6 +313,7 @@ class _History:
             parent=process.parent,
             process=process.process,
             node=process.node,
+            ray=process.ray,
             versions=process.versions,
         )
         self._exit: ExitLine | None = None
@@ -372,7 +323,7 @@ class _History:
         self._latest: dict[tuple[object, ...], tuple[str, str, int]] = {}
         # The start of the span `state.within`, which the exception `state.raised` left.
         self._within_ns = 0
-        for line in _hook_lines(b"" if ends.is_whole else b"\n".join(_HOOK_LINES.findall(ends.head))):
+        for line in _hook_lines(b"" if is_whole else b"\n".join(_HOOK_LINES.findall(head))):
             self.state.hooks[line.hook] = line
 
     def read(self, text: bytes, whole: bool) -> bool:
@@ -429,7 +380,7 @@ class _History:
 
     def _begin_part(self, line: ProcessLine) -> None:
         state = self.state
-        state.process, state.node, state.versions = line.process, line.node, line.versions
+        state.process, state.node, state.ray, state.versions = line.process, line.node, line.ray, line.versions
         state.memory = state.memory[0], line.memory
         state.last_ns = max(state.last_ns, line.clock.unix_ns)
         for name, outcome in line.hooks.items():
@@ -488,7 +439,7 @@ def at_present(folded: ProcessState, path: Path) -> ProcessState:
     """Return the current state of a process, from its state after the last line of the journal `path`."""
     state = folded.state or _live_state(folded.host, folded.pid, folded.namespace, folded.ticks)
     last_ns = max(folded.last_ns, _crashed_ns(path)) if state == GONE else folded.last_ns
-    return structs.replace(folded, state=state, last_ns=last_ns, file=path)
+    return structs.replace(folded, state=state, last_ns=last_ns)
 
 
 def _crashed_ns(path: Path) -> int:
@@ -513,93 +464,46 @@ def _live_state(host: str, pid: int, namespace: int, ticks: int) -> str:
 _PART = "processes"
 
 
-def read_cached(run: Path) -> list[ProcessState]:
-    """Return the last states of the processes of a run that have a journal. Skip journals that can't be read."""
-    paths = RunDir(run).lines("journal")
-    folds = _Folds(run, paths)
-    states = [at_present(folded, path) for path in paths if (folded := folds.of(path)) is not None]
-    folds.keep()
-    return without_replaced(states)
-
-
-class _CachedFold(Struct, array_like=True):
-    """State of a process after the last line of its journal.
-
-    Attributes:
-        stamp: The inode, size and time of change of the journal.
-        hooks: The index of the process's hooks in `_CachedFolds.hooks`.
-        state: The state, without the hooks. Similar ranks have equal hooks, so they are stored once.
-    """
-
-    stamp: Stamp
-    hooks: int
-    state: ProcessState
-
-
-class _CachedFolds(Struct, array_like=True):
+class _CachedStates(Struct, array_like=True):
     """The part `processes` of the cache.
 
     Attributes:
-        folds: Dict from the name of a journal to the state of its process.
-        hooks: The different dicts of hooks. `_CachedFold.hooks` is an index of this list.
+        states: Dict from the name of a journal to its stamp, the state after its last line without hooks, and an index
+            of `hooks`.
+        hooks: The different dicts of hooks. Similar ranks have equal hooks, so they are stored once.
     """
 
-    folds: dict[str, _CachedFold]
+    states: dict[str, tuple[Stamp, ProcessState, int]]
     hooks: list[dict[str, HookLine]]
 
 
-class _Folds:
-    """The states of the processes after the last lines of their journals.
-
-    The state of a process comes from the cache if its journal has not changed. Otherwise the journal is read.
-    """
-
-    def __init__(self, run: Path, paths: Sequence[Path]) -> None:
-        stamps = {path.name: cache.stamp(path) for path in paths}
-        self._run = run
-        self._stamps = {name: stamp for name, stamp in stamps.items() if stamp is not None}
-        self._is_worth = cache.is_worth(self._stamps)
-        cached = cache.get(run, _PART, _CachedFolds, _as_path) if self._is_worth else None
-        self._cached = cached or _CachedFolds({}, [])
-        self._new: dict[str, ProcessState] = {}
-        # The dicts of hooks that were read, by the ids of their lines. Processes with equal hooks share one dict.
-        self._hooks: dict[tuple[int, ...], dict[str, HookLine]] = {}
-
-    def of(self, path: Path) -> ProcessState | None:
-        """Return the state of the process that wrote the journal `path`, as `fold` does.
-
-        Return None if the journal can't be read.
-        """
-        cached = self._cached.folds.get(path.name)
-        if (
-            cached is not None
-            and cached.stamp == self._stamps.get(path.name)
-            and cached.hooks < len(self._cached.hooks)
-        ):
-            return structs.replace(cached.state, hooks=self._cached.hooks[cached.hooks])
-        if (state := fold(path)) is not None:
-            state.hooks = self._hooks.setdefault(tuple(map(id, state.hooks.values())), state.hooks)
-            self._new[path.name] = state
-        return state
-
-    def keep(self) -> None:
-        """Write the cache again if more than a tenth of the states were not in the cache."""
-        if not self._is_worth or len(self._new) <= len(self._stamps) // 10:
-            return
-        folds = {name: self._cached.folds[name] for name in self._stamps.keys() & self._cached.folds.keys()}
-        hooks = self._cached.hooks
-        numbers = {msgspec.msgpack.encode(process_hooks): number for number, process_hooks in enumerate(hooks)}
-        for name, state in self._new.items():
-            number = numbers.setdefault(msgspec.msgpack.encode(state.hooks), len(hooks))
-            if number == len(hooks):
-                hooks.append(state.hooks)
-            if name in self._stamps:
-                folds[name] = _CachedFold(self._stamps[name], number, structs.replace(state, hooks={}))
-        cache.put(self._run, _PART, _CachedFolds(folds, hooks), str)
+def _cached(run: Path, stamps: Mapping[str, Stamp]) -> dict[str, ProcessState]:
+    """Return the cached states of the processes whose journals have not changed, by the name of the journal."""
+    cached = layout.get_cached(run, _PART, _CachedStates) or _CachedStates({}, [])
+    all_hooks = [{name: _shared(line) for name, line in hooks.items()} for hooks in cached.hooks]
+    return {
+        name: structs.replace(state, hooks=all_hooks[number])
+        for name, (stamp, state, number) in cached.states.items()
+        if stamps.get(name) == stamp and number < len(all_hooks)
+    }
 
 
-def _as_path(kind: type, value: Any) -> Any:
-    return kind(value)
+def _put(run: Path, stamps: Mapping[str, Stamp], states: Mapping[str, ProcessState]) -> None:
+    """Write states into the cache. `stamps` and `states` are dicts from the name of a journal."""
+    all_hooks = {id(state.hooks): state.hooks for state in states.values()}
+    numbers = {key: number for number, key in enumerate(all_hooks)}
+    cached = {
+        name: (stamps[name], structs.replace(state, hooks={}), numbers[id(state.hooks)])
+        for name, state in states.items()
+    }
+    layout.put_cached(run, _PART, _CachedStates(cached, list(all_hooks.values())))
+
+
+def _share_hooks(states: Iterable[ProcessState]) -> None:
+    """Make processes with equal hooks share one dict, to save memory. Equal lines are the same object (`_shared`)."""
+    all_hooks: dict[tuple[int, ...], dict[str, HookLine]] = {}
+    for state in states:
+        state.hooks = all_hooks.setdefault(tuple(map(id, state.hooks.values())), state.hooks)
 
 
 # Value of `HookLine.reason` for a hook whose module was not imported.
@@ -628,43 +532,22 @@ def merged_hooks(processes: Iterable[Mapping[str, HookLine]], *states: str) -> d
     return hooks
 
 
-def last_facts(path: Path) -> ProcessLine | None:
-    """Return the last process line of a journal. Its field `hooks` has the last states of the hooks.
-
-    Return None if the journal has no process line, or can't be read.
-    """
-    if (ends := _ends(path)) is None:
-        return None
-    text = b"\n" + ends.tail
-    if (begin := text.rfind(_PROCESS_LINE)) < 0:
-        text, begin = b"\n" + ends.head, 0
-    process = journal.decoded(text[begin + 1 : text.find(b"\n", begin + 1)])
-    if not isinstance(process, ProcessLine):
-        return None
-    hooks = dict(process.hooks)
-    while (begin := text.find(_HOOK_LINE, begin)) >= 0:
-        begin += 1
-        if isinstance(hook := journal.decoded(text[begin : text.find(b"\n", begin)]), HookLine):
-            hooks[hook.hook] = "called" if hook.called else hook.state
-    return structs.replace(process, hooks=hooks)
-
-
-def summary(directory: RunDir, versions: Mapping[str, str] | None = None) -> dict[str, Any]:
+def summary(states: Iterable[ProcessState], versions: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Return fields of `run.json` that summarize all processes of a run: `hosts`, `versions` and `recipes`.
 
     Args:
-        directory: The run directory.
+        states: The processes.
         versions: Dict from package to version. These versions are added to those in the journals.
     """
     hosts: set[str] = set()
-    hooks: set[tuple[str, str]] = set()
+    recipes: set[str] = set()
     all_versions = dict(versions or {})
-    for path in directory.lines("journal"):
-        if (process := last_facts(path)) is not None:
-            hosts.add(process.host)
-            all_versions.update(process.versions)
-            hooks.update(process.hooks.items())
-    recipes = {name.partition("/")[0] for name, state in hooks if state in ("applied", "called")}
+    for state in states:
+        hosts.add(state.host)
+        all_versions.update(state.versions)
+        recipes.update(
+            name.partition("/")[0] for name, hook in state.hooks.items() if hook.called or hook.state == "applied"
+        )
     return {"hosts": sorted(hosts), "versions": all_versions, "recipes": sorted(recipes)}
 
 
@@ -674,8 +557,7 @@ def ray_address(directory: RunDir) -> str:
     A loopback address is used only on the host that wrote it, because on another host it names another cluster.
     """
     for path in sorted(directory.lines("journal"), key=_mtime, reverse=True):
-        process = last_facts(path)
-        is_here = process is not None and process.host == identity.HOST
-        if process is not None and process.ray and (is_here or not process.ray.startswith(_LOOPBACK)):
-            return process.ray
+        state = fold(path)
+        if state is not None and state.ray and (state.host == identity.HOST or not state.ray.startswith(_LOOPBACK)):
+            return state.ray
     return ""

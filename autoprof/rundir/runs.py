@@ -9,13 +9,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import msgspec
-from msgspec import Raw, Struct
+from msgspec import Struct
 
 from autoprof.base import files, identity, units
 from autoprof.base.originals import os, time
 from autoprof.base.units import did_you_mean
-from autoprof.rundir import cache, file_names, layout, processes, ranks
+from autoprof.rundir import file_names, layout, processes, ranks
 from autoprof.rundir.file_names import (
     EXIT,
     META,
@@ -85,31 +84,18 @@ _PART_ENDINGS = tuple(f"{ending}{PART}" for ending in (TRACE, *RAW_ENDINGS, META
 
 
 class _CachedCapture(Struct, array_like=True):
-    """A capture in the cache.
-
-    `autoprof ls` does not need `fields`, so they stay encoded until they are used.
-
-    Attributes:
-        name: The common name of the capture's files, without endings.
-        trace: The name of the trace, or an empty text.
-        bytes: The size of the trace.
-        state: The state in the meta file.
-        tool: The tool in the meta file.
-        fields: All fields of the meta file, encoded.
-    """
+    """A capture in the cache: its name, the name and the size of its trace, and the fields of its meta file."""
 
     name: str
     trace: str
     bytes: int
-    state: str
-    tool: str
-    fields: Raw
+    fields: dict[str, Any]
 
 
 class _CachedStep(Struct, array_like=True):
     """The captures in a step's folder, and the inode, size and time of change of the folder when they were read."""
 
-    stamp: cache.Stamp
+    stamp: layout.Stamp
     captures: list[_CachedCapture]
 
 
@@ -132,18 +118,15 @@ class CaptureFile:
         left_out: The problems that were found while these files were read.
     """
 
-    def __init__(self, folder: str, name: str, trace: str = "", cached: _CachedCapture | None = None) -> None:
+    def __init__(self, folder: str, name: str, trace: str = "") -> None:
         self.name = name
         self.left_out: list[str] = []
         self._folder = folder
         self._trace = trace
-        self._cached = cached
 
     @cached_property
     def bytes(self) -> int:
         """Return the size of the trace in bytes; 0 if the capture has no trace."""
-        if self._cached is not None:
-            return self._cached.bytes
         try:
             return files.size(f"{self._folder}/{self._trace}") if self._trace else 0
         except OSError as error:  # the file was renamed or removed
@@ -153,16 +136,13 @@ class CaptureFile:
     @cached_property
     def fields(self) -> dict[str, Any]:
         """Return the fields of the meta file as a dict; empty if the file does not exist."""
-        if self._cached is not None:
-            cached: dict[str, Any] = msgspec.msgpack.decode(self._cached.fields)
-            return cached
         kind = MergedMeta if is_merged(self.name) else CaptureMeta
         return layout.fields(f"{self._folder}/{self.name}{META}", kind, self.left_out)
 
     @property
     def state(self) -> str:
         """Return the state in the meta file, or `unfinished` if the capture has no meta file."""
-        return self._cached.state if self._cached is not None else str(self.fields.get("state", UNFINISHED))
+        return str(self.fields.get("state", UNFINISHED))
 
     @cached_property
     def meta(self) -> CaptureMeta:
@@ -172,8 +152,7 @@ class CaptureFile:
     @property
     def untraced(self) -> bool:
         """Return True if the process was not meant to record a trace. `meta.reason` gives the reason."""
-        tool = self._cached.tool if self._cached is not None else self.fields.get("tool")
-        return self.state == "complete" and tool == "none"
+        return self.state == "complete" and self.fields.get("tool") == "none"
 
     @cached_property
     def merged(self) -> MergedMeta:
@@ -182,8 +161,14 @@ class CaptureFile:
 
     def to_cache(self) -> _CachedCapture:
         """Return the capture in the form that is written into the cache."""
-        fields, tool = Raw(msgspec.msgpack.encode(self.fields)), str(self.fields.get("tool", ""))
-        return self._cached or _CachedCapture(self.name, self._trace, self.bytes, self.state, tool, fields)
+        return _CachedCapture(self.name, self._trace, self.bytes, self.fields)
+
+    @classmethod
+    def from_cache(cls, folder: str, cached: _CachedCapture) -> CaptureFile:
+        """Return a capture whose files are not read, because the cache has their content."""
+        capture = cls(folder, cached.name, cached.trace)
+        capture.bytes, capture.fields = cached.bytes, cached.fields
+        return capture
 
     def described(self) -> dict[str, Any]:
         """Return the capture as a dict that can be written as JSON."""
@@ -199,7 +184,7 @@ class Step:
         merged: The merged traces, sorted by name.
         left_out: The reason why the folder could not be read, if it could not.
         folder: The path of the folder.
-        stamp: The inode, size and time of change of the folder, as in `cache.stamp`.
+        stamp: The inode, size and time of change of the folder, as in `layout.stamp`.
         is_cached: True if the captures come from the cache.
     """
 
@@ -207,11 +192,11 @@ class Step:
         self.number = number
         self.folder = folder
         self.left_out: list[str] = []
-        self.stamp = cache.stamp(folder)
+        self.stamp = layout.stamp(folder)
         self.is_cached = cached is not None and cached.stamp == self.stamp
         try:
             captures = (
-                [CaptureFile(folder, capture.name, capture.trace, capture) for capture in cached.captures]
+                [CaptureFile.from_cache(folder, capture) for capture in cached.captures]
                 if cached is not None and self.is_cached
                 else _captures(folder)
             )
@@ -276,7 +261,7 @@ class Run:
     @cached_property
     def steps(self) -> list[Step]:
         """Return the steps that have a folder, sorted by number."""
-        cached = cache.get(Path(self.path), _PART, dict[str, _CachedStep]) or {}
+        cached = layout.get_cached(Path(self.path), _PART, dict[str, _CachedStep]) or {}
         folders = layout.step_folders(self.path)
         return [Step(number, f"{self.path}/{name}", cached.get(name)) for number, name in folders]
 
@@ -296,12 +281,12 @@ class Run:
             can_be_cached = is_settled and not left_out
             if step.stamp is not None and can_be_cached and all(capture.fields for capture in step_captures):
                 steps[os.path.basename(step.folder)] = _CachedStep(step.stamp, captures)
-        cache.put(Path(self.path), _PART, steps)
+        layout.put_cached(Path(self.path), _PART, steps)
 
     @cached_property
     def processes(self) -> list[ProcessState]:
         """Return the last states of the processes that have a journal."""
-        return processes.read_cached(Path(self.path))
+        return processes.read(self.path, keep=True)
 
     @property
     def left_out(self) -> list[str]:
@@ -366,7 +351,7 @@ def state(info: RunFile, path: Path) -> str:
         if info.host != identity.HOST or _is_alive(info.pid, info.ticks) or ranks.is_running(path):
             return info.state
         # The process may have been unable to write `run.json` at its end.
-        ended = processes.exit_line(path, info.host, info.pid, info.ticks)
+        ended = processes.exited(path, info.host, info.pid, info.ticks)
         return UNFINISHED if ended is None else FAILED if ended.error else ENDED
     status = exit_status(path) if info.state in (ENDED, FAILED) else None
     if status is not None:

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from autoprof.config.values import role_place
-from autoprof.rundir import cache, journal, processes, runs
+from autoprof.rundir import journal, layout, processes, runs
 from autoprof.rundir.journal import EVER, Journal, JournalIndex, SpanReader, Zone
 from autoprof.rundir.records import Line
 from autoprof.traces.clocks import Attempts, is_of
@@ -27,8 +27,8 @@ OPEN = "(open)"
 _STEP, _TRAINER = "step", "trainer"
 
 
-def _open_spans(run: Path) -> dict[Path, list[Line]]:
-    """Return the open spans of a run, as a dict from the path of each journal to its open spans.
+def _open_spans(run: Path) -> dict[str, list[Line]]:
+    """Return the open spans of a run, as a dict from the name of each journal to its open spans.
 
     The last sign of life of the process becomes the end of its open spans.
     """
@@ -61,7 +61,7 @@ def _index(run: Path, files: list[Journal]) -> JournalIndex | None:
     Return None if the index is not current, or if it lacks spans of steps. Also return None if the clock of a trainer's
     host was corrected: `of_step` compares the starts of attempts with uncorrected times.
     """
-    index = cache.get(run, journal.INDEX, JournalIndex)
+    index = layout.get_cached(run, journal.INDEX, JournalIndex)
     if index is None or index.stamps != journal.journal_stamps(files) or len(index.zones) != len(files):
         return None
     return None if index.beyond.get("step") or any(index.shifts_ns[trainer] for trainer in index.trainers) else index
@@ -100,7 +100,7 @@ def of_step(run: Path, number: int, messages: list[str] | None = None) -> dict[J
                 attempts.add(place, span, span.start_ns, span.end_ns)
             if span.step == number:
                 with_number.append((file, span))
-        with_number += [(file, span) for span in open_spans.get(file.path, ()) if span.step == number]
+        with_number += [(file, span) for span in open_spans.get(file.name, ()) if span.step == number]
     attempts.finish()
     if index is not None:
         attempts.starts = index.attempts
@@ -121,7 +121,7 @@ def of_step(run: Path, number: int, messages: list[str] | None = None) -> dict[J
     without_number = (
         (file, span)
         for place, file in enumerate(files)
-        for span in (*during(place, file), *open_spans.get(file.path, ()))
+        for span in (*during(place, file), *open_spans.get(file.name, ()))
         if span.step is None and start <= span.start_ns <= end
     )
     by_process: dict[Journal, list[Line]] = {}

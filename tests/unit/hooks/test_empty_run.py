@@ -11,6 +11,7 @@ from autoprof._boot import Command
 from autoprof.cli import main
 from autoprof.hooks import empty_run
 from autoprof.run.runtime import Runtime
+from autoprof.rundir.records import RunNode
 from tests.support.helpers import Python, processes_of
 
 Said = Callable[..., "list[str]"]
@@ -160,7 +161,7 @@ def test_a_driver_with_workers_on_other_nodes_prints_nothing(
     joined: Callable[..., Runtime], caplog: pytest.LogCaptureFixture
 ) -> None:
     run = joined()
-    run.nodes = [{"id": "other", "host": "h", "directory": "/"}]
+    run.nodes = [RunNode(id="other", host="h", directory="/")]
     empty_run.report()
     assert not caplog.records
     run.nodes = []

@@ -11,7 +11,7 @@ import pytest
 
 from autoprof.cli.main import main
 from autoprof.report import build
-from autoprof.rundir import cache, journal, layout, processes, runs
+from autoprof.rundir import journal, layout, processes, runs
 from tests.support import large_timelines, report_runs
 
 STEPS, SAMPLES = 40, 256
@@ -19,7 +19,7 @@ STEPS, SAMPLES = 40, 256
 
 @pytest.fixture(autouse=True)
 def _worth(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "WORTH_BYTES", 1 << 20)
+    monkeypatch.setattr(layout, "WORTH_BYTES", 1 << 20)
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +92,7 @@ def test_ls_reads_no_timeline(run: Path, mocker: Any) -> None:
 
 
 def test_a_resumed_run_is_the_same_with_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "WORTH_BYTES", 1000)
+    monkeypatch.setattr(layout, "WORTH_BYTES", 1000)
     run = tmp_path / "run"
     report_runs.write(run, 6, torn=True, slow_tool=4)
     again = report_runs.Script({}, seed=8)
@@ -111,7 +111,7 @@ def test_a_resumed_run_is_the_same_with_the_cache(tmp_path: Path, monkeypatch: p
 @pytest.fixture
 def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run with captures, of which everything is cached."""
-    monkeypatch.setattr(cache, "WORTH_BYTES", 1000)
+    monkeypatch.setattr(layout, "WORTH_BYTES", 1000)
     monkeypatch.setattr(runs, "_MANY_CAPTURES", 1)
     monkeypatch.setattr(runs, "_SETTLED_NS", 0)
     report_runs.write(tmp_path / "run", 6, slow_tool=4, captured=3)

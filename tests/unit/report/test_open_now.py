@@ -80,7 +80,7 @@ def test_of_a_run_that_was_killed_each_process_has_its_own_last_sign_of_life(tmp
 def state(kind: str, last: int, *steps: int, host: str = "h") -> ProcessState:
     """A process with open steps, by their starts."""
     spans = [OpenSpan(kind="step", name="step", step=start, start_ns=start) for start in steps]
-    file = Path("journal/h-1.jsonl")
+    file = "journal/h-1.jsonl"
     return ProcessState(host=host, pid=1, ticks=0, state=kind, error="", last_ns=last, spans=spans, file=file)
 
 

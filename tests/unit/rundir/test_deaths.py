@@ -91,7 +91,7 @@ def test_a_rank_that_left_comes_before_those_that_lost_it(made: Made, message: s
     named = [{"pid": 72, "rank": 1, "status": status or None}]
     failed = {"type": "ChildFailedError", "message": "train.py FAILED", "frames": [], "named": named}
     run = made.info("failed", 1, exception=failed)
-    found = deaths.of_run(run) if over else deaths.find(made.path, run.info, over=False)
+    found = deaths.of_run(run) if over else deaths.find(made.path, run.info, run.processes, over=False)
     assert (
         text(found) == f"rollout rank 0 exited with status {status} in reward.py:44 fetch_score, in generate of step 3"
     )
@@ -167,8 +167,8 @@ def test_a_process_that_the_kernel_killed_for_memory(
 
 def as_noted(made: Made) -> dict[str, Any]:
     """Return the death of the actor as the process that started the run writes it at its end."""
-    info = made.info("running").info
-    noted = [death for death in deaths.find(made.path, info, over=False) if death.pid == ACTOR]
+    run = made.info("running")
+    noted = [death for death in deaths.find(made.path, run.info, run.processes, over=False) if death.pid == ACTOR]
     return msgspec.to_builtins(noted[0])
 
 
