@@ -274,7 +274,7 @@ def hooked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
         made[key] = msgspec.convert(options, kind)
         return wrap(function, key)
 
-    monkeypatch.setattr(registry, "behaviour", made.get)
+    monkeypatch.setattr(registry, "active", lambda key: (runtime.current(), made[key]))
     return hook
 
 
@@ -284,6 +284,6 @@ def behave(monkeypatch: pytest.MonkeyPatch) -> Callable[[behaviours.Behaviour], 
 
     def use(behaviour: behaviours.Behaviour) -> None:
         registry._state.begin()
-        monkeypatch.setattr(registry, "behaviour", lambda key: behaviour)
+        monkeypatch.setattr(registry, "active", lambda key: (runtime.current(), behaviour))
 
     return use

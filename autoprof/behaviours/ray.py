@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 from autoprof import _boot
@@ -22,13 +23,11 @@ from autoprof.config.selection import Ranks
 from autoprof.config.settings import Settings
 from autoprof.hooks import patching
 from autoprof.hooks.behaviour import CALL, Around, Behaviour, Call, Parameter
-from autoprof.run import clocks, cluster, end, runtime
-from autoprof.run import gather as results
-from autoprof.run.runtime import Runtime
+from autoprof.run import clocks, cluster, end, gather, runtime
 from autoprof.rundir.records import RunNode
 
 
-def collect_problem(run: Runtime) -> str:
+def collect_problem(run: runtime.Runtime) -> str:
     """Return the reason why the run can't be copied to `AUTOPROF_COLLECT` at its end, or an empty string.
 
     The check is made at the start of the run.
@@ -42,7 +41,7 @@ def collect_problem(run: Runtime) -> str:
     return f"AUTOPROF_COLLECT: the run can't be copied to {redact.url(url)}: {problem}" if problem else ""
 
 
-def through_ray(run: Runtime) -> None:
+def through_ray(run: runtime.Runtime) -> None:
     """Store the nodes of the run for `run.json`. If `AUTOPROF_COLLECT` is set, collect the run's files from the nodes.
 
     Do nothing if Ray is not up, or if another process has started the run.
@@ -63,24 +62,21 @@ def through_ray(run: Runtime) -> None:
         end.first_to_finish(run)
 
 
-def _collect(run: Runtime, ray: object) -> None:
-    from autoprof.run import gather
-
+def _collect(run: runtime.Runtime, ray: object) -> None:
     deadline = time.monotonic() + run.settings.stop_timeout_s
     try:
-        result = gather.collect(ray, run.rundir.path, deadline=deadline, wait=True, progress=_quietly)
+        result = gather.collect(ray, run.rundir.path, deadline=deadline, wait=True, progress=_no_progress)
     except gather.Busy as error:
         log.warning(f"the run is not collected: {error}")
         return
-    results.warn_missing(
+    gather.warn_missing(
         result.missing, f"autoprof collect {run.info.id} fetches the remaining files while the cluster is up"
     )
     log.info(f"collected {units.size(result.fetched)} from {units.count(len(result.nodes), 'node')}")
 
 
-@contextlib.contextmanager
-def _quietly(total: int) -> Iterator[Callable[[int], object]]:
-    yield lambda done: None
+def _no_progress(total: int) -> AbstractContextManager[Callable[[int], object]]:
+    return contextlib.nullcontext(lambda done: None)
 
 
 # Environment variable that contains the configuration of a submitted job. ray.init raises an exception if this
@@ -110,8 +106,8 @@ class Init(Behaviour):
 
     def around(self, call: Call) -> Around:
         patching.patch_main()
-        run = runtime.current()
-        if run is not None and "nsys" in run.settings.tool:
+        run = call.run
+        if "nsys" in run.settings.tool:
             nsys.put_on_path(run.settings.nsys)
         call.kwargs["runtime_env"] = merged(chosen_runtime_env(call.kwargs, os.environ), os.environ)
         job = os.environ.get(_JOB_CONFIG)
@@ -130,12 +126,10 @@ class Init(Behaviour):
         # `autoprof.windows.stats` is loaded only if a setting compares steps.
         if (stats := sys.modules.get("autoprof.windows.stats")) is not None:
             stats.resume()
-        if run is not None:
-            run.register()
-            run.hooks.write()  # `autoprof collect` reads the cluster's address in the hook log
-            if run.started_here and (problem := collect_problem(run)):
-                log.warning_once(problem)
-        return None
+        run.register()
+        run.hooks.write()  # `autoprof collect` reads the cluster's address in the hook log
+        if run.started_here and (problem := collect_problem(run)):
+            log.warning_once(problem)
 
     def install(self, owner: Any) -> bool:
         if cluster.is_up():
@@ -156,7 +150,6 @@ class Shutdown(Behaviour):
     def around(self, call: Call) -> Around:
         _let_workers_write()
         yield CALL
-        return None
 
 
 class ActorClass(Behaviour):
@@ -173,7 +166,6 @@ class ActorClass(Behaviour):
         if isinstance(cls, type):
             patching.patch_class(cls)
         yield CALL
-        return None
 
 
 def chosen_runtime_env(kwargs: Mapping[str, Any], environ: Mapping[str, str]) -> Any:
@@ -293,15 +285,14 @@ class Actor(Behaviour):
     """The call creates an actor. If `AUTOPROF_TOOL` contains `nsys`, an actor that requests GPUs starts under nsys."""
 
     def around(self, call: Call) -> Around:
-        run = runtime.current()
-        if run is not None and "nsys" in run.settings.tool and call.kwargs.get("num_gpus"):
+        settings = call.run.settings
+        if "nsys" in settings.tool and call.kwargs.get("num_gpus"):
             from ray.runtime_env import RuntimeEnv
 
             runtime_env = call.kwargs.get("runtime_env") or {}
-            if wanted(runtime_env, _inherited(), run.settings):
-                call.kwargs["runtime_env"] = RuntimeEnv(**under_nsys(runtime_env, run.settings))
+            if wanted(runtime_env, _inherited(), settings):
+                call.kwargs["runtime_env"] = RuntimeEnv(**under_nsys(runtime_env, settings))
         yield CALL
-        return None
 
 
 def wanted(runtime_env: Mapping[str, Any], inherited: Mapping[str, Any], settings: Settings) -> bool:

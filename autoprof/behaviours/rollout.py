@@ -6,6 +6,7 @@ The trainer starts and stops the captures of all selected replicas at the same t
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
@@ -23,7 +24,6 @@ from autoprof.hooks.behaviour import CALL, Around, Behaviour, Call, CallPath, Re
 from autoprof.hooks.dispatch import RayCalls, ask
 from autoprof.run import cluster, runtime
 from autoprof.run.journal import Span
-from autoprof.run.runtime import Runtime
 
 ROLE = "rollout"
 # Prefix that marks a text of autoprof, in a request to SGLang (`output_dir`) and in SGLang's answer (`message`).
@@ -80,7 +80,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """Return the request as a text that SGLang passes to its schedulers."""
         return MARK + self.body().decode()
 
-    def settings(self, run: Runtime) -> Settings:
+    def settings(self, run: runtime.Runtime) -> Settings:
         """Return the run's settings for the role rollout, changed by the settings of the window."""
         return run.settings.overridden(self.overrides).for_role(ROLE)
 
@@ -102,7 +102,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             part=part,
         )
 
-    def span(self, run: Runtime) -> Span:
+    def span(self, run: runtime.Runtime) -> Span:
         """Begin and return the span of the engine's recording."""
         ids = {"replica": self.replica}
         return Span(run.timeline, "window", ROLE, step=self.step, role=ROLE, rank=self.rank, ids=ids)
@@ -135,6 +135,28 @@ async def awaited_problem(where: str, work: Awaitable[str]) -> str:
         if where:
             runtime.report(where, error)
         return f"{type(error).__name__}: {error}"
+
+
+class ObjectPatches:
+    """Methods that autoprof has replaced in single objects, until `undo` restores them."""
+
+    def __init__(self) -> None:
+        self._patched: list[tuple[Any, str]] = []
+
+    def replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+        """Replace the method `name` of `owner` by the result of `make(method)`, if `owner` has the method."""
+        # If the object itself has the attribute, another library has patched the method. `undo` could not restore the
+        # patch.
+        if hasattr(owner, name) and name not in vars(owner):
+            method = getattr(owner, name)
+            setattr(owner, name, functools.wraps(method)(make(method)))
+            self._patched.append((owner, name))
+
+    def undo(self) -> None:
+        """Restore the methods."""
+        for owner, name in self._patched:
+            vars(owner).pop(name, None)
+        self._patched.clear()
 
 
 class EngineActor(Behaviour):
@@ -297,16 +319,26 @@ Action = Literal["start", "stop"]
 ServerId = tuple[int, int]
 
 
-class _Engine:
-    """One server actor of a replica."""
+class _Engine(msgspec.Struct):
+    """One server actor of a replica.
 
-    def __init__(self, server_id: ServerId, size: int, own_devices: bool, send: Any) -> None:
-        self.server_id = server_id
-        self.number = server_id[0]
-        self.size = size
-        self.own_devices = own_devices
-        self.recording = False
-        self._send = send
+    Attributes:
+        server_id: Number of the replica, and index of the server among the servers of the replica.
+        size: Number of global ranks that the replica owns.
+        own_devices: True if the engine has devices that the trainer does not use.
+        method: Method of the actor that receives the requests.
+        recording: True while the engine records, as far as the trainer knows.
+    """
+
+    server_id: ServerId
+    size: int
+    own_devices: bool
+    method: Any
+    recording: bool = False
+
+    @property
+    def number(self) -> int:
+        return self.server_id[0]
 
     @property
     def ranks(self) -> range:
@@ -317,7 +349,7 @@ class _Engine:
         return Request(action=action, step=window.step, replica=self.number, rank=rank, overrides=window.overrides)
 
     def send(self, action: Action, window: _RolloutWindow) -> Any:
-        return self._send.remote(autoprof=self.request(action, window).fields())
+        return self.method.remote(autoprof=self.request(action, window).fields())
 
     def note(self, run: runtime.Runtime, window: _RolloutWindow, problem: str) -> Capture:
         """Write a meta file for the engine, so that `autoprof doctor` can give the reason why there is no trace."""
@@ -378,11 +410,6 @@ def open_window(step: int, overrides: dict[str, Any], call: Call, groups: list[R
     _state.window = _RolloutWindow(step, overrides, call, groups)
 
 
-def close_window() -> None:
-    """Forget the engines and the settings of the captured step."""
-    _state.window = None
-
-
 def start(run: runtime.Runtime) -> Generator[Wait, Any, list[_Engine]]:
     """Start the recording of each engine that owns a rank of the window and does not record yet.
 
@@ -396,7 +423,7 @@ def start(run: runtime.Runtime) -> Generator[Wait, Any, list[_Engine]]:
         for engine in _state.window.engines
         if not engine.recording and settings.takes(ROLE, engine.ranks, GENERATE)
     ]
-    yield from _collect_late_answers(LATE_ANSWERS_START_S)
+    yield from collect_late_answers(LATE_ANSWERS_START_S)
     asked_engines = []
     for engine in selected_engines:
         late_answer = _state.late.get(engine.server_id)
@@ -408,12 +435,8 @@ def start(run: runtime.Runtime) -> Generator[Wait, Any, list[_Engine]]:
     return asked_engines
 
 
-def settle() -> Generator[Wait, Any, None]:
-    """Collect late answers of engines at the end of the run. Delete a meta file if an answer shows no problem."""
-    yield from _collect_late_answers(LATE_ANSWERS_END_S)
-
-
-def _collect_late_answers(patience_s: float) -> Generator[Wait, Any, None]:
+def collect_late_answers(patience_s: float = LATE_ANSWERS_END_S) -> Generator[Wait, Any, None]:
+    """Collect late answers of engines. Delete a meta file if an answer shows no problem."""
     servers = list(_state.late)
     if not servers:
         return
@@ -430,13 +453,20 @@ def _collect_late_answers(patience_s: float) -> Generator[Wait, Any, None]:
 
 
 def stop(run: runtime.Runtime, shared_only: bool = False) -> Generator[Wait, Any, None]:
-    """Stop the engines that record. `shared_only`: True to stop only engines that share the trainer's devices."""
+    """Stop the engines that record, and close the window.
+
+    Args:
+        run: Run of this process.
+        shared_only: True to stop only engines that share the trainer's devices. The window then stays open.
+    """
     if _state.window is None:
         return
     engines = [
         engine for engine in _state.window.engines if engine.recording and not (shared_only and engine.own_devices)
     ]
     yield from _ask(run, _state.window, "stop", engines)
+    if not shared_only:
+        _state.window = None
 
 
 def drop() -> None:
@@ -501,13 +531,13 @@ class AroundGeneration(Behaviour):
     """
 
     def around(self, call: Call) -> Around:
-        run = runtime.current()
+        run = call.run
         trainer_here, announcement = cluster.own_announcement()
-        if run is not None and not trainer_here:
+        if not trainer_here:
             announcement = yield from ask(cluster.announced_step, run.info.id)
-        if run is None or (announcement is not None and announcement.off):
+        if announcement is not None and announcement.off:
             yield CALL
-            return None
+            return
         window = _state.window
         asked_engines = yield from start(run)
         span = Span(run.timeline, "stage", ROLE, step=announcement.step if announcement else None, role=ROLE, rank=None)
@@ -519,15 +549,11 @@ class AroundGeneration(Behaviour):
             yield from stop(run, shared_only=True)
         if window is not None:
             yield from _ask(run, window, "stop", [engine for engine in asked_engines if engine.recording])
-        return None
 
 
 class EndOfSampling(Behaviour):
     """The call comes after sampling. Before the call, autoprof stops the engines that share the trainer's devices."""
 
     def around(self, call: Call) -> Around:
-        run = runtime.current()
-        if run is not None:
-            yield from stop(run, shared_only=True)
+        yield from stop(call.run, shared_only=True)
         yield CALL
-        return None

@@ -17,6 +17,8 @@ from concurrent.futures.thread import ThreadPoolExecutor
 from http.client import HTTPException
 from typing import Any, Literal, NamedTuple
 
+import msgspec
+
 from autoprof.base import log, process, seam
 from autoprof.base.originals import json, time
 from autoprof.behaviours.rollout import ROLE, Request, awaited_problem
@@ -318,6 +320,11 @@ async def _problem_of(answer: Awaitable[dict[str, Any]]) -> str:
 KEYS = frozenset({"global_step", "duration_s"})
 
 
+# Function that handles a request to one of autoprof's routes. It gets the engine and the body of the request, and
+# returns the HTTP status and the content of the response.
+AnswerRoute = Callable[["ServedEngine", bytes], Awaitable[tuple[int, dict[str, str]]]]
+
+
 async def answer_start(server: ServedEngine, body: bytes) -> tuple[int, dict[str, str]]:
     """Handle `/start_profile`. Return the HTTP status and the content of the response."""
     try:
@@ -328,26 +335,22 @@ async def answer_start(server: ServedEngine, body: bytes) -> tuple[int, dict[str
     return _answer(await server.open_window(step, duration_s))
 
 
-async def answer_stop(server: ServedEngine) -> tuple[int, dict[str, str]]:
+async def answer_stop(server: ServedEngine, body: bytes) -> tuple[int, dict[str, str]]:
     """Handle `/stop_profile`. Return the HTTP status and the content of the response."""
     return _answer(await server.close_window())
 
 
-async def answer_trainer(server: ServedEngine, directory: str, body: bytes) -> tuple[int, dict[str, str]]:
-    """Handle a trainer's request to `/autoprof`. Return the HTTP status and the content of the response.
-
-    Args:
-        server: Engine behind the server.
-        directory: Run directory of the server.
-        body: Body of the trainer's request.
-    """
+async def answer_trainer(server: ServedEngine, body: bytes) -> tuple[int, dict[str, str]]:
+    """Handle a trainer's request to `/autoprof`. Return the HTTP status and the content of the response."""
+    run = runtime.current()
+    directory = str(run.rundir.path) if run is not None else ""
     try:
         request = Request.read(body)
     except ValueError as error:
         seam.pass_on(error)
         return 400, {"problem": str(error)}
     if request.action == "stop":
-        return await answer_stop(server)
+        return await answer_stop(server, b"")
     if request.action == "start":
         status, content = _answer(await server.open_window(request=request))
         return status, content | {"run": directory}
@@ -442,10 +445,7 @@ class OverHttp(Behaviour):
     part: Literal["whole", "begin", "end"] = "whole"
 
     def around(self, call: Call) -> Around:
-        run = runtime.current()
-        if run is None:
-            yield CALL
-            return None
+        run = call.run
         if self.part != "whole":
             earlier_window, _state.open = _state.open, None
             if earlier_window is not None:
@@ -456,7 +456,6 @@ class OverHttp(Behaviour):
         yield CALL
         if window is not None and self.part == "whole":
             yield from window.close(run)
-        return None
 
     def _open(self, run: runtime.Runtime, call: Call) -> Generator[Wait, Any, _ServerWindow | None]:
         value = call.at(self.url)
@@ -465,43 +464,38 @@ class OverHttp(Behaviour):
         _state.directories.update(dict.fromkeys(new_urls, ""))
         directory = str(run.rundir.path)
         lead = Request(action="lead", run=directory)
-        answers = yield from _map(_ask, [(url, lead, run.settings) for url in new_urls])
+        answers = yield from _ask_all([(url, lead) for url in new_urls], run.settings)
         _state.directories.update({url: answer.directory for url, answer in zip(new_urls, answers, strict=True)})
         _, announcement = cluster.own_announcement()
         if announcement is None or not announcement.captured or in_whole():
             return None
         settings = run.settings.overridden(announcement.overrides)
-        window = _ServerWindow(settings)
+        starts: list[tuple[str, Request]] = []
         for index, url in enumerate(urls):
             if _takes(settings, index, len(urls)):
                 # A server with its own run uses its own settings.
                 overrides = announcement.overrides if _state.directories[url] == directory else {}
-                window.urls.append(url)
-                window.requests.append(
-                    Request(action="start", step=announcement.step, replica=index, rank=index, overrides=overrides)
+                request = Request(
+                    action="start", step=announcement.step, replica=index, rank=index, overrides=overrides
                 )
-        requests = zip(window.urls, window.requests, strict=True)
-        window.answers = yield from _map(_ask, [(url, request, settings) for url, request in requests])
-        return window
+                starts.append((url, request))
+        answers = yield from _ask_all(starts, settings)
+        return _ServerWindow(settings, [(*start, answer) for start, answer in zip(starts, answers, strict=True)])
 
 
-class _ServerWindow:
+class _ServerWindow(msgspec.Struct):
     """Window of one step: the servers that were asked to start, the start and stop requests, and the answers."""
 
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
-        self.urls: list[str] = []
-        self.requests: list[Request] = []
-        self.answers: list[_Answer] = []
+    settings: Settings
+    starts: list[tuple[str, Request, _Answer]]
 
     def close(self, run: runtime.Runtime) -> Generator[Wait, Any, None]:
         """Stop the engines. For each server, log where its capture is, or write a meta file with the problem."""
-        starts = list(zip(self.urls, self.requests, self.answers, strict=True))
         # If a start was not answered in time, the engine may start later. So the engine is stopped, too.
-        urls_to_stop = [url for url, _, start in starts if not start.refused]
-        stops = yield from _map(_ask, [(url, Request(action="stop"), self.settings) for url in urls_to_stop])
+        urls_to_stop = [url for url, _, start in self.starts if not start.refused]
+        stops = yield from _ask_all([(url, Request(action="stop")) for url in urls_to_stop], self.settings)
         stop_problems = {url: stop.problem for url, stop in zip(urls_to_stop, stops, strict=True)}
-        for url, request, start in starts:
+        for url, request, start in self.starts:
             if problem := start.problem or stop_problems.get(url, ""):
                 subject = request.subject("engine")
                 Capture(run, subject, self.settings.for_role(ROLE), TorchTool()).fail(f"{url}: {problem}")
@@ -523,28 +517,25 @@ def _url(address: Any) -> str:
     return (address if "://" in address else f"http://{address}").rstrip("/")
 
 
-def _map(function: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> Generator[Wait, Any, list[Any]]:
-    """Call the function with each tuple of arguments, all calls at the same time. Return the results in this order.
-
-    The hooked call waits for the results.
-    """
-    if not calls:
+def _ask_all(requests: Sequence[tuple[str, Request]], settings: Settings) -> Generator[Wait, Any, list[_Answer]]:
+    """Send requests to servers, all at the same time. The hooked call waits. Return the answers in the same order."""
+    if not requests:
         return []
-    answers: list[Any] = yield InThread(_together, function, calls)
+    answers: list[_Answer] = yield InThread(_together, requests, settings)
     return answers
 
 
-def _together(function: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> list[Any]:
-    if len(calls) == 1:
-        return [function(*calls[0])]
-    pool = ThreadPoolExecutor(min(len(calls), MAX_PARALLEL_REQUESTS), "autoprof-asking")
+def _together(requests: Sequence[tuple[str, Request]], settings: Settings) -> list[_Answer]:
+    if len(requests) == 1:
+        return [_ask(settings, *requests[0])]
+    pool = ThreadPoolExecutor(min(len(requests), MAX_PARALLEL_REQUESTS), "autoprof-asking")
     try:
-        return list(process.start_thread(pool.map, lambda arguments: function(*arguments), calls))
+        return list(process.start_thread(pool.map, lambda request: _ask(settings, *request), requests))
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _ask(url: str, request: Request, settings: Settings) -> _Answer:
+def _ask(settings: Settings, url: str, request: Request) -> _Answer:
     post = urllib.request.Request(f"{url}/autoprof", request.body(), {"Content-Type": "application/json"})
     try:
         with urllib.request.urlopen(post, timeout=settings.stop_timeout_s) as response:

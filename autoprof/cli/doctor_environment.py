@@ -331,7 +331,7 @@ def main(output: str) -> None:
     for target in _boot.recipe_files():
         agent.load(target)
     sources = Sources()
-    for hook in registry.known_hooks():
+    for hook in list(registry.bound.values()):
         if registry.left_out(run, hook):
             continue
         # A user's own trainer may be a module on sys.path that belongs to no distribution.

@@ -5,17 +5,21 @@ A recipe names a behaviour by its key in `BEHAVIOURS`. The fields of a behaviour
 
 from __future__ import annotations
 
+import functools
 import inspect
 import operator
+import sys
 from collections.abc import Callable, Generator, Mapping
 from importlib import import_module
 from numbers import Number
-from types import FunctionType
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
 from autoprof.base import seam
+
+if TYPE_CHECKING:
+    from autoprof.run.runtime import Runtime
 
 # Types of options that name a value of a call. A `CallPath` is a path that begins with a parameter of the hooked
 # function (`self.state.global_step`). A `Parameter` is the name of a parameter (`app`). The check of recipes recognizes
@@ -102,25 +106,29 @@ class Wait:
 Extent: TypeAlias = Literal["call", "with", "next"]
 # A behaviour yields this value at the point where the user's function is to be called: `outcome = yield CALL`.
 CALL: None = None
-Around: TypeAlias = Generator["Wait | None", Any, "Reply | None"]
+# Generator of a behaviour. It returns a `Reply`, or nothing.
+Around: TypeAlias = Generator["Wait | None", Any, Any]
 
 
-class Call:
-    """One call of a hooked function: the key of the hook, the function and the arguments.
+class Call(msgspec.Struct, eq=False):
+    """One call of a hooked function.
 
     Attributes:
+        key: Key of the hook.
+        function: Hooked function.
+        args: Positional arguments.
+        kwargs: Keyword arguments.
+        run: Run of this process. autoprof sets it before it calls a behaviour, and calls none without a run.
         on_interrupt: Function that ends everything that the behaviour has opened. autoprof calls it if the behaviour is
             interrupted or closed, perhaps more than once. The behaviour must set it before it opens something.
     """
 
-    __slots__ = ("args", "function", "key", "kwargs", "on_interrupt")
-
-    def __init__(self, key: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.key = key
-        self.function = function
-        self.args = args
-        self.kwargs = kwargs
-        self.on_interrupt: Callable[[], None] | None = None
+    key: str
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    run: Runtime = None  # type: ignore[assignment]
+    on_interrupt: Callable[[], None] | None = None
 
     @property
     def instance(self) -> Any:
@@ -137,11 +145,17 @@ class Call:
             return self.kwargs[name]
         if name == "self" and self.args:
             return self.args[0]
-        if (value := _positional_argument(self.function, name, self.args)) is not MISSING:
-            return value
-        bound = inspect.signature(self.function).bind_partial(*self.args, **self.kwargs)
-        bound.apply_defaults()
-        return bound.arguments[name]
+        parameters = _parameters(self.function)
+        parameter, index = parameters[name], list(parameters).index(name)
+        if parameter.kind in _VARIADIC:
+            bound = _signature(self.function).bind_partial(*self.args, **self.kwargs)
+            bound.apply_defaults()
+            return bound.arguments[name]
+        if parameter.kind is not inspect.Parameter.KEYWORD_ONLY and index < len(self.args):
+            return self.args[index]
+        if parameter.default is inspect.Parameter.empty:
+            raise LookupError(name)
+        return parameter.default
 
     def at(self, path: str, default: Any = MISSING) -> Any:
         """Return the value to which a path of a recipe leads, such as `self.global_steps` or `prompts.meta_info`.
@@ -163,39 +177,20 @@ class Call:
         return follow(value, attributes, default) if attributes else value
 
 
-def _positional_argument(function: Any, name: str, args: tuple[Any, ...]) -> Any:
-    """Return the argument that was passed by position for the parameter `name`, or the default of the parameter.
+if sys.version_info >= (3, 14):
+    from annotationlib import Format
 
-    Return MISSING if the code object of the function is not enough to find the argument. The caller then needs
-    `inspect.signature`, which takes 30 us.
-
-    Raises:
-        LookupError: The parameter has neither an argument nor a default, or the parameter does not exist.
-    """
-    if type(function) is not FunctionType or function.__dict__:
-        # `inspect.signature` unwraps in the same way. `unwrap` raises ValueError for an endless chain of wrappers, for
-        # example a proxy that has every attribute.
-        function = inspect.unwrap(function, stop=lambda wrapper: hasattr(wrapper, "__signature__"))
-    if type(function) is not FunctionType or hasattr(function, "__signature__"):
-        return MISSING
-    code = function.__code__
-    names, count = code.co_varnames, code.co_argcount
-    if name in names[:count]:
-        index = names.index(name)
-        if index < len(args):
-            return args[index]
-        defaults = function.__defaults__ or ()
-        return defaults[index - count + len(defaults)] if count - index <= len(defaults) else _raise_missing(name)
-    if name in names[count : count + code.co_kwonlyargcount]:
-        return (function.__kwdefaults__ or {})[name]
-    # In `co_varnames`, the names of `*args` and `**kwargs` follow the names of the parameters.
-    variadic_count = bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
-    first_index = count + code.co_kwonlyargcount
-    return MISSING if name in names[first_index : first_index + variadic_count] else _raise_missing(name)
+    # Python would evaluate the annotations of the function. They may contain names that exist only for type checkers.
+    _signature = functools.partial(inspect.signature, annotation_format=Format.STRING)
+else:
+    _signature = inspect.signature
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
-def _raise_missing(name: str) -> Any:
-    raise LookupError(name)
+@functools.lru_cache(maxsize=4096)
+def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """Return the parameters of a hooked function. Without the cache, each call would take 30 us."""
+    return _signature(function).parameters
 
 
 BEHAVIOURS = {

@@ -229,7 +229,7 @@ def _raise_users(error: BaseException) -> NoReturn:
     raise error
 
 
-class HookCall(Call):
+class HookCall(Call, eq=False):
     """One call of a hooked function, with the generator of the behaviour. No method lets an exception of autoprof pass.
 
     An exception that leaves `proceed` belongs to the user. Its context contains no exception of autoprof.
@@ -238,20 +238,12 @@ class HookCall(Call):
     ended.
     """
 
-    __slots__ = ("_around", "_begun", "_called", "_concerns", "_recording", "reply")
-
-    def __init__(self, key: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        # This method runs in every call of a hooked function. To save time, it does not call the base class.
-        self.key = key
-        self.function = function
-        self.args = args
-        self.kwargs = kwargs
-        self.on_interrupt = None
-        self.reply: Reply | None = None
-        self._around: Around | None = None
-        self._begun = self._called = False
-        self._concerns = True
-        self._recording: object = None
+    reply: Reply | None = None
+    _around: Around | None = None
+    _begun: bool = False
+    _called: bool = False
+    _concerns: bool = True
+    _recording: object = None
 
     @classmethod
     def of(cls, call: Call) -> HookCall:
@@ -341,9 +333,10 @@ class HookCall(Call):
     def _begin(self) -> Around | None:
         """Return the generator of the behaviour. Return None if the hook ignores the call or autoprof is off."""
         self._recording = recorder.current()
-        behaviour = registry.behaviour(self.key)
-        if behaviour is None:
+        active = registry.active(self.key)
+        if active is None:
             return None
+        self.run, behaviour = active
         counts = runtime.call_counts.on
         if (behaviour.when or behaviour.unless) and not behaviour.applies(self):
             if counts:

@@ -137,7 +137,7 @@ def _leave_out_unknown(file: str, code: CodeType) -> None:
 def _was_called() -> bool:
     """Return True if a hook of one of the files was called."""
     run = runtime.current()
-    hooks = [hook.key for hook in registry.known_hooks() if hook.hook.module in _state.files]
+    hooks = [hook.key for hook in list(registry.bound.values()) if hook.hook.module in _state.files]
     return run is None or any(run.hooks.was_called(key) for key in hooks)
 
 

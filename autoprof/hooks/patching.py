@@ -9,18 +9,9 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
+import types
 from collections import OrderedDict, defaultdict
 from collections.abc import Collection, Iterator, Mapping
-from types import (
-    BuiltinFunctionType,
-    FunctionType,
-    GetSetDescriptorType,
-    MemberDescriptorType,
-    MethodDescriptorType,
-    MethodType,
-    ModuleType,
-    WrapperDescriptorType,
-)
 from typing import Any
 
 import wrapt
@@ -35,7 +26,7 @@ from autoprof.run import runtime
 
 _TABLES = (dict, list, OrderedDict, defaultdict)
 # Types of the descriptor `__dict__` that Python itself puts into a class: for instances of the class, and for modules.
-_DESCRIPTORS = (GetSetDescriptorType, MemberDescriptorType)
+_DESCRIPTORS = (types.GetSetDescriptorType, types.MemberDescriptorType)
 # Maximum number of items of a table that is searched for functions. Longer tables contain data.
 MAX_TABLE_ITEMS = 10_000
 
@@ -50,7 +41,7 @@ def replace_in_holders(function: Any, wrapper: Any, hook: BoundHook) -> None:
     """
     package = _package(hook.hook.module)
     for key, module in list(sys.modules.items()):
-        if not isinstance(module, ModuleType):
+        if not isinstance(module, types.ModuleType):
             continue
         names = _namespace(module)
         if _package(key) == package or key == getattr(function, "__module__", None):
@@ -61,7 +52,7 @@ def replace_in_holders(function: Any, wrapper: Any, hook: BoundHook) -> None:
             setattr(module, hook.hook.attribute, wrapper)
 
 
-def _replace_names(key: str, module: ModuleType, function: Any, wrapper: Any) -> None:
+def _replace_names(key: str, module: types.ModuleType, function: Any, wrapper: Any) -> None:
     """Replace all names of a function in a module, except names for which there is another hook.
 
     Args:
@@ -115,11 +106,11 @@ def _package(module: Any) -> str:
 # replaced. Other callables may have attributes that a wrapper does not have, and programs use classes for more than
 # calls.
 _FUNCTIONS = (
-    FunctionType,
-    BuiltinFunctionType,
-    MethodType,
-    MethodDescriptorType,
-    WrapperDescriptorType,
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    types.MethodType,
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
     functools.partial,
 )
 
@@ -133,7 +124,7 @@ def is_function(value: Any) -> bool:
 # module or class, three variables, and the argument of `getrefcount`, which Python 3.14 does not count.
 UNSHARED_REFERENCES = 5 if sys.version_info < (3, 14) else 4
 # Types of callables that Python does not bind to the instance if they are attributes of a class.
-_UNBOUND = (BuiltinFunctionType, MethodType, *([functools.partial] if sys.version_info < (3, 14) else []))
+_UNBOUND = (types.BuiltinFunctionType, types.MethodType, *([functools.partial] if sys.version_info < (3, 14) else []))
 
 
 def patch_class(cls: type) -> None:
@@ -186,7 +177,7 @@ def _main_name() -> str:
     return os.path.basename(getattr(main, "__file__", "") or "").removesuffix(".py")
 
 
-def apply_to_module(hook: BoundHook, module: ModuleType) -> None:
+def apply_to_module(hook: BoundHook, module: types.ModuleType) -> None:
     """Apply a hook to its module, which was just imported or runs as `__main__`."""
     _apply(hook, module, hook.hook.attribute)
 
@@ -264,7 +255,7 @@ def _patch(hook: BoundHook, root: Any, path: str) -> None:
     setattr(owner, name, wrapped)
     if isinstance(owner, type):
         _hook_subclasses(owner, name, function, hook)
-    is_imported = isinstance(owner, ModuleType) and not getattr(owner.__spec__, "_initializing", False)
+    is_imported = isinstance(owner, types.ModuleType) and not getattr(owner.__spec__, "_initializing", False)
     if has_holders and (is_imported or _defines(hook, function)):
         replace_in_holders(function, replacement, hook)
 

@@ -13,7 +13,6 @@ from autoprof.hooks import recipe
 from autoprof.hooks.behaviour import Behaviour
 from autoprof.hooks.recipe import BoundHook, Recipe, RecipeError
 from autoprof.run import runtime
-from autoprof.run.runtime import Runtime
 
 # Number of failures in a row after which a hook is disabled.
 FAILURES = 5
@@ -69,18 +68,13 @@ class _RegistryState(process.State):
 _state = _RegistryState()
 
 
-def known_hooks() -> list[BoundHook]:
-    """Return all hooks of the recipes that this process has read."""
-    return list(bound.values())
-
-
-def left_out(run: Runtime, hook: BoundHook) -> str:
+def left_out(run: runtime.Runtime, hook: BoundHook) -> str:
     """If a hook must not be tried in this process, return the reason. Otherwise return an empty string."""
     return hook.left_out(target_version(run, hook.recipe), run.settings)
 
 
-def behaviour(key: str) -> Behaviour | None:
-    """Return the behaviour of the hook `key`. Return None if autoprof is off or no recipe contains the hook.
+def active(key: str) -> tuple[runtime.Runtime, Behaviour] | None:
+    """Return the run and the behaviour of the hook `key`. Return None if autoprof is off or no recipe has the hook.
 
     If the wrapper came to this process by value, this process may not have read the recipe yet. In that case, this
     function reads the recipe.
@@ -99,7 +93,7 @@ def behaviour(key: str) -> Behaviour | None:
     line = run.hooks.hooks.get(key)
     if line is not None and not line.called:
         run.hooks.called(key)
-    return hook.behaviour
+    return run, hook.behaviour
 
 
 def read_recipes(target: str) -> list[BoundHook]:
@@ -129,7 +123,7 @@ def _leave_out(recipe_name: str, problem: str) -> None:
         run.hooks.error(recipe_name, problem)
 
 
-def target_version(run: Runtime, target: Recipe) -> str:
+def target_version(run: runtime.Runtime, target: Recipe) -> str:
     """Return the installed version of a recipe's target. If the version is not known, return an empty string."""
     if target.target not in run.hooks.versions:
         run.hooks.versions[target.target] = recipe.installed_version(target)
@@ -165,11 +159,8 @@ def worked(key: str) -> None:
 def idle_unless(group: str, key: str) -> None:
     """Add the hook `key` to a group. Its gate is closed while no object counts for the group (`counting`)."""
     with _state.lock:
-        keys = _state.groups.setdefault(group, set())
-        if key not in keys:
-            keys.add(key)
-            if not _state.counting.get(group):
-                gate(key).append(_IDLE)
+        _state.groups.setdefault(group, set()).add(key)
+        _update_gates(group)
 
 
 def counting(group: str, counter: object, active: bool) -> None:
@@ -186,10 +177,11 @@ def counting(group: str, counter: object, active: bool) -> None:
             counters.add(counter)
         else:
             counters.discard(counter)
-        for key in _state.groups.get(group, ()):
-            reasons = _gates[key]
-            if counters:
-                if _IDLE in reasons:
-                    reasons.remove(_IDLE)
-            elif _IDLE not in reasons:
-                reasons.append(_IDLE)
+        _update_gates(group)
+
+
+def _update_gates(group: str) -> None:
+    idle = [] if _state.counting.get(group) else [_IDLE]
+    for key in _state.groups.get(group, ()):
+        reasons = gate(key)
+        reasons[:] = [reason for reason in reasons if reason != _IDLE] + idle

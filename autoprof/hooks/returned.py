@@ -21,6 +21,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, TypeAlias
 
+import msgspec
+
 from autoprof.base import process, seam
 from autoprof.base.originals import threading
 from autoprof.hooks import registry
@@ -103,7 +105,7 @@ def wrap_async_generator(
     return autoprof_wrapper
 
 
-class _WatchedObject:
+class _WatchedObject(msgspec.Struct):
     """An object that hooked functions have returned, the latest of these calls, and the object's open `with` blocks.
 
     It does not keep the arguments of the calls alive, because they may refer to a model or to the object itself.
@@ -114,10 +116,9 @@ class _WatchedObject:
         entered: Dict from a thread id or an asyncio task to the hooks of its open blocks, innermost block last.
     """
 
-    def __init__(self, reference: weakref.ref[Any]) -> None:
-        self.reference = reference
-        self.calls: dict[tuple[str, str], Callable[[], Call]] = {}
-        self.entered: dict[object, list[_BlockHooks]] = {}
+    reference: weakref.ref[Any]
+    calls: dict[tuple[str, str], Callable[[], Call]] = {}
+    entered: dict[object, list[_BlockHooks]] = {}
 
 
 class _ReturnedState(process.State):

@@ -75,7 +75,7 @@ def step(number: int | None = None) -> Block:
     """
     if not state.on:
         return _NOTHING
-    return _StepBlock(number)
+    return _StepBlock("step", {"number": number})
 
 
 def stage(name: str, *, role: str = "trainer", rank: int | None = None) -> Block:
@@ -91,15 +91,17 @@ def stage(name: str, *, role: str = "trainer", rank: int | None = None) -> Block
     """
     if not state.on:
         return _NOTHING
-    return _StageBlock(name, role, rank)
+    return _RecordedBlock("stage", {"name": name, "role": role, "rank": rank})
 
 
 class _RecordedBlock(Block):
     """A `with` block that runs the behaviour of a hook. Errors of autoprof do not leave the block."""
 
-    __slots__ = ("_opened",)
+    __slots__ = ("_name", "_opened", "_values")
 
-    def __init__(self) -> None:
+    def __init__(self, name: str, values: dict[str, int | str | None]) -> None:
+        self._name = name
+        self._values = values
         self._opened: OpenBlock | None = None
 
     def __enter__(self) -> None:
@@ -122,7 +124,7 @@ class _RecordedBlock(Block):
         if opened.joined() is None:
             state.on = False
             return
-        self._opened = self._open()
+        self._opened = opened.open_block(self._name, self._values)
         if self._opened is not None:
             self._opened.enter()
 
@@ -141,42 +143,22 @@ class _RecordedBlock(Block):
         if opened is not None:
             opened.undo()
 
-    def _open(self) -> OpenBlock | None:
-        raise NotImplementedError
-
-
-class _StageBlock(_RecordedBlock):
-    """A `with` block that is one stage."""
-
-    __slots__ = ("_name", "_rank", "_role")
-
-    def __init__(self, name: str, role: str, rank: int | None) -> None:
-        super().__init__()
-        self._name, self._role, self._rank = name, role, rank
-
-    def _open(self) -> OpenBlock | None:
-        from autoprof.behaviours.script import opened
-
-        return opened.stage(self._name, self._role, self._rank)
-
 
 class _StepBlock(_RecordedBlock):
     """A `with` block that is one step. Inside another step, the block records nothing."""
 
-    __slots__ = ("_number",)
+    __slots__ = ()
 
-    def __init__(self, number: int | None) -> None:
-        super().__init__()
-        self._number = number
-
-    def _open(self) -> OpenBlock | None:
-        from autoprof.behaviours.script import opened
-
+    def _enter(self) -> None:
         if state.step is not None and state.step() is not None:
-            opened.warn_of_nested_step()
-            return None
+            from autoprof.base import log
+
+            log.warning_once(
+                "a step begins inside another step and is part of it; use autoprof.stage for parts of a step"
+            )
+            return
         state.step = ref(self)
-        return opened.step(self._number)
+        super()._enter()
 
     def _undo(self) -> None:
         super()._undo()

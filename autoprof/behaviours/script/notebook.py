@@ -89,7 +89,7 @@ def _recorded(shell: Any, cell: str, settings: dict[str, str], open_page: bool) 
         return
     run = runtime.current()
     assert run is not None
-    number = steps.executed() + 1
+    number = steps.state.executed + 1
     result = None
     try:
         with blocks.step(number), blocks.stage(_STAGE, role=_ROLE):

@@ -8,13 +8,12 @@ from __future__ import annotations
 from typing import Any
 
 from autoprof import _boot
-from autoprof.base import identity, log, seam
+from autoprof.base import identity, seam
 from autoprof.behaviours.trainer import steps
 from autoprof.hooks import dispatch, registry
 from autoprof.hooks.behaviour import Outcome
 from autoprof.hooks.recipe import DISABLED, BoundHook, Hook, Recipe
 from autoprof.run import runtime
-from autoprof.run.runtime import Runtime
 
 _NAME = "autoprof"
 
@@ -51,16 +50,16 @@ class OpenBlock:
         self.undo()  # a signal may keep Python from calling the `__exit__` of the block
 
 
-def joined() -> Runtime | None:
+def joined() -> runtime.Runtime | None:
     """Join the run that the environment names, and register the hooks of blocks. Never raise an exception.
 
     Return the run, or None if the environment names no run or an error has occurred.
     """
-    run: Runtime | None = None
+    run: runtime.Runtime | None = None
     with seam.guard(_NAME, runtime.report) as root:
         run = _boot.agent().join()
-        if run is not None and _STEP.key not in registry.bound:
-            for hook in (_STEP, _STAGE, _STOP):
+        if run is not None and _HOOKS["step"].key not in registry.bound:
+            for hook in _HOOKS.values():
                 registry.bound[hook.key] = hook
                 hook.behaviour  # noqa: B018  import the behaviour now, not in the first call of the hook
                 if run.settings.disabled(_NAME, hook.hook.name):
@@ -70,31 +69,23 @@ def joined() -> Runtime | None:
     return None if root.failed else run
 
 
-def step(number: int | None) -> OpenBlock | None:
-    """Return a block for a step, which the caller enters, or None if autoprof must not record the step."""
-    return _open_block(_STEP, {"number": steps.executed() + 1 if number is None else number})
+def open_block(name: str, values: dict[str, Any]) -> OpenBlock | None:
+    """Return a block, which the caller enters, or None if autoprof must not record the block.
 
-
-def stage(name: str, role: str, rank: int | None) -> OpenBlock | None:
-    """Return a block for a stage, which the caller enters, or None if autoprof must not record the stage."""
-    return _open_block(_STAGE, {"name": name, "role": role, "rank": identity.own_rank() if rank is None else rank})
-
-
-def warn_of_nested_step() -> None:
-    """Warn that a step begins inside another step."""
-    log.warning_once("a step begins inside another step and is part of it; use autoprof.stage for parts of a step")
+    Args:
+        name: `step` or `stage`.
+        values: Arguments of `autoprof.step` or `autoprof.stage`.
+    """
+    run, hook = runtime.current(), _HOOKS[name]
+    if run is None or run.settings.disabled(_NAME, name) or dispatch.compiling():
+        return None
+    defaults = {"number": steps.state.executed + 1, "rank": identity.own_rank()}
+    return OpenBlock(hook, {key: defaults[key] if value is None else value for key, value in values.items()})
 
 
 def stop_blocks() -> None:
     """End the open step, if any, as the last step of the run."""
-    dispatch.drive(_STOP.key, _nothing, (), {})
-
-
-def _open_block(hook: BoundHook, values: dict[str, Any]) -> OpenBlock | None:
-    run = runtime.current()
-    if run is None or run.settings.disabled(_NAME, hook.hook.name) or dispatch.compiling():
-        return None
-    return OpenBlock(hook, values)
+    dispatch.drive(_HOOKS["stop"].key, _nothing, (), {})
 
 
 def _nothing() -> None:
@@ -103,10 +94,11 @@ def _nothing() -> None:
 
 def _hook(name: str, behaviour: str, **options: Any) -> BoundHook:
     hook = Hook(name=name, attribute=name, behaviour=behaviour, module=_NAME, options=options)
-    return BoundHook(key=f"{_NAME}/{name}", file=_NAME, recipe=_RECIPE, hook=hook)
+    return BoundHook(key=f"{_NAME}/{name}", file=_NAME, recipe=Recipe(target=_NAME, hook=[]), hook=hook)
 
 
-_RECIPE = Recipe(target=_NAME, hook=[])
-_STEP = _hook("step", "step.wrap", number="number")
-_STAGE = _hook("stage", "stage", stage={"path": "name"}, role={"path": "role"}, rank="rank")
-_STOP = _hook("stop", "step.loop")
+_HOOKS = {
+    "step": _hook("step", "step.wrap", number="number"),
+    "stage": _hook("stage", "stage", stage={"path": "name"}, role={"path": "role"}, rank="rank"),
+    "stop": _hook("stop", "step.loop"),
+}

@@ -23,7 +23,6 @@ from autoprof.behaviours.trainer import stages
 from autoprof.capture import writer
 from autoprof.config.settings import Settings
 from autoprof.run import end, runtime
-from autoprof.run.runtime import Runtime
 from autoprof.rundir import layout
 from autoprof.rundir.records import RunFile
 
@@ -130,13 +129,13 @@ def stop() -> Path | None:
     return run.rundir.path
 
 
-def settle(run: Runtime) -> None:
+def settle(run: runtime.Runtime) -> None:
     """Wait until the files of all captures that have ended are complete."""
     writer.wait(run.settings.stop_timeout_s)
     end.wait_for_files(run)
 
 
-def _begin(run_settings: dict[str, object]) -> Runtime:
+def _begin(run_settings: dict[str, object]) -> runtime.Runtime:
     earlier_variables = {name: os.environ.get(name) for name in _VARIABLES}
     process.reset()
     try:
@@ -208,7 +207,7 @@ def _joins_rank_0() -> bool:
     return identity.ranks() > 1 and local_rank != "0"
 
 
-def _join_rank_0(run: Runtime) -> None:
+def _join_rank_0(run: runtime.Runtime) -> None:
     """Wait until rank 0 of this host has created the run, and take over the run's owner: rank 0 also ends the run.
 
     If rank 0 does not create the run within RANK_0_TIMEOUT_S, log a warning.

@@ -48,17 +48,23 @@ class SglangActor(rollout.EngineActor):
         return await stop(engine)
 
 
-class _EngineCapture:
-    """A capture in all schedulers of an engine, from the start request to the stop request."""
+class _EngineCapture(msgspec.Struct):
+    """A capture in all schedulers of an engine, from the start request to the stop request.
 
-    def __init__(self, engine: Any, timeout_s: float, span: Span) -> None:
-        self.ending = False
-        self._span = span
-        self._engine = engine
-        self._timeout_s = timeout_s
-        # This reference keeps the task alive, because an event loop holds only weak references to its tasks.
-        self._work: asyncio.Task[str] | None = None
-        self._late = False
+    Attributes:
+        engine: The `TokenizerManager`.
+        timeout_s: Seconds after which a request continues in the background.
+        span: Span of the recording.
+        ending: True after the stop request.
+    """
+
+    engine: Any
+    timeout_s: float
+    span: Span
+    ending: bool = False
+    # This reference keeps the task alive, because an event loop holds only weak references to its tasks.
+    _work: asyncio.Task[str] | None = None
+    _late: bool = False
 
     async def start(self, request: Request) -> dict[str, Any]:
         return await self._within(self._start(request))
@@ -68,7 +74,7 @@ class _EngineCapture:
         return await self._within(self._stop(cut))
 
     async def _start(self, request: Request) -> str:
-        problem = await _send(self._engine, request)
+        problem = await _send(self.engine, request)
         if problem:
             self._close(recorded=False)
         elif self._late and not self.ending:
@@ -78,7 +84,7 @@ class _EngineCapture:
 
     async def _stop(self, cut: str) -> str:
         try:
-            return await _send(self._engine, Request(action="stop", reason=cut))
+            return await _send(self.engine, Request(action="stop", reason=cut))
         finally:
             self._close()
 
@@ -89,17 +95,17 @@ class _EngineCapture:
         _Communicator).
         """
         self._work = asyncio.ensure_future(work)
-        await asyncio.wait({self._work}, timeout=self._timeout_s)
+        await asyncio.wait({self._work}, timeout=self.timeout_s)
         if self._work.done():
             return {"problem": self._work.result()}
         self._late = True
-        return {"problem": f"the engine did not answer within {self._timeout_s:g} s"}
+        return {"problem": f"the engine did not answer within {self.timeout_s:g} s"}
 
     def _close(self, recorded: bool = True) -> None:
-        if getattr(self._engine, OPEN, None) is self:
-            delattr(self._engine, OPEN)
+        if getattr(self.engine, OPEN, None) is self:
+            delattr(self.engine, OPEN)
             if recorded:
-                self._span.end()
+                self.span.end()
 
 
 async def start(engine: Any, request: Request) -> dict[str, Any]:
@@ -183,7 +189,6 @@ class SetUp(Behaviour):
         # A trainer's server actor calls `set_global_state`, too, but the trainer opens the actor's windows.
         if outcome.error is None and not _boot.COMMAND.ray_worker:
             _set_up(call.argument("global_state").tokenizer_manager, call.function.__globals__["app"])
-        return None
 
 
 class Tokenized(Behaviour):
@@ -194,13 +199,12 @@ class Tokenized(Behaviour):
 
     def around(self, call: Call) -> Around:
         outcome = yield CALL
-        run, server = runtime.current(), getattr(call.instance, _SERVER, None)
-        if run is None or server is None or outcome.error is not None:
-            return None
+        server = getattr(call.instance, _SERVER, None)
+        if server is None or outcome.error is not None:
+            return
         status = getattr(call.instance, "server_status", None)
         if getattr(status, "name", "") != "Starting" and not str(call.argument("obj").rid).startswith(_HEALTH):
-            yield Coroutine(server.request(run))
-        return None
+            yield Coroutine(server.request(call.run))
 
 
 class Released(Behaviour):
@@ -211,7 +215,6 @@ class Released(Behaviour):
         server = getattr(call.instance, _SERVER, None)
         if server is not None and call.instance._readers == 0:
             server.idle()
-        return None
 
 
 def _set_up(manager: Any, app: Any) -> None:
@@ -261,7 +264,7 @@ def _add_routes(app: Any, server: serving.ServedEngine) -> None:
         if sglang_profiling:
             sglang_profiling = False
             return _ForwardingResponse(own[_STOP], await request.body())
-        status, content = await serving.answer_stop(server)
+        status, content = await serving.answer_stop(server, b"")
         return JSONResponse(content, status)
 
     for path, endpoint in ((_START, start_profile), (_STOP, stop_profile)):

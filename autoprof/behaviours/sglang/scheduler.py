@@ -14,7 +14,7 @@ import msgspec
 
 from autoprof.base import process
 from autoprof.base.originals import time
-from autoprof.behaviours.rollout import MARK, ROLE, Request, problem_of
+from autoprof.behaviours.rollout import MARK, ROLE, ObjectPatches, Request, problem_of
 from autoprof.capture import profilers
 from autoprof.capture.artifacts import Subject
 from autoprof.capture.recorder import TOO_EARLY, PassCapture
@@ -23,7 +23,6 @@ from autoprof.config.settings import Settings
 from autoprof.config.values import GENERATE
 from autoprof.hooks.behaviour import CALL, Around, Behaviour, Call, Reply
 from autoprof.run import runtime, stacks
-from autoprof.run.runtime import Runtime
 from autoprof.run.stacks import EngineState, read_part
 
 EXTEND, DECODE = "EXTEND", "DECODE"
@@ -41,7 +40,7 @@ MAX_PAUSE_S = 0.02
 class SchedulerCapture:
     """A capture in one scheduler, from start to stop. It has one trace, or one trace for each stage."""
 
-    def __init__(self, run: Runtime, settings: Settings, subject: Subject) -> None:
+    def __init__(self, run: runtime.Runtime, settings: Settings, subject: Subject) -> None:
         """Create the step's folder.
 
         Raises:
@@ -105,7 +104,7 @@ class SchedulerCapture:
 class StageTrace(PassCapture):
     """Capture of the passes of one stage, or of all stages if `stage` is empty. The trace is one file."""
 
-    def __init__(self, run: Runtime, settings: Settings, subject: Subject, stage: str) -> None:
+    def __init__(self, run: runtime.Runtime, settings: Settings, subject: Subject, stage: str) -> None:
         """Create the step's folder.
 
         Raises:
@@ -136,26 +135,21 @@ class _Pauses:
 
     def __init__(self, scheduler: Any) -> None:
         self.turns = 0
-        self._scheduler: Any = None
-        # If the instance itself has the attribute, another library has patched the method. `close` could not restore
-        # the patch.
-        if not hasattr(scheduler, _POLL_METHOD) or _POLL_METHOD in vars(scheduler):
-            return
-        poll = getattr(scheduler, _POLL_METHOD)
+        self._patches = ObjectPatches()
+        self._patches.replace(scheduler, _POLL_METHOD, self._with_pause)
 
+    def close(self) -> None:
+        """Restore the scheduler's own method, which does not pause."""
+        self._patches.undo()
+
+    def _with_pause(self, poll: Any) -> Any:
         def poll_with_pause(*args: Any, **kwargs: Any) -> Any:
             self.turns += 1
             if self.turns > IDLE_AFTER_TURNS:
                 time.sleep(min(MAX_PAUSE_S, (self.turns - IDLE_AFTER_TURNS) * 1e-3))
             return poll(*args, **kwargs)
 
-        setattr(scheduler, _POLL_METHOD, poll_with_pause)
-        self._scheduler = scheduler
-
-    def close(self) -> None:
-        """Restore the scheduler's own method, which does not pause."""
-        if self._scheduler is not None:
-            vars(self._scheduler).pop(_POLL_METHOD, None)
+        return poll_with_pause
 
 
 # A time above this number of seconds is a time since the epoch. A smaller time is a time of a monotonic clock.
@@ -203,11 +197,10 @@ class SchedulerPass(Behaviour):
             stacks.register_scheduler(call.instance, read)
         if session is None:
             yield CALL
-            return None
+            return
         stage = _stage(call.argument("batch"))
         with session.passing(call.instance, stage) or contextlib.nullcontext():
             yield CALL
-        return None
 
 
 def _obey(holder: Any, request: Request) -> str:

@@ -11,12 +11,10 @@ from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 from autoprof.base import seam
-from autoprof.behaviours.trainer.stages import NamedCall, current_announcement, kind_of, wholes
+from autoprof.behaviours.trainer.stages import NamedCall, StageKey, current_announcement, kind_of, wholes
 from autoprof.hooks.behaviour import CALL, Around, Behaviour, Call, CallPath, Path, follow
-from autoprof.run import cluster, runtime
+from autoprof.run import cluster
 from autoprof.run.journal import Span
-from autoprof.run.journal import Span as TimelineSpan
-from autoprof.run.runtime import Runtime
 from autoprof.rundir.records import Id
 
 # Kinds of spans. A `stage` span is written to the journal at once. Spans of the other kinds are written many at a time,
@@ -66,30 +64,28 @@ class CallSpan(NamedCall):
     step: CallPath = ""
 
     def around(self, call: Call) -> Around:
-        run, key = runtime.current(), self.key(call)
-        if run is None or key is None:
+        key = self.key(call)
+        if key is None:
             yield CALL
-            return None
+            return
         surrounding = _sample_context.get()
         # Only a `stage` span may ask Ray for the step. The request, in a thread, would take longer than many calls that
         # work on a sample.
-        announcement = (
-            (yield from current_announcement(run, call)) if self.kind == "stage" else cluster.local_announcement()
-        )
+        announcement = (yield from current_announcement(call)) if self.kind == "stage" else cluster.local_announcement()
         if surrounding.off or (announcement is not None and announcement.off):
             call.on_interrupt = partial(_sample_context.set, surrounding)  # type: ignore[assignment]
             token_off = _sample_context.set(surrounding._replace(off=True))
             yield CALL
             _sample_context.reset(token_off)
-            return None
+            return
         step = self._step(call)
         if step is None:
             step = surrounding.step if announcement is None else announcement.step
         ids = {**surrounding.ids, **self._ids(call)} if self.ids else surrounding.ids
-        span = self._begin(run, key, call, step, ids)
+        span = self._begin(key, call, step, ids)
         call.on_interrupt = partial(self._leave, span, surrounding)
         if self.kind != "stage":
-            run.timeline.running.add(span)
+            call.run.timeline.running.add(span)
         token = _sample_context.set(_SampleContext(step, ids)) if self.kind == "sample" else None
         if self.whole:
             wholes.append(span)
@@ -99,9 +95,8 @@ class CallSpan(NamedCall):
         span.end(outcome.error, self._counted(call, outcome.result))
         if token is not None:
             _sample_context.reset(token)
-        return None
 
-    def _leave(self, span: TimelineSpan, surrounding: _SampleContext) -> None:
+    def _leave(self, span: Span, surrounding: _SampleContext) -> None:
         """Drop a span whose begin or end was interrupted, and restore the surrounding sample."""
         span.drop()
         if span in wholes:
@@ -109,20 +104,12 @@ class CallSpan(NamedCall):
         if self.kind == "sample":
             _sample_context.set(surrounding)
 
-    def _begin(
-        self, run: Runtime, key: tuple[str, str], call: Call, step: int | None, ids: Mapping[str, Id]
-    ) -> TimelineSpan:
+    def _begin(self, key: StageKey, call: Call, step: int | None, ids: Mapping[str, Id]) -> Span:
         rank = self.rank_of(call) if self.rank or self.kind == "stage" else None
         stage_kind = kind_of(call, key[1]) if self.kind == "stage" else None
-        return TimelineSpan(
-            run.timeline,
-            self.kind,
-            str(plain(key[1])),
-            step=step,
-            role=key[0],
-            rank=rank,
-            ids=ids,
-            stage_kind=stage_kind,
+        name = str(plain(key[1]))
+        return Span(
+            call.run.timeline, self.kind, name, step=step, role=key[0], rank=rank, ids=ids, stage_kind=stage_kind
         )
 
     def _step(self, call: Call) -> int | None:
@@ -219,18 +206,16 @@ class TimerStart(Behaviour):
     role: str = "trainer"
 
     def around(self, call: Call) -> Around:
-        run = runtime.current()
         _, announcement = cluster.own_announcement()
-        name = None if run is None or (announcement is not None and announcement.off) else call.at(self.timer, None)
+        name = None if announcement is not None and announcement.off else call.at(self.timer, None)
         yield CALL
-        if run is not None and name:
+        if name:
             step = None if announcement is None else announcement.step
             name = str(plain(name))
             kind = kind_of(call, name)
-            span = Span(run.timeline, "timer", name, step=step, role=self.role, rank=None, stage_kind=kind)
+            span = Span(call.run.timeline, "timer", name, step=step, role=self.role, rank=None, stage_kind=kind)
             setattr(call.at(self.of), _SPAN, (span, step))
-            run.timeline.running.add(span)
-        return None
+            call.run.timeline.running.add(span)
 
 
 class TimerStop(Behaviour):
@@ -247,7 +232,7 @@ class TimerStop(Behaviour):
         started: tuple[Span, int | None] | None = vars(timer).pop(_SPAN, None)
         if started is None:
             yield CALL
-            return None
+            return
         span, step = started
         call.on_interrupt = span.drop
         outcome = yield CALL
@@ -258,4 +243,3 @@ class TimerStop(Behaviour):
             span.drop()
         else:
             span.end(outcome.error, step=step)
-        return None

@@ -22,7 +22,7 @@ from autoprof.config.settings import Settings
 from autoprof.hooks import registry
 from autoprof.hooks.behaviour import CALL, Around, Behaviour, Call, CallPath, Wait
 from autoprof.hooks.dispatch import ask
-from autoprof.run import cluster, runtime
+from autoprof.run import cluster
 from autoprof.run.cluster import StepAnnouncement
 from autoprof.run.journal import Span
 from autoprof.run.runtime import Runtime
@@ -33,43 +33,32 @@ StageKey = tuple[str, str]
 Counted = Literal["", "passes", "mini_batches"]
 
 
-class RunningStage:
+class RunningStage(msgspec.Struct, eq=False):
     """A running stage of this process, its capture, and its span on the timeline.
 
-    Args:
+    Attributes:
         run: Run of this process.
         key: Role and name of the stage.
         step: Step that the trainer has announced, if any.
         rank: Global rank of this process.
         kind: Kind of the stage.
         counts: Unit that is counted inside the stage, or an empty string. The settings select the units to record.
-
-    Attributes:
         paired: True if another call must end the stage.
         owner: Object that both calls of a paired stage have in common, if any.
     """
 
-    def __init__(
-        self,
-        run: Runtime,
-        key: StageKey,
-        step: int | None,
-        rank: int,
-        kind: str,
-        counts: Counted,
-    ) -> None:
-        self.step = step
-        self.rank = rank
-        self.kind = kind
-        self.counts = counts
-        self.paired = False
-        self.owner: Any = None
-        self._run = run
-        self._key = key
-        self._mini_batches = 0
-        self._capture: PassCapture | None = None
-        self._leave: whole_step.Leave | None = None
-        self._span: Span | None = None
+    run: Runtime
+    key: StageKey
+    step: int | None
+    rank: int
+    kind: str
+    counts: Counted
+    paired: bool = False
+    owner: Any = None
+    _mini_batches: int = 0
+    _capture: PassCapture | None = None
+    _leave: whole_step.Leave | None = None
+    _span: Span | None = None
 
     def begin(self, wanted: tuple[Subject, Settings] | None) -> None:
         """Begin the stage. If `begin` or `stop` is interrupted, the caller must call `abort`.
@@ -79,12 +68,12 @@ class RunningStage:
         """
         # Check for room on the stack before a profiler is chosen: on a small stack, the profiler's imports can crash.
         if wanted is not None and recorder.has_room(wanted[0]):
-            self._begin(self._run, *wanted)
-        role, name = self._key
+            self._begin(*wanted)
+        role, name = self.key
         self._span = Span(
-            self._run.timeline, "stage", name, step=self.step, role=role, rank=self.rank, stage_kind=self.kind
+            self.run.timeline, "stage", name, step=self.step, role=role, rank=self.rank, stage_kind=self.kind
         )
-        running[self._key] = self
+        running[self.key] = self
         if self.counts:
             registry.counting(self.counts, self, True)
 
@@ -109,17 +98,15 @@ class RunningStage:
             capture.keep_within_budget()
         return capture.mark(f"mini_batch {number}") if capture is not None else None
 
-    def stop(self, error: BaseException | None = None) -> None:
-        """End the stage. `error`: exception that the stage raised, if any."""
-        self._end(error, "" if error is None else f"the stage raised {seam.type_name(error)}")
+    def stop(self, error: BaseException | None = None, reason: str = "") -> None:
+        """End the stage.
 
-    def abort(self, reason: str = seam.AT_WORK) -> None:
-        """End the stage early, also after an interruption of `begin` or `stop`. May be called repeatedly."""
-        self._end(None, reason)
-
-    def _end(self, error: BaseException | None, reason: str) -> None:
-        if running.get(self._key) is self:
-            running.pop(self._key)
+        Args:
+            error: Exception that the stage raised, if any.
+            reason: Reason why the stage ends early, or an empty string.
+        """
+        if running.get(self.key) is self:
+            running.pop(self.key)
         if self.counts:
             registry.counting(self.counts, self, False)
         span, self._span = self._span, None
@@ -128,7 +115,11 @@ class RunningStage:
                 span.end(error)
         finally:
             if self._leave is not None or self._capture is not None:
-                self._end_capture(reason)
+                self._end_capture(reason if error is None else f"the stage raised {seam.type_name(error)}")
+
+    def abort(self, reason: str = seam.AT_WORK) -> None:
+        """End the stage early, also after an interruption of `begin` or `stop`. May be called repeatedly."""
+        self.stop(None, reason)
 
     def _end_capture(self, reason: str) -> None:
         """End the capture, if any. `reason`: reason why the capture ends early, or an empty string."""
@@ -145,15 +136,15 @@ class RunningStage:
         else:
             capture.stop()
 
-    def _begin(self, run: Runtime, subject: Subject, settings: Settings) -> None:
+    def _begin(self, subject: Subject, settings: Settings) -> None:
         # If passes are counted, a capture of the whole step would record all passes, not only the selected passes.
         if settings.mode == "continuous" and self.counts != "passes":
-            self._leave = whole_step.enter(run, subject, settings)
+            self._leave = whole_step.enter(self.run, subject, settings)
             return
         selections = {"": "all", "passes": settings.rollout_iterations, "mini_batches": settings.mini_batches}
         counted = "there were {} mini-batches" if self.counts == "mini_batches" else "there were {} forward passes"
         tool, selection = profilers.choose(settings), parse_iterations(selections[self.counts])
-        self._capture = PassCapture(run, subject, settings, tool, selection, counted)
+        self._capture = PassCapture(self.run, subject, settings, tool, selection, counted)
         self._capture.reach()
 
 
@@ -210,9 +201,8 @@ class NativeStart(Behaviour):
 
     def around(self, call: Call) -> Around:
         yield CALL
-        if runtime.current() is not None and any(call.at(path, False) for path in self.active):
+        if any(call.at(path, False) for path in self.active):
             recorder.suspend(self.whose)
-        return None
 
 
 class NativeStop(Behaviour):
@@ -221,7 +211,6 @@ class NativeStop(Behaviour):
     def around(self, call: Call) -> Around:
         yield CALL
         recorder.resume()
-        return None
 
 
 class Read(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -292,28 +281,24 @@ class Stage(NamedCall):
     outermost: bool = False
 
     def around(self, call: Call) -> Around:
-        run, key = runtime.current(), self.key(call)
-        if run is None or key is None or (self.outermost and running):
+        key = self.key(call)
+        if key is None or (self.outermost and running):
             yield CALL
-            return None
+            return
         announcement = cluster.local_announcement()
         if announcement is None:
-            announcement = yield from current_announcement(run, call)
-        stage = self.stage_of(run, key, call, announcement)
+            announcement = yield from current_announcement(call)
+        stage = self.stage_of(key, call, announcement)
         if stage is None:
             yield CALL
-            return None
+            return
         call.on_interrupt = stage.abort
-        window = announcement if announcement is not None and announcement.captured else None
-        stage.begin(None if window is None else self.wanted(run, key, stage, window))
+        stage.begin(self.wanted(stage, announcement) if announcement is not None and announcement.captured else None)
         outcome = yield CALL
         if outcome.error is not None or not stage.paired:
             stage.stop(outcome.error)
-        return None
 
-    def stage_of(
-        self, run: Runtime, key: StageKey, call: Call, announcement: StepAnnouncement | None
-    ) -> RunningStage | None:
+    def stage_of(self, key: StageKey, call: Call, announcement: StepAnnouncement | None) -> RunningStage | None:
         """Return a new stage, which the caller begins, or None if the call begins no stage.
 
         The call begins no stage if autoprof is off in the step, inside an open span with `whole`, while the same stage
@@ -325,17 +310,15 @@ class Stage(NamedCall):
         if any(role == key[0] and stage.step == step for (role, _), stage in running.items()):
             return None
         counts: Counted = "passes" if self.passes else "mini_batches" if self.mini_batches else ""
-        return RunningStage(run, key, step, self.rank_of(call), kind_of(call, key[1]), counts)
+        return RunningStage(call.run, key, step, self.rank_of(call), kind_of(call, key[1]), counts)
 
-    def wanted(
-        self, run: Runtime, key: StageKey, stage: RunningStage, announcement: StepAnnouncement
-    ) -> tuple[Subject, Settings] | None:
+    def wanted(self, stage: RunningStage, announcement: StepAnnouncement) -> tuple[Subject, Settings] | None:
         """Return the subject and the settings of the stage's capture.
 
         Return None if the open window does not select the stage's role and rank.
         """
-        (role, name), rank = key, stage.rank
-        settings = run.settings.overridden(announcement.overrides)
+        (role, name), rank = stage.key, stage.rank
+        settings = stage.run.settings.overridden(announcement.overrides)
         if not settings.takes(role, range(rank, rank + 1), stage.kind):
             return None
         subject = Subject(step=announcement.step, role=role, stage=name, rank=rank, stage_kind=stage.kind)
@@ -359,7 +342,6 @@ class StagePass(Behaviour):
         for stage in list(running.values()):
             if stage.counts == self.counted:
                 stage.passed()
-        return None
 
 
 class MiniBatch(Behaviour):
@@ -376,7 +358,6 @@ class MiniBatch(Behaviour):
         yield CALL
         for end_range in filter(None, range_ends):
             end_range()
-        return None
 
 
 def kind_of(call: Call, stage: str) -> str:
@@ -385,7 +366,7 @@ def kind_of(call: Call, stage: str) -> str:
     return values.kind_of(stage, hook.hook.kind if hook is not None else None)
 
 
-def current_announcement(run: Runtime, call: Call) -> Generator[Wait, Any, StepAnnouncement | None]:
+def current_announcement(call: Call) -> Generator[Wait, Any, StepAnnouncement | None]:
     """Return the announcement of the trainer's current step, or None if no step is announced.
 
     If no step is open yet and the trainer's hook ticks at the end of a step, open the first step. Unlike
@@ -397,7 +378,7 @@ def current_announcement(run: Runtime, call: Call) -> Generator[Wait, Any, StepA
     local = cluster.local_announcement()
     if local is not None:
         return local
-    announcement: StepAnnouncement | None = yield from ask(cluster.announced_step, run.info.id)
+    announcement: StepAnnouncement | None = yield from ask(cluster.announced_step, call.run.info.id)
     return announcement
 
 
@@ -414,14 +395,12 @@ class StageBegin(Stage):
 
     of: CallPath = ""
 
-    def stage_of(
-        self, run: Runtime, key: StageKey, call: Call, announcement: StepAnnouncement | None
-    ) -> RunningStage | None:
+    def stage_of(self, key: StageKey, call: Call, announcement: StepAnnouncement | None) -> RunningStage | None:
         step = None if announcement is None else announcement.step
         earlier_stage = running.get(key)
         if earlier_stage is not None and earlier_stage.paired and earlier_stage.step != step:
             earlier_stage.abort("no call ended the stage")
-        opened = super().stage_of(run, key, call, announcement)
+        opened = super().stage_of(key, call, announcement)
         if opened is not None:
             opened.paired, opened.owner = True, _owner(self.of, call)
         return opened
@@ -430,9 +409,7 @@ class StageBegin(Stage):
 class SpanBegin(StageBegin):
     """The call opens a span on the timeline, which a `stage.end` hook closes. The span is not captured."""
 
-    def wanted(
-        self, run: Runtime, key: StageKey, stage: RunningStage, announcement: StepAnnouncement
-    ) -> tuple[Subject, Settings] | None:
+    def wanted(self, stage: RunningStage, announcement: StepAnnouncement) -> tuple[Subject, Settings] | None:
         return None
 
 
@@ -457,7 +434,6 @@ class StageEnd(Behaviour):
         if stage is not None:
             call.on_interrupt = stage.abort
             stage.stop(outcome.error)
-        return None
 
     def _abort(self, call: Call) -> None:
         if (stage := self._matching_stage(call)) is not None:

@@ -12,6 +12,8 @@ import inspect
 from collections.abc import Callable, Generator, Mapping
 from typing import Any, ClassVar, Literal
 
+import msgspec
+
 from autoprof import _boot
 from autoprof.base import log, process, seam
 from autoprof.base.identity import own_rank
@@ -20,7 +22,6 @@ from autoprof.behaviours import rollout
 from autoprof.behaviours.trainer import stages
 from autoprof.capture import whole_step
 from autoprof.config.selection import Ranks
-from autoprof.config.settings import Settings
 from autoprof.hooks import patching
 from autoprof.hooks.behaviour import CALL, Around, Behaviour, Call, CallPath, Parameter, Wait
 from autoprof.hooks.dispatch import InThread, ask
@@ -42,7 +43,7 @@ def note_worker(run: runtime.Runtime, overrides: Mapping[str, Any], call: Call, 
     settings = run.settings.overridden(overrides)
     if settings.mode != "continuous":
         return
-    selections = [Ranks.parse(text) for text in _rank_settings(settings)]
+    selections = [Ranks.parse(settings.for_role(role).ranks) for role in ("", *settings.role)]
     for path in paths:
         for rank, worker in enumerate(call.at(path, None) or ()):
             if any(rank in selection for selection in selections):
@@ -64,33 +65,37 @@ def step_ended(together: bool) -> None:
         state.workers.clear()
 
 
-def _rank_settings(settings: Settings) -> set[str]:
-    return {settings.ranks, *(settings.for_role(role).ranks for role in settings.role)}
+class OpenStep(msgspec.Struct, eq=False):
+    """A step in the trainer's process, from the announcement of the step to its end.
 
+    Attributes:
+        run: Run of this process.
+        number: Number of the step.
+        ordinal: Number of steps that this process has begun, with this step.
+        span: Span of the step, or None after its end.
+        captured: True if the step is captured.
+        off: True if autoprof is off in the step.
+        overrides: Settings of the step's window.
+        updated_ns: Time of the last update of an `inner` step.
+    """
 
-class OpenStep:
-    """A step in the trainer's process, from the announcement of the step to its end."""
+    run: runtime.Runtime
+    number: int
+    ordinal: int
+    span: Span | None
+    captured: bool = False
+    off: bool = False
+    overrides: dict[str, Any] = {}
+    updated_ns: int | None = None
+    _over: bool = False
 
-    def __init__(self, run: runtime.Runtime, number: int, ordinal: int) -> None:
-        self.number = number
-        self.ordinal = ordinal
-        self.captured = False
-        self.off = False
-        self.overrides: dict[str, Any] = {}
-        self.updated_ns: int | None = None
-        self._run = run
-        self._over = self._span_ended = False
-        whole_step.step_began()
-        self._span = Span(run.timeline, "step", "step", step=number, role="trainer", rank=own_rank())
-
-    def announce(self, run: runtime.Runtime, first: Callable[[], Mapping[int, int]]) -> None:
+    def announce(self, first: Callable[[], Mapping[int, int]]) -> None:
         """Decide whether this step is captured, and announce it to the other processes.
 
         Args:
-            run: Run of this process.
             first: Function that returns the first global rank of each replica, as in `Monitor.with_stragglers`.
         """
-        chooser = state.chooser
+        run, chooser = self.run, state.chooser
         was_off = chooser.off
         # If torchrun has started several trainers, only rank 0 takes the requests of `autoprof trigger`.
         chooser.look(run.rundir, self.number, take_it=run.decides)
@@ -112,14 +117,13 @@ class OpenStep:
         Args:
             error: Exception that ended the step, if any.
         """
-        run = self._run
+        run = self.run
         state.current = None
         if self.off:
             return
         stages.abort_paired()
         if self.captured:
             yield from rollout.stop(run)
-            rollout.close_window()
         step_ended(together=_shares_capture_with_next(run, self))
         self._end_span(error)
         state.chooser.step_ended(self.number, self.ordinal)
@@ -132,7 +136,7 @@ class OpenStep:
 
     def drop(self) -> None:
         """End the step after an interruption of its begin or end. Don't wait for the engines to stop."""
-        if self._over or runtime.current() is not self._run:
+        if self._over or runtime.current() is not self.run:
             return
         if state.current is self:
             state.current = None
@@ -141,7 +145,7 @@ class OpenStep:
             rollout.drop()
             step_ended(together=False)
             self._end_span(None)
-            cluster.announce_step(self._run.info.id, None)
+            cluster.announce_step(self.run.info.id, None)
             if self.captured:
                 state.chooser.ended()
         self._over = True
@@ -152,9 +156,9 @@ class OpenStep:
             self._end_span(None, self.updated_ns)
 
     def _end_span(self, error: BaseException | None, at_ns: int | None = None) -> None:
-        if not self._span_ended:
-            self._span_ended = True
-            self._span.end(error, at_ns=at_ns)
+        span, self.span = self.span, None
+        if span is not None:
+            span.end(error, at_ns=at_ns)
 
 
 class _StepState(process.State):
@@ -189,15 +193,10 @@ class _StepState(process.State):
 state = _StepState()
 
 
-def executed() -> int:
-    """Return the number of steps that this process has begun."""
-    return state.executed
-
-
 def finish(call: Call, error: BaseException | None = None) -> Generator[Wait, Any, None]:
     """Close the open step, if any, as `OpenStep.close` does. If a signal interrupts this, the step ends early."""
-    run, step = runtime.current(), state.current
-    if run is not None and step is not None:
+    step = state.current
+    if step is not None:
         earlier_handler, call.on_interrupt = call.on_interrupt, step.drop
         yield from step.close(error)
         call.on_interrupt = earlier_handler
@@ -265,8 +264,8 @@ class StepBehaviour(Behaviour):
 
     def begin(self, call: Call, number: int | None = None) -> Generator[Wait, Any, None]:
         """Open a step and, if the step is to be captured, its window. Without `number`, use `number_of`."""
-        run = runtime.current()
-        if run is None or not self._opens_steps(call):
+        run = call.run
+        if not self._opens_steps(call):
             return
         number = self.number_of(call) if number is None else number
         if state.current is not None:
@@ -274,10 +273,12 @@ class StepBehaviour(Behaviour):
                 return
             yield from finish(call)
         state.executed += 1
-        step = OpenStep(run, number, state.executed)
+        whole_step.step_began()
+        span = Span(run.timeline, "step", "step", step=number, role="trainer", rank=own_rank())
+        step = OpenStep(run, number, state.executed, span)
         earlier_handler, call.on_interrupt = call.on_interrupt, step.drop
         state.current = step
-        yield from ask(step.announce, run, lambda: rollout.first_ranks(call, self.replicas))
+        yield from ask(step.announce, lambda: rollout.first_ranks(call, self.replicas))
         if step.captured:
             log.info(f"step {number} is captured")
             clocks.measure(run.rundir, run.hooks)
@@ -311,7 +312,6 @@ class StepBegin(StepBehaviour):
     def around(self, call: Call) -> Around:
         yield from self.begin(call)
         yield CALL
-        return None
 
 
 class Tick(StepBehaviour):
@@ -337,7 +337,6 @@ class Tick(StepBehaviour):
         outcome = yield CALL
         if not outcome.over:
             yield from self.begin(call)
-        return None
 
     def _first(self, call: Call) -> Generator[Wait, Any, None]:
         """Open the first step before the call of a stage or span, if this process has not opened a step yet."""
@@ -358,7 +357,6 @@ class Wrap(StepBehaviour):
         yield from self.begin(call)
         outcome = yield CALL
         yield from finish(call, outcome.error)
-        return None
 
 
 class StepEnd(Behaviour):
@@ -370,7 +368,6 @@ class StepEnd(Behaviour):
         call.on_interrupt = drop
         outcome = yield CALL
         yield from finish(call, outcome.error)
-        return None
 
 
 class Update(Behaviour):
@@ -382,7 +379,6 @@ class Update(Behaviour):
         yield CALL
         if state.current is not None:
             state.current.updated_ns = time.monotonic_ns()
-        return None
 
 
 class Finished(Behaviour):
@@ -402,7 +398,6 @@ class Finished(Behaviour):
         yield CALL
         if finished_step is not None:
             state.finished = int(finished_step)
-        return None
 
 
 class Loop(Behaviour):
@@ -418,12 +413,9 @@ class Loop(Behaviour):
         call.on_interrupt = drop
         outcome = yield CALL
         yield from finish(call, outcome.error)
-        run = runtime.current()
-        if run is not None:
-            step_ended(together=False)
-            yield from rollout.settle()
-            yield InThread(end.let_workers_write, run)
-        return None
+        step_ended(together=False)
+        yield from rollout.collect_late_answers()
+        yield InThread(end.let_workers_write, call.run)
 
 
 class Counter(StepBehaviour):
@@ -448,7 +440,6 @@ class Counter(StepBehaviour):
                 yield from finish(call)
             else:
                 yield from self.begin(call)
-        return None
 
     def supply(self, owner: type, name: str, key: str) -> bool:
         def get(self: Any) -> Any:
@@ -479,7 +470,6 @@ class Main(Behaviour):
     def around(self, call: Call) -> Around:
         patching.patch_main()
         yield CALL
-        return None
 
 
 class Replaced(Behaviour):
@@ -494,7 +484,6 @@ class Replaced(Behaviour):
     def around(self, call: Call) -> Around:
         yield CALL
         patching.patch_again(self.targets)
-        return None
 
 
 class Trainer(Behaviour):
@@ -503,7 +492,6 @@ class Trainer(Behaviour):
     def around(self, call: Call) -> Around:
         cluster.record_trainer()
         yield CALL
-        return None
 
 
 # Key in the dictionary of the call under which `Send` stores the announcement of the step.
@@ -524,12 +512,11 @@ class Send(Behaviour):
     carrier: Parameter
 
     def around(self, call: Call) -> Around:
-        if runtime.current() is not None and _takes_keyword(call, self.carrier):
+        if _takes_keyword(call, self.carrier):
             dictionary = call.argument(self.carrier)
             if dictionary is None or type(dictionary) is dict:
                 call.kwargs[self.carrier] = {**(dictionary or {}), _KEY: cluster.announcement_to_send()}
         yield CALL
-        return None
 
 
 class Receive(Behaviour):
@@ -544,19 +531,13 @@ class Receive(Behaviour):
     carrier: CallPath
 
     def around(self, call: Call) -> Around:
-        run, dictionary = runtime.current(), call.at(self.carrier, None)
-        if (
-            run is not None
-            and isinstance(dictionary, Mapping)
-            and _KEY in dictionary
-            and cluster.receive_announcement(dictionary[_KEY])
-        ):
+        dictionary = call.at(self.carrier, None)
+        if isinstance(dictionary, Mapping) and _KEY in dictionary and cluster.receive_announcement(dictionary[_KEY]):
             stages.abort_paired()
             announcement = cluster.local_announcement()
             captured = announcement is not None and announcement.captured
-            whole_step.step_ended(together=captured and run.settings.consecutive == whole_step.TOGETHER)
+            whole_step.step_ended(together=captured and call.run.settings.consecutive == whole_step.TOGETHER)
         yield CALL
-        return None
 
 
 def _takes_keyword(call: Call, name: str) -> bool:

@@ -12,8 +12,10 @@ recorded if the trainer's step is captured.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, Literal
+
+import wrapt
 
 from autoprof import _boot
 from autoprof.base import process
@@ -64,22 +66,19 @@ class Routes(Behaviour):
         # A trainer's server actor builds the same application, but the trainer opens its windows.
         if outcome.error is None and not _boot.COMMAND.ray_worker:
             _add_routes(call.argument(self.app) if self.app else outcome.result)
-        return None
 
 
 class AddRequest(Behaviour):
     """The call brings a request to the engine. If the engine was idle, a generation batch begins."""
 
     def around(self, call: Call) -> Around:
-        run = runtime.current()
-        if run is None or not _state.serving:
+        if not _state.serving:
             yield CALL
-            return None
-        yield dispatch.Coroutine(_server_of(call.instance).request(run))
+            return
+        yield dispatch.Coroutine(_server_of(call.instance).request(call.run))
         outcome = yield CALL
         if outcome.error is not None:
             _end_if_idle(call.instance.output_processor)
-        return None
 
 
 class Outputs(Behaviour):
@@ -87,9 +86,7 @@ class Outputs(Behaviour):
 
     def around(self, call: Call) -> Around:
         yield CALL
-        if _state.serving:
-            _end_if_idle(call.instance)
-        return None
+        _end_if_idle(call.instance)
 
 
 def _end_if_idle(processor: Any) -> None:
@@ -113,31 +110,23 @@ def _add_routes(app: Any) -> None:
 
     _state.serving = True
 
-    async def trainer(raw_request: Request) -> JSONResponse:
-        run = runtime.current()
-        directory = str(run.rundir.path) if run is not None else ""
-        server = _server_of(raw_request.app.state.engine_client)
-        status, content = await serving.answer_trainer(server, directory, await raw_request.body())
-        return JSONResponse(content, status)
+    def endpoint(name: str, answer: serving.AnswerRoute) -> Callable[..., Any]:
+        async def handle(raw_request: Request) -> JSONResponse:
+            server = _server_of(raw_request.app.state.engine_client)
+            status, content = await answer(server, await raw_request.body())
+            return JSONResponse(content, status)
 
-    # FastAPI evaluates annotations by name, which fails for a name in a function's locals.
-    trainer.__annotations__ = {"raw_request": Request}
+        handle.__name__ = name
+        # FastAPI evaluates annotations by name, which fails for a name in a function's locals.
+        handle.__annotations__ = {"raw_request": Request}
+        return handle
+
+    trainer = endpoint("trainer", serving.answer_trainer)
     app.add_api_route("/autoprof", trainer, methods=["POST"], include_in_schema=False)
     if any(getattr(route, "path", "") == "/start_profile" for route in app.routes):
         return
-
-    async def start_profile(raw_request: Request) -> JSONResponse:
-        server = _server_of(raw_request.app.state.engine_client)
-        status, content = await serving.answer_start(server, await raw_request.body())
-        return JSONResponse(content, status)
-
-    async def stop_profile(raw_request: Request) -> JSONResponse:
-        status, content = await serving.answer_stop(_server_of(raw_request.app.state.engine_client))
-        return JSONResponse(content, status)
-
-    start_profile.__annotations__ = stop_profile.__annotations__ = {"raw_request": Request}
-    app.add_api_route("/start_profile", start_profile, methods=["POST"])
-    app.add_api_route("/stop_profile", stop_profile, methods=["POST"])
+    for name, answer in (("start_profile", serving.answer_start), ("stop_profile", serving.answer_stop)):
+        app.add_api_route(f"/{name}", endpoint(name, answer), methods=["POST"])
 
 
 # Attribute of an `LLMEngine` that holds its `_OfflineEngine`.
@@ -149,11 +138,10 @@ class OfflineRequest(Behaviour):
 
     def around(self, call: Call) -> Around:
         offline = _offline(call.instance)
-        offline.request()
+        offline.request(call.run)
         outcome = yield CALL
         if outcome.error is not None:
             offline.look()
-        return None
 
 
 class OfflineStep(Behaviour):
@@ -162,7 +150,6 @@ class OfflineStep(Behaviour):
     def around(self, call: Call) -> Around:
         yield CALL
         _offline(call.instance).look()
-        return None
 
 
 class Whole(Behaviour):
@@ -180,7 +167,6 @@ class Whole(Behaviour):
         yield CALL
         offline.inside -= 1
         offline.look()
-        return None
 
 
 class Profile(Behaviour):
@@ -195,7 +181,7 @@ class Profile(Behaviour):
     def around(self, call: Call) -> Around:
         if vllm_engine.own_call.get():
             yield CALL
-            return None
+            return
         offline = _offline(call.instance)
         if self.action == "start":
             offline.stop(ANOTHER_CALLER)
@@ -203,29 +189,22 @@ class Profile(Behaviour):
         vars(offline.async_engine).pop(vllm_engine.USER_PROFILING, None)
         if self.action == "start" and outcome.error is None:
             setattr(offline.async_engine, vllm_engine.USER_PROFILING, True)
-        return None
 
 
-class _AsyncEngine:
+class _AsyncEngine(wrapt.ObjectProxy):  # type: ignore[type-arg]
     """An `LLMEngine` with those coroutines of an `AsyncLLM` that `engine.start` and `engine.stop` call.
 
     The coroutines never suspend.
     """
 
-    def __init__(self, engine: Any) -> None:
-        self._engine = engine
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(vars(self)["_engine"], name)
-
     async def start_profile(self) -> None:
-        self._engine.start_profile()
+        self.__wrapped__.start_profile()
 
     async def stop_profile(self) -> None:
-        self._engine.stop_profile()
+        self.__wrapped__.stop_profile()
 
     async def collective_rpc(self, method: str, args: tuple[Any, ...] = ()) -> Any:
-        return self._engine.collective_rpc(method, args=args)
+        return self.__wrapped__.collective_rpc(method, args=args)
 
 
 class _OfflineEngine:
@@ -237,12 +216,9 @@ class _OfflineEngine:
         self._engine = llm_engine
         self._batches = Batches(self.async_engine, vllm_engine.start, vllm_engine.stop)
 
-    def request(self) -> None:
+    def request(self, run: runtime.Runtime) -> None:
         """Handle a request to the engine. If the engine was idle, begin a batch, or record for the trainer's step."""
         if self._batch_open and (self.inside or self._unfinished()):
-            return
-        run = runtime.current()
-        if run is None:
             return
         trainer_here, announcement = cluster.own_announcement()
         if trainer_here:

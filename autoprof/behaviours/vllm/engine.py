@@ -25,7 +25,7 @@ import msgspec
 from autoprof.base import log, seam
 from autoprof.base.originals import threading
 from autoprof.behaviours import rollout
-from autoprof.behaviours.rollout import ROLE, Request
+from autoprof.behaviours.rollout import ROLE, ObjectPatches, Request
 from autoprof.behaviours.serving import ANOTHER_CALLER
 from autoprof.behaviours.vllm.worker import annotation
 from autoprof.capture.artifacts import Subject
@@ -76,7 +76,7 @@ class Engine(Behaviour):
         engine = call.instance
         if own_call.get():
             yield CALL
-            return None
+            return
         if self.action == "start":
             if hasattr(engine, _OPEN):
                 log.warning("another caller starts the engine's profiler; autoprof's recording ends early")
@@ -85,7 +85,6 @@ class Engine(Behaviour):
         outcome = yield CALL
         if hasattr(engine, USER_PROFILING) and (self.action == "stop" or outcome.error is not None):
             delattr(engine, USER_PROFILING)
-        return None
 
 
 async def start(engine: Any, request: Request) -> dict[str, Any]:
@@ -225,14 +224,14 @@ class FrontEnd:
         self._capture = PassCapture(run, subject, capture_settings, TorchTool(), outputs)
         self._capture.left_out = [word for word in settings.contents if word not in contents]
         self._processor = engine.output_processor
-        self._wrapped_methods: list[str] = []
+        self._patches = ObjectPatches()
         self._last_timestamp: float | None = None
         self._bytes = 0
 
     def open(self) -> None:
         """Wrap the methods that handle requests and outputs. If the first pass is selected, begin to record at once."""
-        self._wrap_method("process_outputs", self._before_outputs)
-        self._wrap_method("add_request", self._before_request)
+        self._patches.replace(self._processor, "process_outputs", functools.partial(_surrounded, self._before_outputs))
+        self._patches.replace(self._processor, "add_request", functools.partial(_surrounded, self._before_request))
         self._capture.reach()
 
     def close(self, cut: str = "") -> None:
@@ -241,30 +240,11 @@ class FrontEnd:
         Args:
             cut: Reason why the recording ends early. Empty if the recording ends normally.
         """
-        for name in self._wrapped_methods:
-            vars(self._processor).pop(name, None)
+        self._patches.undo()
         if cut:
             self._capture.abort(cut)
         else:
             self._capture.stop("" if self._capture.passed else "the engine produced no output")
-
-    def _wrap_method(self, name: str, around: Callable[..., contextlib.AbstractContextManager[Any]]) -> None:
-        # If the instance itself has the attribute, another library has patched the method. `close` could not restore
-        # the patch.
-        if name in vars(self._processor):
-            return
-        method = getattr(self._processor, name)
-
-        @functools.wraps(method)
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            annotation_block: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
-            with _guard():
-                annotation_block = around(*args, **kwargs)
-            with annotation_block:
-                return method(*args, **kwargs)
-
-        setattr(self._processor, name, wrapper)
-        self._wrapped_methods.append(name)
 
     def _before_request(self, *_: Any, **__: Any) -> contextlib.AbstractContextManager[Any]:
         self._grow(STACK_BYTES_PER_REQUEST)
@@ -296,6 +276,19 @@ class FrontEnd:
         if not self._capture.recording or self._capture.thread != threading.get_ident():
             return contextlib.nullcontext()
         return annotation(name)  # type: ignore[no-any-return]
+
+
+def _surrounded(around: Callable[..., contextlib.AbstractContextManager[Any]], method: Any) -> Any:
+    """Return a method that calls `method` inside the context manager that `around` makes for the call."""
+
+    def surrounded(*args: Any, **kwargs: Any) -> Any:
+        annotation_block: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+        with _guard():
+            annotation_block = around(*args, **kwargs)
+        with annotation_block:
+            return method(*args, **kwargs)
+
+    return surrounded
 
 
 def begin_front_end(engine: Any, run: runtime.Runtime, subject: Subject, settings: Settings) -> None:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
 from typing import Any
+
+import wrapt
 
 from autoprof.base import seam
 from autoprof.base.originals import time
-from autoprof.behaviours.rollout import ROLE, Request, problem_of
+from autoprof.behaviours.rollout import ROLE, ObjectPatches, Request, problem_of
 from autoprof.capture import profilers
 from autoprof.capture.recorder import PassCapture
 from autoprof.config.selection import parse_iterations
@@ -24,94 +25,11 @@ from autoprof.run import runtime, stacks
 from autoprof.run.stacks import EngineState, read_part
 
 
-class WorkerPasses:
-    """Wrappers of a worker's methods that call `before` ahead of each forward pass, until `close` restores the methods.
-
-    autoprof counts passes itself, so that a count means the same in all releases. vLLM counts passes only since 0.12,
-    and its counts differ between releases (vllm/profiler/wrapper.py). Delays of 0 and 1 both mean no delay. Until 0.29,
-    a profiler with `max_iterations` could not be started again. 0.31 and 0.32 apply delays and `max_iterations`
-    elsewhere.
-
-    A pass is a call of `execute_model`, as in vLLM's own count and annotations. With asynchronous scheduling, some
-    passes compute no token. A pass is counted at the start of the worker's method, before vLLM's annotation, so that a
-    trace holds whole passes. Ray's executor calls the model runner, not the worker (vllm/v1/executor/ray_utils.py in
-    0.12 to 0.32, vllm/executor/ray_utils.py in earlier releases). So the model runner's method is wrapped, too.
-    """
-
-    def __init__(self, worker: Any, before: Callable[[], bool]) -> None:
-        """Wrap the methods.
-
-        Args:
-            worker: The worker.
-            before: Function that is called ahead of each pass. It returns True if the pass is recorded.
-        """
-        self._before = before
-        self._inside = False
-        self._wrapped_owners: list[Any] = []
-        # Since 0.11.1, the worker annotates its passes itself (gpu_worker.py, annotate_profile).
-        self._watch(worker, annotate=not hasattr(worker, "annotate_profile"))
-        self._watch(getattr(worker, "model_runner", None), annotate=True)
-
-    def close(self) -> None:
-        """Restore the methods."""
-        for owner in self._wrapped_owners:
-            vars(owner).pop("execute_model", None)
-        self._wrapped_owners.clear()
-
-    def _watch(self, owner: Any, annotate: bool) -> None:
-        # If the instance itself has the attribute, another library has patched the method. `close` could not restore
-        # the patch.
-        if not hasattr(owner, "execute_model") or "execute_model" in vars(owner):
-            return
-        execute = owner.execute_model
-
-        @functools.wraps(execute)
-        def execute_model(*args: Any, **kwargs: Any) -> Any:
-            if self._inside:
-                return execute(*args, **kwargs)
-            recorded = self._counted()
-            self._inside = True
-            try:
-                with annotation("execute_model") if recorded and annotate else contextlib.nullcontext():
-                    return execute(*args, **kwargs)
-            finally:
-                self._inside = False
-
-        owner.execute_model = execute_model
-        self._wrapped_owners.append(owner)
-
-    def _counted(self) -> bool:
-        recorded = False
-        with seam.guard("vllm/worker", runtime.report):
-            recorded = self._before()
-        return recorded
-
-
-class Recorder:
-    """Recorder that a `StandIn` starts and stops. This base class records nothing.
-
-    Workers that are not captured get an object of this base class. The engine starts the profilers of all workers, and
-    must not start a profiler that the user configured.
-    """
-
-    @property
-    def recording(self) -> bool:
-        """True while the recorder records."""
-        return False
-
-    def switch_on(self) -> None:
-        """Start recording. Called when the engine starts its profiler."""
-
-    def switch_off(self, cut: str = "") -> None:
-        """End the recording. Called when the engine stops its profiler or shuts down, possibly repeatedly.
-
-        Args:
-            cut: Reason why the recording ends early. Empty if the recording ends normally.
-        """
-
-
 class StandIn:
     """Object that replaces `worker.profiler`, with the interface that all vLLM releases expect of a profiler.
+
+    In a worker that is not captured, the object records nothing. The engine starts the profilers of all workers, and
+    must not start a profiler that the user configured.
 
     Releases up to 0.11 expect a `torch.profiler.profile` (`start`, `stop`, `key_averages().table()`: gpu_worker.py; in
     0.12 still cpu_worker.py). Later releases expect a `WorkerProfiler` (vllm/profiler/gpu_profiler.py in 0.12,
@@ -124,29 +42,33 @@ class StandIn:
     no forward pass fails.
     """
 
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
+    def __init__(self, capture: _WorkerCapture | None) -> None:
+        self._capture = capture
 
     def start(self, *_: Any, **__: Any) -> None:
-        _safely(self._recorder.switch_on)
+        if self._capture is not None:
+            with _guard():
+                self._capture.switch_on()
 
-    def stop(self) -> None:
-        _safely(self._recorder.switch_off)
+    def stop(self, cut: str = "") -> None:
+        if self._capture is not None:
+            with _guard():
+                self._capture.switch_off(cut)
 
     def shutdown(self) -> None:
-        _safely(lambda: self._recorder.switch_off(cut="the engine was shut down"))
+        self.stop("the engine was shut down")
 
     def step(self) -> None:
-        """Do nothing: autoprof counts forward passes itself (`WorkerPasses`)."""
+        """Do nothing: autoprof counts forward passes itself (`_WorkerCapture`)."""
 
     @property
     def is_running(self) -> bool:
-        return self._recorder.recording
+        return self._capture is not None and self._capture.recording
 
     should_annotate = is_running
 
     def annotate_context_manager(self, name: str) -> Any:
-        return annotation(name) if self._recorder.recording else contextlib.nullcontext()
+        return annotation(name) if self.is_running else contextlib.nullcontext()
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -178,35 +100,13 @@ class _NullObject:
         return ""
 
 
-class Configured:
+class Configured(wrapt.ObjectProxy):  # type: ignore[type-arg]
     """A worker's own profiler configuration, except that its `profiler` is always set.
 
     Since 0.17, `Worker.profile` requires a configured profiler at start and at stop (gpu_worker.py).
     """
 
     profiler = "torch"
-
-    def __init__(self, own: Any) -> None:
-        self._own = own
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(object.__getattribute__(self, "_own"), name)
-
-
-class ProfilerSwap:
-    """Replacement of `worker.profiler` and `worker.profiler_config` until `give_back` restores the original values."""
-
-    def __init__(self, worker: Any, recorder: Recorder) -> None:
-        self._worker = worker
-        names = ("profiler", "profiler_config")
-        self._originals = {name: vars(worker)[name] for name in names if name in vars(worker)}
-        worker.profiler = StandIn(recorder)
-        worker.profiler_config = Configured(self._originals.get("profiler_config"))
-
-    def give_back(self) -> None:
-        for name in ("profiler", "profiler_config"):
-            vars(self._worker).pop(name, None)
-        vars(self._worker).update(self._originals)
 
 
 def annotation(name: str) -> Any:
@@ -216,14 +116,15 @@ def annotation(name: str) -> Any:
     return torch.profiler.record_function(name)
 
 
-def _safely(action: Callable[[], None]) -> None:
-    with seam.guard("vllm/worker", runtime.report):
-        action()
+def _guard() -> seam.guard:
+    return seam.guard("vllm/worker", runtime.report)
 
 
-# Attributes of a worker: its `_WorkerCapture`, and the `ProfilerSwap` that replaces its profiler.
+# Attributes of a worker: its `_WorkerCapture`, and a dict with the values of `_PROFILER` that autoprof has replaced.
 _SESSION = "_autoprof_session"
-_SWAP = "_autoprof_swap"
+_REPLACED = "_autoprof_replaced"
+# Attributes of a worker that autoprof replaces during a capture.
+_PROFILER = ("profiler", "profiler_config")
 
 
 class Worker(Behaviour):
@@ -236,8 +137,19 @@ class Worker(Behaviour):
         return True
 
 
-class _WorkerCapture(PassCapture, Recorder):
-    """A capture in one worker, from `_prepare` to `_release`. Passes are counted from the profiler's start."""
+class _WorkerCapture(PassCapture):
+    """A capture in one worker, from `_prepare` to `_release`. Passes are counted from the profiler's start.
+
+    autoprof counts passes itself, so that a count means the same in all releases. vLLM counts passes only since 0.12,
+    and its counts differ between releases (vllm/profiler/wrapper.py). Delays of 0 and 1 both mean no delay. Until 0.29,
+    a profiler with `max_iterations` could not be started again. 0.31 and 0.32 apply delays and `max_iterations`
+    elsewhere.
+
+    A pass is a call of `execute_model`, as in vLLM's own count and annotations. With asynchronous scheduling, some
+    passes compute no token. A pass is counted at the start of the worker's method, before vLLM's annotation, so that a
+    trace holds whole passes. Ray's executor calls the model runner, not the worker (vllm/v1/executor/ray_utils.py in
+    0.12 to 0.32, vllm/executor/ray_utils.py in earlier releases). So the model runner's method is wrapped, too.
+    """
 
     def __init__(self, worker: Any, run: runtime.Runtime, request: Request) -> None:
         subject = request.subject(_rank_part(worker), request.rank + _rank_in_replica(worker))
@@ -245,16 +157,21 @@ class _WorkerCapture(PassCapture, Recorder):
         passes = parse_iterations(settings.rollout_iterations)
         super().__init__(run, subject, settings, profilers.choose(settings), passes)
         self._worker = worker
-        self._armed = False
+        self._patches = ObjectPatches()
+        self._armed = self._inside = False
 
     def install(self) -> None:
-        """Create the step's folder, and wrap the worker's method that runs a forward pass.
+        """Create the step's folder, and wrap the methods that run a forward pass.
 
         Raises:
             OSError: The folder can't be created.
         """
         self.open()
-        self._passes = WorkerPasses(self._worker, self._before_pass)
+        # Since 0.11.1, the worker annotates its passes itself (gpu_worker.py, annotate_profile).
+        annotate = not hasattr(self._worker, "annotate_profile")
+        self._patches.replace(self._worker, "execute_model", functools.partial(self._with_count, annotate))
+        model_runner = getattr(self._worker, "model_runner", None)
+        self._patches.replace(model_runner, "execute_model", functools.partial(self._with_count, True))
 
     def switch_on(self) -> None:
         if not self._armed:
@@ -271,7 +188,7 @@ class _WorkerCapture(PassCapture, Recorder):
 
     def uninstall(self) -> str:
         """End the capture and restore the worker's methods. Return the problem, or an empty string."""
-        self._passes.close()
+        self._patches.undo()
         self._armed = False
         self.switch_off(cut="the engine's own stop did not reach the worker")
         was_waiting = self.state == "waiting"
@@ -279,15 +196,31 @@ class _WorkerCapture(PassCapture, Recorder):
         problem = self.close("" if self._first else "the engine recorded nothing")
         return problem if was_waiting else self.open().problem
 
-    def _before_pass(self) -> bool:
-        return self._armed and self.before_pass()
+    def _with_count(self, annotate: bool, execute: Any) -> Any:
+        def execute_model(*args: Any, **kwargs: Any) -> Any:
+            if self._inside:
+                return execute(*args, **kwargs)
+            recorded = False
+            with _guard():
+                recorded = self._armed and self.before_pass()
+            self._inside = True
+            try:
+                with annotation("execute_model") if recorded and annotate else contextlib.nullcontext():
+                    return execute(*args, **kwargs)
+            finally:
+                self._inside = False
+
+        return execute_model
 
 
 def _prepare(worker: Any, content: dict[str, Any]) -> dict[str, str]:
     """Replace a vLLM worker's profiler by a `StandIn` (the worker's method `autoprof_prepare`)."""
     _release(worker)  # a capture may be left over from a trainer that has died
     problem = problem_of("vllm/worker", lambda: _capture(worker, Request.read(content)))
-    setattr(worker, _SWAP, ProfilerSwap(worker, vars(worker).get(_SESSION) or Recorder()))
+    replaced = {name: vars(worker)[name] for name in _PROFILER if name in vars(worker)}
+    setattr(worker, _REPLACED, replaced)
+    worker.profiler = StandIn(vars(worker).get(_SESSION))
+    worker.profiler_config = Configured(replaced.get("profiler_config"))
     return {"problem": problem}
 
 
@@ -324,9 +257,11 @@ def _release(worker: Any) -> dict[str, str]:
 
 
 def _give_back(worker: Any) -> str:
-    swap = vars(worker).pop(_SWAP, None)
-    if swap is not None:
-        swap.give_back()
+    replaced = vars(worker).pop(_REPLACED, None)
+    if replaced is not None:
+        for name in _PROFILER:
+            vars(worker).pop(name, None)
+        vars(worker).update(replaced)
     session = vars(worker).pop(_SESSION, None)
     return session.uninstall() if session is not None else ""
 
@@ -376,7 +311,6 @@ class ProcessStart(Behaviour):
         scheduler = getattr(call.instance, "scheduler", None)
         if scheduler is not None:
             stacks.register_scheduler(scheduler, read)
-        return None
 
 
 def read(scheduler: Any, left_out: list[str]) -> EngineState:

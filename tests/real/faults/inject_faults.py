@@ -22,21 +22,21 @@ def _hook_raises(step):
     def stage(module):
         wanted = module.Stage.wanted
 
-        def failing(self, run, who, call, posting):
-            if who[0] == "actor" and posting is not None and posting.step == step:
+        def failing(self, stage, announcement):
+            if stage.key[0] == "actor" and announcement.step == step:
                 raise RuntimeError("injected before the call")
-            return wanted(self, run, who, call, posting)
+            return wanted(self, stage, announcement)
 
         module.Stage.wanted = failing
 
     def running(module):
         stop = module.RunningStage.stop
 
-        def failing(self, error=None):
-            if self._key[0] == "ref" and self.step == step:
-                module.running.pop(self._key)
+        def failing(self, error=None, *reason):
+            if self.key[0] == "ref" and self.step == step:
+                module.running.pop(self.key)
                 raise RuntimeError("injected after the call")
-            return stop(self, error)
+            return stop(self, error, *reason)
 
         module.RunningStage.stop = failing
 

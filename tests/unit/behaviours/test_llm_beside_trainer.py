@@ -13,7 +13,7 @@ from autoprof.behaviours.trainer import stages
 from autoprof.behaviours.vllm import batches as vllm_batches
 from autoprof.behaviours.vllm import engine as vllm_engine
 from autoprof.capture import recorder
-from autoprof.run import cluster
+from autoprof.run import cluster, runtime
 from autoprof.run.cluster import StepAnnouncement
 
 
@@ -29,7 +29,7 @@ class Engine:
         """Send two requests, and make the engine's steps until both are done."""
         offline = vllm_batches._offline(self)
         for _ in range(2):
-            offline.request()
+            offline.request(runtime.current())  # type: ignore[arg-type]
             self.busy = True
         offline.look()
         self.busy = False

@@ -99,7 +99,7 @@ def drive(around: Around) -> None:
 
 
 def call(instance: Any = None, **arguments: Any) -> Call:
-    return Call("k", lambda self, **kwargs: None, (instance,), arguments)
+    return Call("k", lambda self, **kwargs: None, (instance,), arguments, runtime.current())
 
 
 def test_engines_start_with_the_step_and_stop_by_their_devices(run: Any, trainer: Any, log: Any) -> None:

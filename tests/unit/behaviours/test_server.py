@@ -290,17 +290,17 @@ def test_wrong_bodies_are_named(body: bytes, said: str) -> None:
 def test_batches_of_a_server_that_a_trainer_leads_are_not_chosen_by_their_numbers(run: Any) -> None:
     async def drive(engine: Engine) -> None:
         async def asked(**body: Any) -> tuple[int, dict[str, str]]:
-            return await serving.answer_trainer(engine.server, "/runs/server", json.dumps(body).encode())
+            return await serving.answer_trainer(engine.server, json.dumps(body).encode())
 
         assert await asked(action="stop") == (409, {"problem": "no window is open"})
-        assert await asked(action="lead") == (200, {"problem": "", "run": "/runs/server"})
+        assert await asked(action="lead") == (200, {"problem": "", "run": str(run.rundir.path)})
         await batch(engine, run)
         await batch(engine, run)
-        assert await asked(action="start", global_step=40) == (200, {"problem": "", "run": "/runs/server"})
+        assert await asked(action="start", global_step=40) == (200, {"problem": "", "run": str(run.rundir.path)})
         await batch(engine, run)
         assert await asked(action="start", global_step=41) == (
             409,
-            {"problem": "a window is open already", "run": "/runs/server"},
+            {"problem": "a window is open already", "run": str(run.rundir.path)},
         )
         assert await asked(action="stop") == (200, {"problem": ""})
         assert await asked(action="start", global_step=-1) == (

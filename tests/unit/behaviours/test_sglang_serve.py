@@ -74,7 +74,7 @@ def finish(around: Any, error: Exception | None = None) -> list[Any]:
 
 def requested(manager: Any, rid: Any, error: Exception | None = None) -> bool:
     """Return whether the server gets a request."""
-    call = Call("k", lambda self, obj: None, (manager, SimpleNamespace(rid=rid)), {})
+    call = Call("k", lambda self, obj: None, (manager, SimpleNamespace(rid=rid)), {}, runtime.current())
     waits = finish(sglang_engine.Tokenized().around(call), error)
     for wait in waits:
         wait._awaitable.close()

@@ -16,7 +16,7 @@ from autoprof.capture import whole_step
 from autoprof.hooks import registry
 from autoprof.hooks.recipe import BoundHook, Hook, Recipe
 from autoprof.hooks.wrapper import wrap
-from autoprof.run import cluster
+from autoprof.run import cluster, runtime
 from autoprof.run.runtime import Runtime
 from tests.support import helpers
 from tests.support.captures import finished
@@ -263,7 +263,7 @@ def named(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
         key = f"thing/{len(registry.bound)}"
         bound = BoundHook(key=key, file="thing", recipe=Recipe(target="thing", hook=[]), hook=made)
         monkeypatch.setitem(registry.bound, key, bound)
-        monkeypatch.setattr(registry, "behaviour", lambda key: registry.bound[key].behaviour)
+        monkeypatch.setattr(registry, "active", lambda key: (runtime.current(), registry.bound[key].behaviour))
         return wrap(function, key)
 
     return hook

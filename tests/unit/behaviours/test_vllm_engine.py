@@ -98,7 +98,7 @@ def engine(request: pytest.FixtureRequest, joined: Any, monkeypatch: pytest.Monk
         )
         methods[f"{action}_profile"] = wrapper.wrap(made, f"vllm/{action}-profile")
     behaviours = {f"vllm/{action}-profile": vllm_engine.Engine(action=action) for action in ("start", "stop")}  # type: ignore[arg-type]
-    monkeypatch.setattr(registry, "behaviour", behaviours.get)
+    monkeypatch.setattr(registry, "active", lambda key: (runtime.current(), behaviours[key]))
     joined(contents=("cpu",), ranks="all")
     monkeypatch.setattr(vllm_worker, "_rank_part", lambda worker: f"rank{worker.rank}")
     vllm_worker.Worker().install(kind)

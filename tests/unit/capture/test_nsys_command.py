@@ -80,7 +80,7 @@ def test_an_nsys_that_is_not_the_first_on_the_path(
 
 def made_with(run: Any, **options: Any) -> Any:
     """Return the runtime_env of a new actor."""
-    call = Call("ray/actor", lambda self, args=None, kwargs=None, **options: None, (object(),), dict(options))
+    call = Call("ray/actor", lambda self, args=None, kwargs=None, **options: None, (object(),), dict(options), run)
     around = ray_behaviours.Actor().around(call)
     assert next(around) is CALL
     with pytest.raises(StopIteration):

@@ -188,7 +188,7 @@ def test_the_end_of_all_steps_waits_under_ray_only(joined: Any, mocker: Any) -> 
     waited = mocker.spy(end, "wait_for_files")
     for there in (False, True):
         mocker.patch.dict("sys.modules", ray=mocker.Mock(is_initialized=lambda there=there: there))
-        around = steps.Loop().around(Call("verl/fit", lambda: None, (), {}))
+        around = steps.Loop().around(Call("verl/fit", lambda: None, (), {}, run))
         next(around)
         around.send(mocker.Mock(error=None)).block()
         assert waited.call_count == int(there)

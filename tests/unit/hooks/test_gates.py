@@ -19,7 +19,7 @@ from autoprof.capture import recorder
 from autoprof.hooks import dispatch, registry
 from autoprof.hooks.behaviour import CALL, Around, Behaviour, Call
 from autoprof.hooks.wrapper import wrap, wrapped_by
-from autoprof.run import cluster
+from autoprof.run import cluster, runtime
 from autoprof.run.cluster import StepAnnouncement
 from tests.support.captures import finished
 from tests.support.helpers import processes_of
@@ -41,7 +41,7 @@ class Failing(Behaviour):
 @pytest.fixture
 def failing(mocker: MockerFixture) -> Any:
     """Return a wrapped function with a failing behaviour, and a mock that counts its calls."""
-    return mocker.patch.object(registry, "behaviour", return_value=Failing())
+    return mocker.patch.object(registry, "active", return_value=(None, Failing()))
 
 
 @pytest.mark.fault("a hook fails again and again", "goes on", "its captures; it is switched off and said")
@@ -126,7 +126,7 @@ def test_a_failing_hooks_recording_is_ended(joined: Any, posted: None, mocker: M
     class Kept(Half, kw_only=True):
         kept: Any = None
 
-    mocker.patch.object(registry, "behaviour", return_value=Kept(role="actor", stage="update_actor"))
+    mocker.patch.object(registry, "active", return_value=(runtime.current(), Kept(role="actor", stage="update_actor")))
     wrap(lambda: torch.ones(3).sin(), "target/hook")()
     assert recorder.current() is None
     assert not torch.autograd._profiler_enabled()

@@ -37,7 +37,7 @@ class Recorder(Behaviour):
 @pytest.fixture
 def seen(mocker: MockerFixture) -> list[Any]:
     recorder = Recorder()
-    mocker.patch.object(registry, "behaviour", side_effect=lambda key: recorder)
+    mocker.patch.object(registry, "active", side_effect=lambda key: (None, recorder))
     return recorder.seen
 
 
@@ -210,7 +210,7 @@ def test_a_block_that_is_an_iterator_too(mocker: MockerFixture) -> None:
         def __exit__(self, *raised: object) -> None: ...
 
     recorders = {"block": Recorder(), "items": Recorder()}
-    mocker.patch.object(registry, "behaviour", side_effect=recorders.get)
+    mocker.patch.object(registry, "active", side_effect=lambda key: (None, recorders[key]))
     function = wrap(wrap(Both, "block", "with"), "items", "next")
     with function(1) as both:
         assert list(both) == [0]
@@ -234,7 +234,7 @@ class Opens(Behaviour):
 
 def test_a_block_that_is_never_left_ends_with_its_object(mocker: MockerFixture) -> None:
     opens = Opens()
-    mocker.patch.object(registry, "behaviour", return_value=opens)
+    mocker.patch.object(registry, "active", return_value=(None, opens))
     block = hooked(Block)()
     block.__enter__()
     assert opens.open == ["k"]

@@ -74,7 +74,7 @@ def hook(mocker: MockerFixture) -> Callable[[Any], Recorder]:
 
     def use(script: Any) -> Recorder:
         recorder = Recorder(script=script)
-        mocker.patch.object(registry, "behaviour", side_effect=lambda key: recorder)
+        mocker.patch.object(registry, "active", side_effect=lambda key: (None, recorder))
         return recorder
 
     return use
@@ -135,7 +135,7 @@ def test_our_error_is_reported(hook: Any, mocker: MockerFixture) -> None:
 
 
 def test_a_missing_behaviour_does_no_harm(mocker: MockerFixture) -> None:
-    mocker.patch.object(registry, "behaviour", side_effect=ImportError("gone"))
+    mocker.patch.object(registry, "active", side_effect=ImportError("gone"))
     mocker.patch.object(runtime, "report", side_effect=MemoryError)
     worker = Worker()
     assert call(worker, "work", 1) == 3

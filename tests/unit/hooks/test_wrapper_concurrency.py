@@ -161,7 +161,7 @@ def test_infinite_recursion_is_the_functions_error(behave: Behave) -> None:
 
 def test_many_threads_at_once(mocker: MockerFixture) -> None:
     behaviours = {f"k{number}": behaviour for number, behaviour in enumerate(BEHAVIOURS)}
-    mocker.patch.object(registry, "behaviour", side_effect=behaviours.get)
+    mocker.patch.object(registry, "active", side_effect=lambda key: (None, behaviours[key]))
     calls: list[tuple[str, int]] = []
     together = threading.Barrier(8)
 
@@ -188,7 +188,7 @@ def test_many_threads_at_once(mocker: MockerFixture) -> None:
 
 def test_many_tasks_at_once(mocker: MockerFixture) -> None:
     behaviours = {script.__name__: behaviour for script, behaviour in zip(SCRIPTS, BEHAVIOURS, strict=False)}
-    mocker.patch.object(registry, "behaviour", side_effect=behaviours.get)
+    mocker.patch.object(registry, "active", side_effect=lambda key: (None, behaviours[key]))
     context: contextvars.ContextVar[int] = contextvars.ContextVar("context")
     calls: list[int] = []
 

@@ -393,7 +393,9 @@ class Trainer:
 
     def step(self) -> None:
         self.global_steps += 1
-        around = Wrap(number="self.global_steps").around(Call("trainer/step", Trainer.step, (self,), {}))
+        around = Wrap(number="self.global_steps").around(
+            Call("trainer/step", Trainer.step, (self,), {}, runtime.current())
+        )
         wait: Wait | None = next(around)
         while wait is not CALL:
             wait = around.send(wait.block())
