@@ -184,7 +184,7 @@ def start_program(begin: Callable[[], Any]) -> Any:
 
 def stack_bytes() -> int | None:
     """Return the size of this thread's stack, or None if it is unknown."""
-    with seam.suppress(ImportError, OSError, AttributeError):  # a libc without this function
+    try:  # each use of `suppress` takes three calls
         from ctypes import byref, c_size_t, c_void_p, create_string_buffer
 
         libc = _libc()
@@ -195,7 +195,9 @@ def stack_bytes() -> int | None:
         libc.pthread_attr_getstack(attributes, byref(address), byref(size))
         libc.pthread_attr_destroy(attributes)
         return size.value
-    return None
+    except (ImportError, OSError, AttributeError) as error:  # a libc without this function
+        seam.pass_on(error)
+        return None
 
 
 def _stack_size() -> int:

@@ -255,7 +255,7 @@ class RpcServer(EngineActor, kw_only=True):
         settings = request.settings(run)
         await asyncio.wait_for(engine.collective_rpc(self.begin), settings.stop_timeout_s)
         capture = Capture(run, request.subject("engine"), settings, _NoTool())
-        capture.open()
+        capture.artifacts.open()
         setattr(engine, _OPEN, capture)
         return {"problem": ""}
 
@@ -449,7 +449,7 @@ def collect_late_answers(patience_s: float = LATE_ANSWERS_END_S) -> Generator[Wa
         log.warning(f"step {late_answer.step}, rollout replica {server[0]}: the engine answered late. {problem}")
         # Without a problem, the engine's own processes write the meta files of the capture.
         if late_answer.note is not None and not problem:
-            late_answer.note.withdraw()
+            late_answer.note.artifacts.withdraw()
 
 
 def stop(run: runtime.Runtime, shared_only: bool = False) -> Generator[Wait, Any, None]:

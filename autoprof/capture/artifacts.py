@@ -1,6 +1,11 @@
-"""Subject, file names and files of one capture.
+"""Subject, file names, files and limits of one capture.
 
 Other threads and processes do most of the work on the files, so that the training thread does not wait.
+
+Two limits end a capture: the free disk space and the size of a trace. torch keeps its recording in memory and does not
+report the size. So autoprof estimates the size of a trace from the previous trace of the same kind in the same process.
+For the first trace of a kind, there is no estimate: if the trace is too large, it is cut when it is written. Later
+recordings are ended before they become too large.
 """
 
 from __future__ import annotations
@@ -28,10 +33,6 @@ from autoprof.run.runtime import Runtime
 from autoprof.rundir import file_names, layout
 from autoprof.rundir.records import EXPORT, CaptureMeta, Clock, Moment
 
-# Endings of the raw files of a capture, and endings of all files that show that a capture's name is in use.
-_PART_ENDINGS = tuple(f"{ending}{file_names.PART}" for ending in file_names.RAW_ENDINGS)
-_FINAL = (file_names.META, file_names.TRACE, file_names.SNAPSHOT, file_names.NSYS_REPORT, *_PART_ENDINGS)
-
 
 class Subject(msgspec.Struct, frozen=True, kw_only=True):
     """The work that a capture records: the step, role, stage and rank.
@@ -47,37 +48,40 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
     part: str = ""
     stage_kind: str = ""
 
-    def file_name(self, repeat: int) -> str:
+    def file_name(self, repeat: int, suffix: str = "") -> str:
         """Return the file name of the capture without an ending.
 
         Args:
             repeat: Number of the capture among this process's captures of this subject, from 1.
+            suffix: Last word of the name, or an empty text.
         """
-        repeat_suffix = f".{repeat}" if repeat > 1 else ""
-        worker = f"rank{self.rank}" if self.replica is None else f"replica{self.replica}"
-        words = [file_names.tidy(self.role)]
+        number = f".{repeat}" if repeat > 1 else ""
         if self.replica is None:
-            words.append(f"{file_names.tidy(self.stage)}{repeat_suffix}")
-            words.append(worker)
+            work = f"{file_names.tidy(self.stage)}{number}.rank{self.rank}"
         else:
-            words.append(f"{worker}.{file_names.tidy(self.part)}{repeat_suffix}")
-        return ".".join([*words, identity.HOST, f"pid{os.getpid()}"])
+            work = f"replica{self.replica}.{file_names.tidy(self.part)}{number}"
+        words = [file_names.tidy(self.role), work, identity.HOST, f"pid{os.getpid()}", suffix]
+        return ".".join(filter(None, words))
 
 
-class _NamesState(process.State):
-    """Number of captures that this process has made, by subject and suffix of the file name.
+class _ArtifactsState(process.State):
+    """The captures of this process so far.
 
-    The next capture of a subject gets the next number in its file name.
+    Attributes:
+        repeats: Number of captures, by subject and suffix of the file name. The next capture of a subject gets the next
+            number in its file name.
+        before: The last written recording of each kind (the argument of `Budget`).
     """
 
     def begin(self) -> None:
         self.repeats: Counter[tuple[Subject, str]] = Counter()
+        self.before: dict[Hashable, _Before] = {}
 
     def in_child(self) -> None:
-        self.begin()
+        self.repeats.clear()
 
 
-_state = _NamesState()
+_state = _ArtifactsState()
 
 
 class Artifacts:
@@ -85,41 +89,28 @@ class Artifacts:
 
     Attributes:
         subject: The step, role, stage and rank.
+        folder: Folder of the step. Known once `open` has run.
+        name: Name of the files without their endings. Empty until `open` has claimed a name.
         contents: Contents that the tool records.
         left_out: Contents that the settings request, but that autoprof does not request from the tool.
         lacking: Requested options that the installed tool does not support.
         more: Fields of the meta file that are known only at the end of the recording.
-        folder: Folder of the step.
-        base: Path of the files without their endings.
-        has_failed: True once `fail` has run: there is no trace, and the meta file gives the reason.
         problem: If `fail` could not write the meta file: the error. Otherwise an empty text.
     """
 
-    def __init__(
-        self,
-        run: Runtime,
-        subject: Subject,
-        settings: Settings,
-        tool: Tool,
-        suffix: str = "",
-        taken: list[str] | None = None,
-    ) -> None:
-        """Make the step's folder and claim a file name in the folder.
+    folder: Path
 
-        If an interrupt ends this method, the caller must remove the files in `taken`.
+    def __init__(self, run: Runtime, subject: Subject, settings: Settings, tool: Tool) -> None:
+        """Describe the files of a capture. No file is made.
 
         Args:
             run: The run.
             subject: The step, role, stage and rank.
             settings: The settings of this capture.
             tool: The tool that records.
-            suffix: Last word of the file names, or an empty text.
-            taken: List of lock files. This method adds the path of each lock file to the list before it makes the file.
-
-        Raises:
-            OSError: The folder can't be made, or the file name can't be claimed.
         """
         self.subject = subject
+        self.name = ""
         self.contents: list[str] = []
         self.left_out: list[str] = []
         self.lacking: list[str] = []
@@ -128,26 +119,38 @@ class Artifacts:
         self._run = run
         self._settings = settings
         self._tool = tool
-        self._started = now()
-        # A memory snapshot always has the suffix, also if no other profiler records at the same time.
-        self._suffix = suffix or (tool.name if tool.name == MemoryTool.name else "")
-        self._taken = [] if taken is None else taken
-        self._repeat = _state.repeats[subject, self._suffix] + 1
-        self.folder = run.rundir.make(run.rundir.step(subject.step))
-        self.base = self._take()
-        _state.repeats[subject, self._suffix] = self._repeat
-        self._raw_base = self.base
+        # A memory snapshot has a suffix, because the memory history may record beside another tool.
+        self._suffix = tool.name if tool.name == MemoryTool.name else ""
+        self._repeat = 0
+        # The lock files of claimed names. Each path is added before the file is made.
+        self._taken: list[str] = []
         # The path to which the tool writes.
-        self._raw = Path(f"{self.base}{tool.ending}{file_names.PART}")
-        kind = (tool.name, subject.role, subject.stage, subject.part.rstrip("0123456789"), settings.contents)
-        self._budget = Budget(settings, kind, subject.step, self.folder)
+        self._raw = ""
+        self._seconds = 0.0
         # True from the start of the tool until the recording is handed to a writing thread or discarded.
         self._is_on = False
-        self.has_failed = False
+        self._has_failed = False
         self._job: writer.Job | None = None
 
-    def _take(self) -> Path:
-        """Claim a file name that no other capture uses or has used, and return the path without an ending.
+    def open(self) -> None:
+        """Make the step's folder and claim a file name in the folder. Do nothing if this was done before.
+
+        Raises:
+            OSError: The folder can't be made, or the file name can't be claimed.
+        """
+        if self.name:
+            return
+        key = self.subject, self._suffix
+        self._started = now()
+        self._repeat = _state.repeats[key] + 1
+        self.folder = self._run.rundir.make(self._run.rundir.step(self.subject.step))
+        name = self._claim_name()
+        _state.repeats[key] = self._repeat
+        self._raw = f"{self.folder}/{name}{self._tool.ending}{file_names.PART}"
+        self.name = name
+
+    def _claim_name(self) -> str:
+        """Claim a file name that no other capture uses or has used, and return the name.
 
         A restarted container may have the same pids as before, so an earlier capture may have the same name.
 
@@ -155,25 +158,19 @@ class Artifacts:
         shows that the capture had begun.
         """
         while True:
-            base = f"{self.folder}/{self._name()}"
+            name = self.subject.file_name(self._repeat, self._suffix)
+            base = f"{self.folder}/{name}"
             lock_file = f"{base}{file_names.TAKEN}"
             self._taken.append(lock_file)
             if files.claim(lock_file):
-                # The files are searched after the name is claimed. Another capture with this name removes its lock file
-                # only when one of these files exists.
-                # `access` raises no exception, so an exception here can only come from a signal handler.
-                file_exists = [
-                    os.access(base + ending, os.F_OK, effective_ids=True, follow_symlinks=False) for ending in _FINAL
-                ]
-                if not any(file_exists):
-                    return Path(base)
+                # This is checked after the claim. Another capture with this name removes its lock file only when it has
+                # a meta file. A capture that changed its name (`describe`) may still have a raw file with this name.
+                endings = file_names.META, f"{self._tool.ending}{file_names.PART}"
+                if not any(files.exists(base + ending, follow=False) for ending in endings):
+                    return name
                 files.remove(lock_file)
             self._taken.remove(lock_file)
             self._repeat += 1
-
-    def _name(self) -> str:
-        name = self.subject.file_name(self._repeat)
-        return f"{name}.{self._suffix}" if self._suffix else name
 
     def describe(self, role: str, more: dict[str, Any]) -> None:
         """Set the facts that are known only at the end of the recording. Call this before `stop`.
@@ -187,8 +184,8 @@ class Artifacts:
         """
         self.subject = msgspec.structs.replace(self.subject, role=role)
         self.more = more
-        if self._name() != self.base.name:
-            self.base = self._take()
+        if self.subject.file_name(self._repeat, self._suffix) != self.name:
+            self.name = self._claim_name()
 
     def costs(self, name: str, work: Callable[[], object]) -> None:
         """Run `work`, and record its duration as a span on the timeline, because it is a cost of the capture."""
@@ -211,16 +208,17 @@ class Artifacts:
             OverBudget: The disk does not have enough free space for the recording.
             Exception: The tool could not start.
         """
-        self._budget.begin()
+        subject, settings, tool = self.subject, self._settings, self._tool
+        kind = (tool.name, subject.role, subject.stage, subject.part.rstrip("0123456789"), settings.contents)
+        self._budget = Budget(settings, kind, subject.step, self.folder)
         # The result of torch's previous recording must be freed before the next recording (profilers/torch.py).
-        if not writer.wait(self._settings.stop_timeout_s):
+        if not writer.wait(settings.stop_timeout_s):
             raise RuntimeError("the process is still writing its previous trace")
-        tool = self._tool
         self._started = now()
         self._is_on = True
         # torch writes messages to stderr, which may be a file with a size limit.
-        self.contents = seam.no_size_signal(tool.start, self._settings, self._raw)
-        self.lacking = [f"{tool.name}.{option}" for option in getattr(tool, "lacking", ())]
+        self.contents = seam.no_size_signal(tool.start, settings, Path(self._raw))
+        self.lacking = [f"{tool.name}.{option}" for option in tool.lacking]
         if self.lacking:
             options = ", ".join(self.lacking)
             log.warning_once(f"{tool.name} does not support these options here, so they are left out: {options}")
@@ -235,27 +233,35 @@ class Artifacts:
 
     def stop(self) -> None:
         """Stop the tool."""
-        self._budget.end()
+        self._seconds = (time.monotonic_ns() - self._started.monotonic_ns) / 1e9
         if self.more:
             self._tool.stamp(self._stamp())
         seam.no_size_signal(self._tool.stop)
 
-    def abort(self, reason: str, here: bool = True) -> None:
-        """End the recording without a trace. May be called after an interrupted `start` or `stop`.
+    def abort(self, reason: str, here: bool = True) -> bool:
+        """End the recording without a trace. May be called after an interrupted `open`, `start` or `stop`.
 
-        If the recording was already handed to a writing thread, that thread writes the trace nevertheless.
+        If the recording was already handed to a writing thread, that thread writes the trace nevertheless. If no file
+        name was claimed, no meta file is written.
 
         Args:
             reason: Reason for the meta file.
             here: True in the thread in which the tool was started.
+
+        Returns:
+            True if a writing thread writes the trace.
         """
         if self._job is not None and self._job.kept:
             self._job.start()
-            return
+            return True
         if self._is_on:
             with seam.guard("a capture could not be ended", log.error_once):  # a profiler may raise anything
                 seam.no_size_signal(self._tool.abort if here else self._tool.stop)
-        self.fail(reason)
+        if self.name:
+            self.fail(reason)
+        else:
+            self.give_back()
+        return False
 
     def write(self, state: str, reason: str = "") -> None:
         """Let a thread export the raw trace, and let the finisher process complete the trace and write the meta file.
@@ -266,24 +272,18 @@ class Artifacts:
             state: State for the meta file: `complete` or `truncated`.
             reason: Reason for the meta file, or an empty text.
         """
+        clock = Clock(self._started, now())
         if not self._tool.ending:
-            self._write_meta(state, reason)
+            self._write_meta(state, reason, clock)
             return
         self.lacking += self._tool.lost
-        raw = str(self._raw)
-        meta = self._meta(state, reason)
-        # Reason for the meta file if the finisher finds no GPU events in the trace.
-        expects_gpu_events = self._tool.name == "torch" and foreign.expects_gpu_events(self.contents)
-        suspicion = foreign.cupti_suspicion(os.environ) if expects_gpu_events else ""
         # The raw file is created here, because processes that wait for the run's files wait while it exists. Also, if a
-        # link had this name or the name of the `.tmp` file, Kineto would write to the target of the link.
-        if files.exists(f"{raw}.tmp", follow=False):
-            files.remove(f"{raw}.tmp")
-        if not files.claim(raw) and not files.is_folder(raw, follow=False):
-            os.close(files.create(raw))
+        # link had this name, Kineto would write to the target of the link.
+        if not files.claim(self._raw) and not files.is_folder(self._raw, follow=False):
+            os.close(files.create(self._raw))
 
         def write() -> None:
-            seam.no_size_signal(self._export, raw, meta, suspicion)
+            seam.no_size_signal(self._export, state, reason, clock)
 
         self._job = writer.Job(write, self._settings.stop_timeout_s)
         writer.later(self._job)
@@ -297,13 +297,16 @@ class Artifacts:
         if (job := self._job) is not None:
             self.costs("writing", lambda: job.wait(self._settings.stop_timeout_s))
 
-    def _export(self, raw: str, meta: dict[str, Any], suspicion: str) -> None:
+    def _export(self, state: str, reason: str, clock: Clock) -> None:
+        raw = self._raw
         try:
+            # Kineto writes to the `.tmp` file first. If it were a link, Kineto would write to the target of the link.
+            files.remove(f"{raw}.tmp")
             # Kineto opens the file in C++. If the program has closed its standard output, the file would get the
             # descriptor of standard output, and threads of C could write into the file.
             with files.low_numbers_taken():
                 self.costs(EXPORT, lambda: self._tool.export(raw))
-            self._hand_over(raw, meta, suspicion)
+            self._hand_over(self._meta(state, reason, clock))
         except BaseException as error:  # this function is the root of a thread
             if seam.of_user(error) is None:
                 self.fail(f"the trace could not be exported: {reason_of(error)}")
@@ -312,27 +315,30 @@ class Artifacts:
             seam.undo(error, lambda: self.fail(seam.AT_WORK))
             raise
 
-    def _hand_over(self, raw: str, meta: dict[str, Any], suspicion: str) -> None:
+    def _hand_over(self, meta: CaptureMeta) -> None:
         """Let the finisher process compress the trace and write the meta file."""
-        base, settings = str(self.base), self._settings
-        is_chrome_trace = file_names.TRACE.startswith(self._tool.ending)
+        raw, base, settings, ending = self._raw, f"{self.folder}/{self.name}", self._settings, self._tool.ending
+        is_chrome_trace = file_names.TRACE.startswith(ending)
         max_bytes = int(settings.max_trace_mb * 1e6)
         with seam.suppress(OSError):
             size = files.size(raw)
-            self._budget.written(size)
+            self._budget.written(size, self._seconds)
             if is_chrome_trace and size > max_bytes:  # the finisher will cut the trace, but can't write to the log
                 log.warning(
-                    f"{self.folder.name}/{self.base.name}: the trace is cut short, it has {units.size(size)} and "
+                    f"{self._place}: the trace is cut short, it has {units.size(size)} and "
                     f"AUTOPROF_MAX_TRACE_MB is {settings.max_trace_mb:g}; raise that, or record less by "
                     "AUTOPROF_CONTENTS, AUTOPROF_ROLLOUT_ITERATIONS or AUTOPROF_MINI_BATCHES"
                 )
+        # Reason for the meta file if the finisher finds no GPU events in the trace.
+        expects_gpu_events = self._tool.name == "torch" and foreign.expects_gpu_events(self.contents)
+        suspicion = foreign.cupti_suspicion(os.environ) if expects_gpu_events else ""
         writer.spawn(
             {
                 "raw": raw,
                 "base": base,
-                "trace": base + (file_names.TRACE if is_chrome_trace else self._tool.ending),
+                "trace": base + (file_names.TRACE if is_chrome_trace else ending),
                 "meta_path": base + file_names.META,
-                "meta": meta,
+                "meta": msgspec.to_builtins(meta),
                 "taken": self._taken,
                 "group": settings.access == GROUP,
                 "suspicion": suspicion,
@@ -343,34 +349,35 @@ class Artifacts:
 
     def fail(self, reason: str) -> None:
         """Remove the recording, and write a meta file that gives the reason. May be called more than once."""
-        if self.has_failed:
+        if self._has_failed:
             return
-        place = f"{self.folder.name}/{self.base.name}"
-        log.warning(f"{place}: {reason}")
-        raw_paths = [f"{self._raw_base}{ending}" for ending in _PART_ENDINGS]
-        files.remove(*(f"{raw}.tmp" for raw in raw_paths))
-        for raw in raw_paths:  # the disk may be full, and the meta file needs space
-            files.empty(raw)
+        log.warning(f"{self._place}: {reason}")
+        files.remove(f"{self._raw}.tmp")
+        files.empty(self._raw)  # the disk may be full, and the meta file needs space
         try:
-            self._write_meta("failed", reason)
+            self._write_meta("failed", reason, Clock(self._started, now()))
         except OSError as error:
             seam.pass_on(error)
             self.problem = f"{type(error).__name__}: {error}"
-            log.warning(f"{place}: {self.problem}")
-        # The .part files are removed last, because other processes wait for the capture while a .part file exists.
-        files.remove(*raw_paths)
-        self.has_failed = True
+            log.warning(f"{self._place}: {self.problem}")
+        # The .part file is removed last, because other processes wait for the capture while a .part file exists.
+        files.remove(self._raw)
+        self._has_failed = True
+
+    @property
+    def _place(self) -> str:
+        return f"{self.folder.name}/{self.name}"
 
     def withdraw(self) -> None:
         """Remove the meta file that `fail` has written, because another process has reported the reason."""
-        files.remove(str(self.base) + file_names.META)
+        files.remove(f"{self.folder}/{self.name}{file_names.META}")
 
     def give_back(self) -> None:
         """Release the file name: remove the lock file of the name."""
         files.remove(*self._taken)
 
-    def _write_meta(self, state: str, reason: str) -> None:
-        layout.write_json(Path(str(self.base) + file_names.META), self._meta(state, reason))
+    def _write_meta(self, state: str, reason: str, clock: Clock) -> None:
+        layout.write_json(self.folder / f"{self.name}{file_names.META}", self._meta(state, reason, clock))
         self.give_back()
 
     def _stamp(self) -> dict[str, Any]:
@@ -387,7 +394,7 @@ class Artifacts:
     def _versions(self) -> dict[str, str]:
         return {"autoprof": __version__} | self._run.hooks.versions | profilers.versions()
 
-    def _meta(self, state: str, reason: str) -> dict[str, Any]:
+    def _meta(self, state: str, reason: str, clock: Clock) -> CaptureMeta:
         """Return the content of the meta file."""
         subject, settings, tool = self.subject, self._settings, self._tool
         requested_contents = dict.fromkeys((*settings.contents, *self.left_out))
@@ -401,21 +408,15 @@ class Artifacts:
         slowest = settings.found.get(subject.role, "")
         if not slowest and "slowest" in settings.ranks:
             slowest = f"{settings.ranks}: rank 0, because the times of several ranks are not known"
-        meta = CaptureMeta(
-            step=subject.step,
-            role=subject.role,
-            stage=subject.stage,
-            rank=subject.rank,
-            replica=subject.replica,
-            part=subject.part,
-            stage_kind=subject.stage_kind,
+        return CaptureMeta(
+            **msgspec.structs.asdict(subject),
             tool=tool.name,
             contents=self.contents,
             left_out=[*left_out, *self.lacking],
             window=settings.reason or f"AUTOPROF_STEPS={self._run.settings.steps}",
             host=identity.HOST,
             pid=os.getpid(),
-            clock=Clock(self._started, now()),
+            clock=clock,
             versions=self._versions(),
             bytes=0,
             state=state,
@@ -423,8 +424,6 @@ class Artifacts:
             slowest=slowest,
             **self.more,
         )
-        content: dict[str, Any] = msgspec.to_builtins(meta)
-        return content
 
 
 def now() -> Moment:
@@ -455,47 +454,30 @@ class _Before(NamedTuple):
     seconds: float
 
 
-class _BudgetState(process.State):
-    """The last written recording of each kind in this process.
-
-    Attributes:
-        before: Dict from the kind (the argument of `Budget`) to the recording.
-    """
-
-    def begin(self) -> None:
-        self.before: dict[Hashable, _Before] = {}
-
-
-_sizes = _BudgetState()
-
-
 class Budget:
-    """Limits of one recording.
-
-    Args:
-        settings: The settings of the capture.
-        kind: Key that is the same for recordings that probably have the same size per second.
-        step: The global step.
-        folder: The folder of the recording's files.
-    """
+    """Limits of one recording, from its begin."""
 
     def __init__(self, settings: Settings, kind: Hashable, step: int, folder: Path) -> None:
+        """Begin a recording.
+
+        Args:
+            settings: The settings of the capture.
+            kind: Key that is the same for recordings that probably have the same size per second.
+            step: The global step.
+            folder: The folder of the recording's files.
+
+        Raises:
+            OverBudget: The disk does not have enough free space.
+        """
         self._kind = kind
         self._step = step
         self._folder = folder
         self._limit = int(settings.max_trace_mb * _MB)
         self._floor = int(settings.min_free_mb * _MB)
-        self._begun = self._ended = self._checked = time.monotonic()
-
-    def begin(self) -> None:
-        """Note that the recording begins.
-
-        Raises:
-            OverBudget: The disk does not have enough free space.
-        """
-        previous = _sizes.before.get(self._kind)
+        self._begun = self._checked = time.monotonic()
+        previous = _state.before.get(kind)
         expected_bytes = min(previous.size, self._limit) if previous is not None else 0
-        free = _free(self._folder)
+        free = _free(folder)
         if free < self._floor + expected_bytes:
             estimate = (
                 f" and {_mb(expected_bytes)} for the trace, the size in step {previous.step}"
@@ -506,9 +488,8 @@ class Budget:
                 f"not recorded: the disk has {_mb(free)} free and needs {_mb(self._floor)} to stay free{estimate} "
                 "(AUTOPROF_MIN_FREE_MB)"
             )
-        self._begun = self._checked = time.monotonic()
 
-    def exceeded(self, raw: Path) -> str:
+    def exceeded(self, raw: str) -> str:
         """If the recording exceeds a limit, return the reason why it must end now. Otherwise return an empty text.
 
         The limits are checked at most twice a second. Calls in between return an empty text.
@@ -522,9 +503,9 @@ class Budget:
         self._checked = now
         if _free(self._folder) < self._floor:
             return f"less than {_mb(self._floor)} is free on the disk (AUTOPROF_MIN_FREE_MB)"
-        if files.is_folder(raw) and files.size(str(raw)) > self._limit:
+        if files.is_folder(raw) and files.size(raw) > self._limit:
             return f"the trace is over {_mb(self._limit)} (AUTOPROF_MAX_TRACE_MB)"
-        previous = _sizes.before.get(self._kind)
+        previous = _state.before.get(self._kind)
         if previous is not None and previous.seconds > 0:
             bytes_per_second = previous.size / previous.seconds
             if (now - self._begun) * bytes_per_second > self._limit:
@@ -534,13 +515,14 @@ class Budget:
                 )
         return ""
 
-    def end(self) -> None:
-        """Note that the recording has ended."""
-        self._ended = time.monotonic()
+    def written(self, size: int, seconds: float) -> None:
+        """Note the size of the written raw trace, for the estimate of the next recording of the same kind.
 
-    def written(self, size: int) -> None:
-        """Note the size of the written raw trace in bytes, before the trace is cut or compressed."""
-        _sizes.before[self._kind] = _Before(self._step, size, self._ended - self._begun)
+        Args:
+            size: Bytes before the trace is cut or compressed.
+            seconds: Duration of the recording.
+        """
+        _state.before[self._kind] = _Before(self._step, size, seconds)
 
 
 def _free(folder: Path) -> int:

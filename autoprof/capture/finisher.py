@@ -265,14 +265,13 @@ def _name_folder(job: dict[str, Any]) -> dict[str, Any]:
     Raises:
         OSError: torch_npu has written no folder, or the folder can't be moved.
     """
-    folders = [name for name in sorted(os.listdir(job["raw"])) if FOLDER.search(name)]
-    if not folders:
+    matches = list(filter(None, map(FOLDER.search, sorted(os.listdir(job["raw"])))))
+    if not matches:
         raise OSError("torch_npu wrote no folder")
-    folder = os.path.join(job["raw"], folders[-1])
+    folder = os.path.join(job["raw"], matches[-1].string)
     is_analysed = job["python"] and analyse(folder, job["python"], job["raw"])
     fields = {} if is_analysed else {"reason": job["meta"]["reason"] or NOT_ANALYSED}
-    ending = FOLDER.search(folder)
-    final = job["base"] + (ending.group() if ending else "")
+    final = job["base"] + matches[-1].group()
     os.rename(folder, final)
     return fields | {"bytes": files.size(final)}
 

@@ -43,9 +43,8 @@ from typing import Literal, TypeVar
 
 import msgspec
 
-from autoprof.base import files, log, process, seam
+from autoprof.base import log, process, seam
 from autoprof.base.originals import threading
-from autoprof.base.seam import described
 from autoprof.capture import profilers, writer
 from autoprof.capture.artifacts import Artifacts, OverBudget, Subject
 from autoprof.capture.profilers import Tool, foreign
@@ -90,7 +89,7 @@ class _RecorderState(process.State):
         Only the thread that began a recording can end it. If that is another thread, this method waits up to
         `_LAST_WAIT_S` for the end of the stage in that thread.
         """
-        with seam.guard("a capture could not be ended", _warn):
+        with seam.guard("a capture could not be ended", log.error_once):
             if (capture := self.active) is not None:
                 if capture.thread != threading.get_ident():
                     capture.ended.wait(_LAST_WAIT_S)
@@ -114,7 +113,7 @@ class Capture:
         thread: Id of the thread that began the capture.
         ended: Event that is set once the capture is stopped or written.
         cut: If the capture must end as truncated even after a normal stop: the reason. Otherwise an empty text.
-        left_out: Contents that the settings request, but that autoprof does not request from the tool.
+        artifacts: Files of the profiler.
         tried: True once the capture has begun, or an attempt to begin has failed.
         over_budget: True if the capture was ended because it exceeded a limit.
         problem: If there is no trace: the reason. Otherwise an empty text.
@@ -130,37 +129,25 @@ class Capture:
         self.thread = threading.get_ident()
         self.ended = threading.Event()
         self.cut = ""
-        self.left_out: list[str] = []
         self.tried = False
         self.over_budget = False
         self.problem = ""
+        self.artifacts = Artifacts(run, subject, settings, tool)
         self._run = run
         self._settings = settings
         # First the files of the profiler, then the files of the tools that record beside it (`profilers.beside`).
-        self._artifacts: list[Artifacts] = []
-        self._taken: list[str] = []
+        self._all_artifacts = [self.artifacts]
+        # Function that ends the range of the stage, or of the current step in a capture of whole steps.
         self._end_range: Callable[[], None] = profilers.nothing
         # Id of the thread that ends the capture; 0 until a thread does.
         self._ender = 0
-
-    def open(self) -> Artifacts:
-        """Return the files of the profiler. The first call makes the step's folder and claims a file name in it.
-
-        Raises:
-            OSError: The folder can't be made, or the file name can't be claimed.
-        """
-        if not self._artifacts:
-            artifacts = Artifacts(self._run, self.subject, self._settings, self.tool, taken=self._taken)
-            artifacts.left_out = self.left_out
-            self._artifacts.append(artifacts)
-        return self._artifacts[0]
 
     def claim(self) -> bool:
         """Claim the profiler of this process and return True.
 
         Return False if another capture or the program uses the profiler, or if the stack of this thread is too small.
         """
-        if not has_room(self.subject):
+        if not _has_room(self.subject):
             return False
         with _state.lock:
             if _state.active is not None:
@@ -194,25 +181,27 @@ class Capture:
     def _begin(self) -> bool:
         if not self.claim():
             return False
-        self.open().costs("profiler start", self._start)
+        self.artifacts.open()
+        self.artifacts.costs("profiler start", self._start)
         self.state = "recording"
         return True
 
     def _start(self) -> None:
         subject = self.subject
-        self._artifacts[0].start()
+        self.artifacts.start()
         if self.ranged:
             self._end_range = self.tool.mark(f"{subject.role}.{subject.stage}")
         for tool in profilers.beside(self._settings, self.tool):
             # The requested contents apply to the profiler only.
             settings = msgspec.structs.replace(self._settings, contents=())
-            artifacts = Artifacts(self._run, subject, settings, tool, tool.name)
-            self._artifacts.append(artifacts)
+            artifacts = Artifacts(self._run, subject, settings, tool)
+            self._all_artifacts.append(artifacts)
+            artifacts.open()
             try:
                 artifacts.start()
             except Exception as error:
                 seam.pass_on(error)
-                self._artifacts.remove(artifacts)
+                self._all_artifacts.remove(artifacts)
                 artifacts.abort(_why("the profiler did not start", error))
 
     def keep_within_budget(self) -> None:
@@ -221,7 +210,7 @@ class Capture:
         The callers call this between two parts of the captured work.
         """
         records_here = self.state == "recording" and self.thread == threading.get_ident()
-        if records_here and (reason := self._artifacts[0].exceeded()):
+        if records_here and (reason := self.artifacts.exceeded()):
             self.over_budget = True
             self.abort(reason)
 
@@ -291,24 +280,21 @@ class Capture:
             log.warning(f"step {subject.step}, {subject.role} {subject.stage}: the capture ends early, {reason}")
 
     def _finish(self, state: str, reason: str) -> None:
-        self._describe()
-        self._artifacts[0].costs("profiler stop", self._stop)
-        for artifacts in self._artifacts:
+        self.artifacts.costs("profiler stop", self._stop)
+        for artifacts in self._all_artifacts:
             artifacts.write(state, reason)
-        self._set("stopped")
-
-    def _describe(self) -> None:
-        """Set the facts for the meta file that are known only at the end. A subclass overrides this."""
+        self.state = "stopped"
+        self.ended.set()
 
     def _stop(self) -> None:
         end_range, self._end_range = self._end_range, profilers.nothing
         end_range()
-        for artifacts in self._artifacts:
+        for artifacts in self._all_artifacts:
             artifacts.stop()
 
     def fail(self, reason: str) -> None:
         """End the capture without a trace, and write a meta file with the reason. May be called more than once."""
-        self.open()
+        self.artifacts.open()
         self._lose(reason)
 
     def _attempt(self, what: str, work: Callable[[], _T]) -> _T:
@@ -338,14 +324,8 @@ class Capture:
         """
         self.release()
         self.problem = reason
-        if not self._artifacts:
-            files.remove(*self._taken)
-        for artifacts in self._artifacts:
-            artifacts.abort(reason, here)
-        self._set("stopped" if self._artifacts and not self._artifacts[0].has_failed else "written")
-
-    def _set(self, state: State) -> None:
-        self.state = state
+        handed_over = [artifacts.abort(reason, here) for artifacts in self._all_artifacts]
+        self.state = "stopped" if handed_over[0] else "written"
         self.ended.set()
 
     def release(self) -> bool:
@@ -359,18 +339,10 @@ class Capture:
 
     def wait(self) -> None:
         """Wait, at most `AUTOPROF_STOP_TIMEOUT_S`, until this process has written the raw trace."""
-        for artifacts in self._artifacts:
+        for artifacts in self._all_artifacts:
             artifacts.wait()
         if self.state == "stopped":
             self.state = "written"
-
-    def withdraw(self) -> None:
-        """Remove the meta file that `fail` has written, because another process has reported the reason."""
-        self.open().withdraw()
-
-    def give_back(self) -> None:
-        """Release the file name for other captures, because this capture has no files and nothing to report."""
-        self.open().give_back()
 
 
 # End of the reason in the meta file, if the capture was aborted before any pass was recorded.
@@ -406,8 +378,7 @@ class PassCapture(Capture):
         """
         super().__init__(run, subject, settings, tool)
         self.passed = 0
-        self._first, self._stop_before = part
-        self._part = range(self._first, sys.maxsize if self._stop_before is None else self._stop_before)
+        self._part = range(part[0], part[1] or sys.maxsize)
         self._counted = counted
 
     @property
@@ -440,7 +411,7 @@ class PassCapture(Capture):
             wanted: False if the recording must not begin now.
         """
         if self.state == "recording" and self.thread == threading.get_ident():
-            if self.passed == self._stop_before:
+            if self.passed == self._part.stop:
                 self.stop()
             else:
                 self.keep_within_budget()
@@ -463,12 +434,12 @@ class PassCapture(Capture):
         if self.state == "waiting":
             self.fail(reason or self.why_nothing())
         self.wait()
-        return self.problem or self.open().problem
+        return self.problem or self.artifacts.problem
 
     def why_nothing(self) -> str:
         """Return a sentence that gives the number of passes, and after how many passes recording was to begin."""
         sentence = self._counted.format(self.passed)
-        return f"{sentence}; recording was to begin after {self._first}" if self._first else sentence
+        return f"{sentence}; recording was to begin after {self._part.start}" if self._part.start else sentence
 
 
 def begin(run: Runtime, subject: Subject, settings: Settings | None = None) -> Capture | None:
@@ -486,7 +457,7 @@ def begin(run: Runtime, subject: Subject, settings: Settings | None = None) -> C
     return capture if capture.begin() else None
 
 
-def has_room(subject: Subject) -> bool:
+def _has_room(subject: Subject) -> bool:
     """Return True if the stack of this thread is large enough for a profiler. Otherwise warn once and return False."""
     stack = process.stack_bytes()
     if stack is None or stack >= _MIN_STACK_KIB << 10:
@@ -560,7 +531,3 @@ def watch_others() -> None:
 
 def _why(what: str, error: BaseException) -> str:
     return str(error) if isinstance(error, OverBudget) else f"{what}: {type(error).__name__}: {error}"
-
-
-def _warn(what: str, error: BaseException) -> None:
-    log.warning(f"{what}: {described(error)}")

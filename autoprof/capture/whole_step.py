@@ -40,7 +40,6 @@ class StepCapture(Capture):
         self.steps: list[int] = []
         self.ends_with_step = settings.consecutive != TOGETHER
         self._stages: list[dict[str, Any]] = []
-        self._end_step: Callable[[], None] | None = None
         self._loop = _running_loop()
 
     def takes(self, step: int) -> bool:
@@ -60,9 +59,9 @@ class StepCapture(Capture):
     def enter(self, subject: Subject) -> Leave:
         """Begin a stage in this capture. Return the function that ends the stage."""
         if subject.step not in self.steps:
-            self._leave_step()
+            self._end_range()
             self.steps.append(subject.step)
-            self._end_step = self.mark(f"global_step {subject.step}")
+            self._end_range = self.mark(f"global_step {subject.step}")
         name = f"{subject.role}.{subject.stage}"
         stage: dict[str, Any] = {"step": subject.step, "role": subject.role, "stage": subject.stage}
         stage |= {"stage_kind": subject.stage_kind, "start": now().unix_ns}
@@ -77,17 +76,11 @@ class StepCapture(Capture):
 
         return leave
 
-    def _leave_step(self) -> None:
-        """End the range of the step that was entered last, if it is open."""
-        end_step, self._end_step = self._end_step, None
-        if end_step is not None:
-            end_step()
-
-    def _describe(self) -> None:
-        self._leave_step()
+    def _finish(self, state: str, reason: str) -> None:
         roles = dict.fromkeys(stage["role"] for stage in self._stages)
-        for artifacts in self._artifacts:
+        for artifacts in self._all_artifacts:
             artifacts.describe("+".join(roles), {"steps": self.steps, "stages": self._stages})
+        super()._finish(state, reason)
 
 
 class _WholeStepState(process.State):

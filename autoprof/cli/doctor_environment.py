@@ -205,7 +205,7 @@ def _check_folder(report: Report, settings: Settings) -> None:
     if not os.access(parent, os.W_OK):
         report.problems.append(f"{folder} can't be made or written; set AUTOPROF_DIR to a folder that can")
     try:
-        Budget(settings, "", 0, parent).begin()
+        Budget(settings, "", 0, parent)
     except OverBudget as error:
         report.problems.append(f"captures to {folder} are {error}")
 

@@ -7,6 +7,7 @@ hanging. `windows/detector.py` applies the conditions to steps, and `run/watcher
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -123,6 +124,7 @@ class Ranks:
     slowest: int = 0
 
     @classmethod
+    @functools.lru_cache
     def parse(cls, text: str) -> Ranks:
         """Return the ranks of `AUTOPROF_RANKS`.
 
@@ -145,6 +147,7 @@ class Ranks:
         return any(rank in self for rank in ranks)
 
 
+@functools.lru_cache
 def parse_iterations(text: str) -> tuple[int, int | None]:
     """Return the range of `AUTOPROF_ROLLOUT_ITERATIONS` or `AUTOPROF_MINI_BATCHES`.
 

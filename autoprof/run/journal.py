@@ -292,7 +292,9 @@ class Timeline:
         elif len(lines) >= _MAX_LINES and not self._has_room():
             return
         lines.append(line)
-        idle = not self.running and now - self._written >= _MIN_IDLE_RATIO * self._write_ns
+        # The cost of a capture's start is written with the begin of its stage, which follows at once.
+        waits = bool(self.running) or line.kind == "profiling"
+        idle = not waits and now - self._written >= _MIN_IDLE_RATIO * self._write_ns
         # The watcher flushes each second, but it may not be running.
         if at_once or idle or len(lines) >= _FLUSH_LINES or now - self._oldest > _FLUSH_AFTER_NS:
             self.flush()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import zlib
 from pathlib import Path
@@ -64,6 +65,7 @@ def process_of(name: str) -> tuple[str, int]:
     return (match["host"], int(match["pid"])) if match else (Path(name).stem, 0)
 
 
+@functools.lru_cache
 def tidy(name: str) -> str:
     """Return a name in a form for file names: dots, slashes and special characters of shells become `-`.
 

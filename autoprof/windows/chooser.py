@@ -30,121 +30,6 @@ if TYPE_CHECKING:
 _Result = TypeVar("_Result")
 
 
-class Chooser:
-    """Object that decides which steps of one trainer, or which batches of one engine, are captured.
-
-    Attributes:
-        off: True if autoprof was switched off in the run when `look` was last called.
-    """
-
-    def __init__(self, of_trainer: bool = False) -> None:
-        self.off = False
-        self._triggers = OpenTriggers(of_trainer)
-        self._captured: set[int] = set()
-        self._monitor: Monitor | None = None
-
-    def look(self, run: RunDir, step: int, take_it: bool = True) -> None:
-        """Take the new trigger requests. See `OpenTriggers.look` for the arguments."""
-        self._triggers.look(run, step, take_it)
-        if self._triggers.off != self.off:
-            self.off = not self.off
-            switched = "off" if self.off else "on again"
-            log.warning(f"autoprof is switched {switched} in this run, by a file in {run.control}")
-
-    def step_began(self, run: Runtime, step: int, ordinal: int) -> None:
-        """Note that a step has begun, for the comparison of steps. Do nothing if no setting compares steps."""
-        if run.timeline.listener is None:
-            self._monitor = None  # in a forked child, the monitor belongs to the parent
-        elif self._monitor is None:
-            from autoprof.windows import stats
-            from autoprof.windows.monitor import Monitor
-
-            self._monitor = Monitor(run, stats.attach(run))
-        self._compare(lambda monitor: monitor.begins(step, ordinal))
-
-    def step_ended(self, step: int, ordinal: int) -> None:
-        """Compare a step that has ended, if a setting compares steps. Its span must be written before this call."""
-        self._compare(lambda monitor: monitor.ended(step, ordinal, captured=step in self._captured))
-
-    def choose(self, settings: Settings, step: int, ordinal: int) -> dict[str, Any] | None:
-        """Return the overrides with which `step` is captured, or None if `step` is not captured.
-
-        Overrides are values that replace settings of the run. They are empty if `AUTOPROF_STEPS` has chosen the step.
-
-        Args:
-            settings: The settings of the run.
-            step: The global step.
-            ordinal: Position of `step` in the order in which this run executes its steps, from 1.
-        """
-        overrides = self.asked(settings, step)
-        if overrides is not None or self.off:
-            return overrides
-        due_overrides = self._monitor.due(ordinal) if self._monitor is not None else None
-        if due_overrides is None and not Steps.parse(settings.steps).match(step, ordinal):
-            return None
-        if limit_reason := self._full(settings, step):
-            log.warning_once(limit_reason)
-            return None
-        self._captured.add(step)
-        return due_overrides or {}
-
-    def asked(self, settings: Settings, step: int) -> dict[str, Any] | None:
-        """Return the overrides for `step` as `choose` does, but consider only trigger requests."""
-        if self.off:
-            return self._triggers.match(step, "autoprof is switched off in this run")
-        limit_reason = self._full(settings, step)
-        if limit_reason and self._triggers.foresee(step) is not None:
-            log.warning_once(limit_reason)
-        overrides = self._triggers.match(step, limit_reason, for_good=bool(limit_reason))
-        if overrides is not None:
-            self._captured.add(step)
-        return overrides
-
-    def ended(self) -> None:
-        """Note that the captured step and its captures in this process have ended."""
-        self._triggers.ended()
-
-    def with_stragglers(self, overrides: dict[str, Any], first: Callable[[], Mapping[int, int]]) -> dict[str, Any]:
-        """Return the overrides of a window, completed by the slowest ranks as `Monitor.with_stragglers` does."""
-        return self._compare(lambda monitor: monitor.with_stragglers(overrides, first)) or overrides
-
-    def _compare(self, work: Callable[[Monitor], _Result]) -> _Result | None:
-        """Call `work` with the monitor and return the result. Return None if there is no monitor or if `work` fails.
-
-        An error of `work` is only reported, because the step must continue.
-        """
-        if self._monitor is not None:
-            with seam.guard("comparing", runtime.report):
-                return work(self._monitor)
-        return None
-
-    def close(self, reason: str) -> None:
-        """Close all trigger requests. `reason` becomes a part of their states."""
-        self._triggers.close(reason)
-
-    def any_after(self, settings: Settings, step: int, ordinal: int) -> bool:
-        """Return True if the current settings and requests allow the capture of a step after `step`."""
-        if len(self._captured) >= settings.max_steps:
-            return False
-        if self._triggers.any_to_come or (self._monitor is not None and self._monitor.any_left(ordinal)):
-            return True
-        return Steps.parse(settings.steps).any_after(step, ordinal)
-
-    def likely(self, settings: Settings, step: int, ordinal: int) -> bool:
-        """Return True if `step` will be captured unless settings or requests change."""
-        if self.off or len(self._captured) >= settings.max_steps:
-            return False
-        if self._monitor is not None and self._monitor.foresee(ordinal) is not None:
-            return True
-        return self._triggers.foresee(step) is not None or Steps.parse(settings.steps).match(step, ordinal)
-
-    def _full(self, settings: Settings, step: int) -> str:
-        """Return the reason why `step` can't be captured if `AUTOPROF_MAX_STEPS` is reached, else an empty text."""
-        if step in self._captured or len(self._captured) < settings.max_steps:
-            return ""
-        return f"AUTOPROF_MAX_STEPS: {len(self._captured)} steps were captured, and no more will be"
-
-
 # Reason of a window that a user requests.
 _REASON = "autoprof trigger"
 
@@ -179,10 +64,16 @@ class OpenTriggers:
             take_it: True to take new requests. False in all ranks of a trainer except rank 0: they only read the
                 requests that rank 0 has taken.
         """
-        if not self._looked:
-            _make_folder(run)
+        if not self._looked and files.is_folder(run.path):
+            # Make the folder before anyone sends a request. Otherwise, an NFS client may remember for up to a minute
+            # that the folder does not exist.
+            with seam.suppress(OSError):
+                files.folder(run.control)
         names = requests.names(run)
-        self.off = layout.OFF in names
+        if (layout.OFF in names) != self.off:
+            self.off = not self.off
+            switched = "off" if self.off else "on again"
+            log.warning(f"autoprof is switched {switched} in this run, by a file in {run.control}")
         if self._of_trainer and not (take_it and self._looked):
             for name, trigger, became in requests.taken(run, names, self._known):
                 if not (take_it and requests.is_held(became)):
@@ -190,7 +81,10 @@ class OpenTriggers:
         self._looked = True
         if not take_it:
             return
-        self._register(run)
+        if not self._registered and cluster.is_up():
+            self._registered = True
+            with seam.guard("autoprof trigger --ray can't find this run", log.error_once):
+                _register(run)
         first_step = step + 1 if self._of_trainer and identity.ranks() > 1 else step
         for name, trigger in requests.take(run, names):
             self._open.append(_Window(run, name, trigger, Became(first=first_step), step))
@@ -209,7 +103,8 @@ class OpenTriggers:
             for_good: True if the reason in `against` also prevents the capture of all later steps.
         """
         for window in self._open:
-            window.before(step)
+            if window.became.going_on != step:  # the capture of an earlier step has ended
+                window.end()
         matching = [window for window in self._open if window.wants(step)]
         for window in matching:
             if not against and (window.trigger == matching[-1].trigger or window.steps is not None):
@@ -221,11 +116,7 @@ class OpenTriggers:
 
     def foresee(self, step: int) -> dict[str, Any] | None:
         """Return the overrides that `match` would return for `step`. The states of the requests do not change."""
-        overrides = None
-        for window in self._open:
-            if window.wants(step):
-                overrides = window.overrides
-        return overrides
+        return next((window.overrides for window in reversed(self._open) if window.wants(step)), None)
 
     def ended(self) -> None:
         """Note that the current step and its captures have ended."""
@@ -249,17 +140,9 @@ class OpenTriggers:
             window.note()
         self._open = [window for window in self._open if not window.became.over]
 
-    def _register(self, run: RunDir) -> None:
-        """If this process is connected to Ray, let `autoprof trigger --ray` find the process. Errors are logged."""
-        if self._registered or not cluster.is_up():
-            return
-        self._registered = True
-        with seam.guard("autoprof trigger --ray can't find this run", log.error_once):
-            _register(run)
-
 
 def _register(run: RunDir) -> None:
-    """Write into Ray's key-value store that this process takes the requests of this run."""
+    """Let `autoprof trigger --ray` find this process: write into Ray's key-value store that it takes the requests."""
     import ray
 
     current = runtime.current()
@@ -303,11 +186,6 @@ class _Window:
     def overrides(self) -> dict[str, Any]:
         """The overrides for the captures of the window, including the reason for the window."""
         return self.trigger.overrides | {values.REASON: self.trigger.reason or _REASON}
-
-    def before(self, step: int) -> None:
-        """Prepare for `step`. If an earlier step was being captured, its capture has ended."""
-        if self.became.going_on != step:
-            self.end()
 
     def wants(self, step: int) -> bool:
         """Return True if `step` belongs to the window and is not being captured already."""
@@ -362,11 +240,95 @@ class _Window:
             self._noted = copy.deepcopy(self.became)
 
 
-def _make_folder(run: RunDir) -> None:
-    """Make the folder `control/` before anyone sends a request.
+class Chooser(OpenTriggers):
+    """Object that decides which steps of one trainer, or which batches of one engine, are captured."""
 
-    Otherwise, an NFS client may remember for up to a minute that the folder does not exist.
-    """
-    if files.is_folder(run.path):
-        with seam.suppress(OSError):
-            files.folder(run.control)
+    def __init__(self, of_trainer: bool = False) -> None:
+        super().__init__(of_trainer)
+        self._captured: set[int] = set()
+        self._monitor: Monitor | None = None
+
+    def step_began(self, run: Runtime, step: int, ordinal: int) -> None:
+        """Note that a step has begun, for the comparison of steps. Do nothing if no setting compares steps."""
+        if run.timeline.listener is None:
+            self._monitor = None  # in a forked child, the monitor belongs to the parent
+        elif self._monitor is None:
+            from autoprof.windows import stats
+            from autoprof.windows.monitor import Monitor
+
+            self._monitor = Monitor(run, stats.attach(run))
+        self._compare(lambda monitor: monitor.begins(step, ordinal))
+
+    def step_ended(self, step: int, ordinal: int) -> None:
+        """Compare a step that has ended, if a setting compares steps. Its span must be written before this call."""
+        self._compare(lambda monitor: monitor.ended(step, ordinal, captured=step in self._captured))
+
+    def choose(self, settings: Settings, step: int, ordinal: int) -> dict[str, Any] | None:
+        """Return the overrides with which `step` is captured, or None if `step` is not captured.
+
+        Overrides are values that replace settings of the run. They are empty if `AUTOPROF_STEPS` has chosen the step.
+
+        Args:
+            settings: The settings of the run.
+            step: The global step.
+            ordinal: Position of `step` in the order in which this run executes its steps, from 1.
+        """
+        overrides = self.asked(settings, step)
+        if overrides is not None or self.off:
+            return overrides
+        due_overrides = self._monitor.due(ordinal) if self._monitor is not None else None
+        if due_overrides is None and not Steps.parse(settings.steps).match(step, ordinal):
+            return None
+        if limit_reason := self._full(settings, step):
+            log.warning_once(limit_reason)
+            return None
+        self._captured.add(step)
+        return due_overrides or {}
+
+    def asked(self, settings: Settings, step: int) -> dict[str, Any] | None:
+        """Return the overrides for `step` as `choose` does, but consider only trigger requests."""
+        if self.off:
+            return self.match(step, "autoprof is switched off in this run")
+        limit_reason = self._full(settings, step)
+        if limit_reason and self.foresee(step) is not None:
+            log.warning_once(limit_reason)
+        overrides = self.match(step, limit_reason, for_good=bool(limit_reason))
+        if overrides is not None:
+            self._captured.add(step)
+        return overrides
+
+    def with_stragglers(self, overrides: dict[str, Any], first: Callable[[], Mapping[int, int]]) -> dict[str, Any]:
+        """Return the overrides of a window, completed by the slowest ranks as `Monitor.with_stragglers` does."""
+        return self._compare(lambda monitor: monitor.with_stragglers(overrides, first)) or overrides
+
+    def _compare(self, work: Callable[[Monitor], _Result]) -> _Result | None:
+        """Call `work` with the monitor and return the result. Return None if there is no monitor or if `work` fails.
+
+        An error of `work` is only reported, because the step must continue.
+        """
+        if self._monitor is not None:
+            with seam.guard("comparing", runtime.report):
+                return work(self._monitor)
+        return None
+
+    def any_after(self, settings: Settings, step: int, ordinal: int) -> bool:
+        """Return True if the current settings and requests allow the capture of a step after `step`."""
+        if len(self._captured) >= settings.max_steps:
+            return False
+        if self.any_to_come or (self._monitor is not None and self._monitor.any_left(ordinal)):
+            return True
+        return Steps.parse(settings.steps).any_after(step, ordinal)
+
+    def likely(self, settings: Settings, step: int, ordinal: int) -> bool:
+        """Return True if `step` will be captured unless settings or requests change."""
+        if self.off or len(self._captured) >= settings.max_steps:
+            return False
+        if self._monitor is not None and self._monitor.foresee(ordinal) is not None:
+            return True
+        return self.foresee(step) is not None or Steps.parse(settings.steps).match(step, ordinal)
+
+    def _full(self, settings: Settings, step: int) -> str:
+        """Return the reason why `step` can't be captured if `AUTOPROF_MAX_STEPS` is reached, else an empty text."""
+        if step in self._captured or len(self._captured) < settings.max_steps:
+            return ""
+        return f"AUTOPROF_MAX_STEPS: {len(self._captured)} steps were captured, and no more will be"

@@ -11,7 +11,6 @@ from statistics import mean, median
 from typing import Any, NamedTuple
 
 from autoprof.base.intervals import Union
-from autoprof.base.units import seconds
 from autoprof.base.units import seconds as in_words
 from autoprof.base.units import share as percent
 from autoprof.config.selection import HANG, MEMORY, OOM, OWN, RANK, REPLICA, RESUME, STEP, Condition, Ranks
@@ -91,9 +90,9 @@ def _slowest_on_average(
     """
     times = {worker: mean(step[worker] for step in steps if worker in step) for worker in steps[-1]}
     workers = sorted(times, key=lambda worker: -times[worker])[:count]
-    text = ", ".join(f"{noun} {worker} {seconds(times[worker])}" for worker in workers)
+    text = ", ".join(f"{noun} {worker} {in_words(times[worker])}" for worker in workers)
     compared = f"in the last {len(steps)} steps that were compared" if len(steps) > 1 else "in the last step compared"
-    return workers, f"{text} a {unit} {compared}; the median of {len(times)} is {seconds(median(times.values()))}"
+    return workers, f"{text} a {unit} {compared}; the median of {len(times)} is {in_words(median(times.values()))}"
 
 
 # Minimum and maximum number of steps for a median, and number of first steps of a run that are ignored as untypical.

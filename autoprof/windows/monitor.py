@@ -1,17 +1,14 @@
 """Monitor of a run's steps: it compares each ended step with the conditions, in the process that drives the steps.
 
-The monitor checks the spans of its own process when the step ends. The statistics of other processes arrive later. A
+The monitor checks the spans of this process when the step ends. The statistics of other processes arrive later. A
 thread reads them, so that no step has to wait. So a window begins with the next step, or one step later if the next
 step has already begun.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
-
-import msgspec
+from typing import Any
 
 from autoprof.base import identity, log, seam
 from autoprof.base.originals import threading, time
@@ -24,8 +21,6 @@ from autoprof.windows.stats import RANK, REPLICA, RankStats, ReplicaStats, Stats
 
 # Maximum seconds that the thread waits for the statistics of a step, and seconds between two reads.
 _PATIENCE_S, _POLL_S = 2.0, 0.25
-
-_Stats = TypeVar("_Stats", RankStats, ReplicaStats)
 
 
 class Monitor:
@@ -130,7 +125,7 @@ class Monitor:
     def _hear(self, step: Measured, ordinal: int, fair: bool, own: RankStats) -> None:
         with seam.guard("comparing", stats.report):
             ranks = [own, *self._read_ranks(step.number)]
-            replicas = self._since(_decoded(stats.read_entries(self._run, REPLICA), ReplicaStats))
+            replicas = self._since(stats.read_entries(self._run, REPLICA, ReplicaStats))
             step_entries = [entry for entry in ranks if entry.step == step.number]
             with self._lock:
                 self._open(self._detector.states(step.number, ranks, ordinal))
@@ -147,7 +142,7 @@ class Monitor:
         """
         deadline = time.monotonic() + _PATIENCE_S
         while True:
-            entries = _decoded(stats.read_entries(self._run, RANK), RankStats)
+            entries = stats.read_entries(self._run, RANK, RankStats)
             any_is_late = any(entry.step is not None and number - 2 <= entry.step < number for entry in entries)
             if not any_is_late or time.monotonic() > deadline or state.stop.wait(_POLL_S):
                 return entries
@@ -186,15 +181,3 @@ class Monitor:
             both = f"{self._due.reason}; {opened.reason}"
             opened = OpenedWindow(max(self._due.steps, opened.steps), self._due.overrides or opened.overrides, both)
         self._due = opened
-
-
-def _decoded(entries: list[bytes], kind: type[_Stats]) -> list[_Stats]:
-    """Return the entries, decoded as structs of the class `kind`.
-
-    Skip entries that can't be decoded, since other versions of autoprof or other programs may have written them.
-    """
-    decoded = []
-    for entry in entries:
-        with contextlib.suppress(msgspec.DecodeError):
-            decoded.append(msgspec.json.decode(entry, type=kind))
-    return decoded

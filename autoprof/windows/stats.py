@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakSet
 
 import msgspec
@@ -28,6 +28,7 @@ STATS_FOLDER = "told"
 _JOIN_S = 2.0
 # Maximum size of an entry, which usually has a few hundred bytes.
 _MAX_BYTES = 1 << 20
+_Stats = TypeVar("_Stats", bound=msgspec.Struct)
 
 
 class _StatsState(process.State):
@@ -105,16 +106,24 @@ def report(where: str, error: BaseException) -> None:
         runtime.report(where, error)
 
 
-def read_entries(run: Runtime, prefix: str) -> list[bytes]:
-    """Return the JSON of all entries whose names begin with `prefix`. Reading Ray's store may raise any exception."""
+def read_entries(run: Runtime, prefix: str, kind: type[_Stats]) -> list[_Stats]:
+    """Return all entries whose names begin with `prefix`. Reading Ray's store may raise any exception.
+
+    Entries that can't be decoded are skipped: other versions of autoprof or other programs may have written them.
+    """
+    entries: list[bytes | None] = []
     if cluster.is_up():
-        return list(cluster.entries(f"{STATS_FOLDER}/{run.info.id}/{prefix}").values())
-    if identity.ranks() == 1:
-        return []
-    folder = run.rundir.path / STATS_FOLDER
-    # Not `Path.glob`: in Python 3.13 it catches every `OSError`, also one that a signal handler raises.
-    names = [name for name in files.names_in(folder) if name.startswith(prefix) and name.endswith(".json")]
-    return [entry for name in names if (entry := files.try_read(folder / name, _MAX_BYTES)) is not None]
+        entries = list(cluster.entries(f"{STATS_FOLDER}/{run.info.id}/{prefix}").values())
+    elif identity.ranks() > 1:
+        folder = run.rundir.path / STATS_FOLDER
+        # Not `Path.glob`: in Python 3.13 it catches every `OSError`, also one that a signal handler raises.
+        names = [name for name in files.names_in(folder) if name.startswith(prefix) and name.endswith(".json")]
+        entries = [files.try_read(folder / name, _MAX_BYTES) for name in names]
+    decoded = []
+    for entry in filter(None, entries):
+        with seam.suppress(msgspec.DecodeError):
+            decoded.append(msgspec.json.decode(entry, type=kind))
+    return decoded
 
 
 def stop() -> None:

@@ -88,7 +88,7 @@ class SchedulerCapture:
         problems = [trace.close(cut and f"{cut}{TOO_EARLY}") for trace in begun_traces]
         for trace in self._traces:
             if trace not in begun_traces:  # the stage of the trace never began, so the trace gives back its file name
-                trace.give_back()
+                trace.artifacts.give_back()
         return next(filter(None, problems), "")
 
     @property
@@ -114,12 +114,12 @@ class StageTrace(PassCapture):
         passes = parse_iterations(settings.rollout_iterations)
         super().__init__(run, msgspec.structs.replace(subject, part=part), settings, profilers.choose(settings), passes)
         self.stage = stage
-        self.open()
+        self.artifacts.open()
 
     def begin(self) -> bool:
         has_begun = super().begin()
         if has_begun:
-            self.open().contents += [BY_STAGE] * bool(self.stage)
+            self.artifacts.contents += [BY_STAGE] * bool(self.stage)
         elif self.state == "waiting":
             self.fail("another profiler is recording in the scheduler's process")
         return has_begun

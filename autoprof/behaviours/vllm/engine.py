@@ -222,7 +222,7 @@ class FrontEnd:
         outputs = first_pass * engine_count, stop_before and stop_before * engine_count
         capture_settings = msgspec.structs.replace(settings, contents=contents)
         self._capture = PassCapture(run, subject, capture_settings, TorchTool(), outputs)
-        self._capture.left_out = [word for word in settings.contents if word not in contents]
+        self._capture.artifacts.left_out = [word for word in settings.contents if word not in contents]
         self._processor = engine.output_processor
         self._patches = ObjectPatches()
         self._last_timestamp: float | None = None

@@ -166,7 +166,7 @@ class _WorkerCapture(PassCapture):
         Raises:
             OSError: The folder can't be created.
         """
-        self.open()
+        self.artifacts.open()
         # Since 0.11.1, the worker annotates its passes itself (gpu_worker.py, annotate_profile).
         annotate = not hasattr(self._worker, "annotate_profile")
         self._patches.replace(self._worker, "execute_model", functools.partial(self._with_count, annotate))
@@ -193,8 +193,8 @@ class _WorkerCapture(PassCapture):
         self.switch_off(cut="the engine's own stop did not reach the worker")
         was_waiting = self.state == "waiting"
         # The engine may be ended after the stop, so the trace must be written before this function returns.
-        problem = self.close("" if self._first else "the engine recorded nothing")
-        return problem if was_waiting else self.open().problem
+        problem = self.close("" if self._part.start else "the engine recorded nothing")
+        return problem if was_waiting else self.artifacts.problem
 
     def _with_count(self, annotate: bool, execute: Any) -> Any:
         def execute_model(*args: Any, **kwargs: Any) -> Any:

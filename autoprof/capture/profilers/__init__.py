@@ -124,14 +124,14 @@ def choose(settings: Settings) -> Tool:
     """
     from autoprof.capture.profilers.memory import MemoryTool
     from autoprof.capture.profilers.npu import NpuTool
-    from autoprof.capture.profilers.nsys import NsysTool
+    from autoprof.capture.profilers.nsys import NsysTool, here
     from autoprof.capture.profilers.torch import TorchTool
 
     if sys.modules.get("torch") is None:
         return NothingTool()
     kinds: dict[str, type[Tool]] = {"torch": TorchTool, "npu": NpuTool, "nsys": NsysTool, "memory": MemoryTool}
     requested_names = [name for name in settings.tool if name != "memory"] or settings.tool or AUTOMATIC
-    if not NsysTool.unavailable() and "memory" not in requested_names:
+    if here() and "memory" not in requested_names:
         return NsysTool("nsys" in requested_names)
     for name in requested_names:
         if not (reason := kinds[name].unavailable()):

@@ -1,4 +1,4 @@
-"""Detection of other profilers: those of the program, its profile functions, and other users of CUPTI.
+"""Detection of other profilers: the program's profilers and profile functions, and other users of CUPTI.
 
 autoprof's captures give way to profilers and profile functions that the program starts.
 
@@ -156,7 +156,7 @@ def own(called: bool) -> None:
         _unfreeze_clock(module, frozen)
     _own.called = called
     if not called:
-        _own.left_on = _enabled()
+        _own.left_on = enabled()
 
 
 def _unfreeze_clock(module: Any, frozen: Callable[[], int]) -> None:
@@ -191,7 +191,7 @@ def busy() -> str:
 
     While it is on, autoprof can't record in this thread.
     """
-    name = known() or ("another torch profiler" if _enabled() and not _own.left_on else "")
+    name = known() or ("another torch profiler" if enabled() and not _own.left_on else "")
     return f"{name} is on in this process" if name else ""
 
 
@@ -201,8 +201,8 @@ def has_ended() -> bool:
     return ended
 
 
-def _enabled() -> bool:
-    """Return True if torch records this thread.
+def enabled() -> bool:
+    """Return True if torch records this thread, for autoprof or for the program.
 
     torch does not report a recording by `profile_all_threads` and the warm-up of a profiler, so both give False.
     """
@@ -232,7 +232,7 @@ def watch_torch(module: Any) -> None:
         else:
             setattr(module, name, _watched(function, name))
     if getattr(module, "_is_profiler_enabled", False):  # a profiler is already on, perhaps in another thread
-        _state.threads.add(threading.get_ident() if _enabled() else _UNKNOWN)
+        _state.threads.add(threading.get_ident() if enabled() else _UNKNOWN)
 
 
 def _watched(function: Callable[..., Any], name: str) -> Callable[..., Any]:
@@ -240,7 +240,7 @@ def _watched(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     def watched(*args: Any, **kwargs: Any) -> Any:
         if _own.called:
             return function(*args, **kwargs)
-        was_on, result = _enabled(), _unset
+        was_on, result = enabled(), _unset
         try:
             if name == _PREPARE:  # noted before autoprof's recording ends, so that autoprof begins no new recording
                 _state.threads.add(threading.get_ident())
@@ -250,7 +250,7 @@ def _watched(function: Callable[..., Any], name: str) -> Callable[..., Any]:
                 _make_way("torch", everywhere=name == _PREPARE)
             result = function(*args, **kwargs)
         finally:
-            if result is _unset and not _enabled():  # the function has raised an exception
+            if result is _unset and not enabled():  # the function has raised an exception
                 _state.threads.discard(threading.get_ident())
         if name == _DISABLE:
             _note_end(was_on)
@@ -270,7 +270,7 @@ def _note_end(was_on: bool) -> None:
         _state.threads.discard(_UNKNOWN)
         if not was_on:  # the profiler recorded all threads, so any thread may end it
             _state.threads.clear()
-    elif not _enabled():
+    elif not enabled():
         _state.threads.discard(thread)
 
 

@@ -34,9 +34,9 @@ class _MemoryState(process.State):
     """The owner of the memory history of this process, and the number of out-of-memory snapshots.
 
     Attributes:
-        changes: Number of times that the program has switched the history on or off.
         theirs: True while the history belongs to the program.
-        ours: True while the history belongs to autoprof.
+        ours: True while the history belongs to autoprof. If the program switches the history on or off, it belongs to
+            autoprof no longer.
         standing: Options of the history that autoprof records outside of windows, for the case that memory runs out.
             None if autoprof records no history outside of windows.
         seen: Number of times that this process has run out of memory, up to `MAX_SNAPSHOTS`.
@@ -45,7 +45,6 @@ class _MemoryState(process.State):
     def begin(self) -> None:
         self.lock = threading.Lock()
         self.seen = 0
-        self.changes = 0
         self.theirs = self.ours = False
         self.standing: MemoryOptions | None = None
 
@@ -107,12 +106,6 @@ def snapshot() -> dict[str, Any]:
     return state
 
 
-def history_changes() -> int:
-    """Return how often the program has switched the history on or off since autoprof's first call of `_switch`."""
-    _switch()
-    return _state.changes
-
-
 def foreign_history() -> str:
     """If the history belongs to the program, return a text with this reason. Otherwise return an empty text."""
     import torch
@@ -136,7 +129,7 @@ def _arguments(switch: Callable[..., None], options: MemoryOptions) -> dict[str,
 def _switch() -> Callable[..., None]:
     """Return torch's own `_record_memory_history`. If the function is not wrapped yet, first wrap it.
 
-    The wrapper counts the program's calls.
+    The wrapper notes the program's calls.
     """
     import torch.cuda.memory as module
 
@@ -150,7 +143,6 @@ def _switch() -> Callable[..., None]:
 
 def _called(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
     result = wrapped(*args, **kwargs)
-    _state.changes += 1
     _state.theirs = (args[0] if args else kwargs.get("enabled", "all")) not in (None, False)
     # From now on, only the program switches the history.
     _state.ours, _state.standing = False, None
@@ -167,7 +159,6 @@ class MemoryTool(Tool):
         self._subject: dict[str, Any] = {}
         self._snapshot: dict[str, Any] = {}
         self._problem = ""
-        self._changes = 0
 
     @staticmethod
     def unavailable() -> str:
@@ -186,7 +177,6 @@ class MemoryTool(Tool):
     def start(self, settings: Settings, raw: Path) -> list[str]:
         if reason := self.busy():
             raise RuntimeError(reason)
-        self._changes = history_changes()
         begin_history(settings.memory)
         return ["memory"]
 
@@ -199,7 +189,7 @@ class MemoryTool(Tool):
         This method raises no errors, because a profiler that records at the same time must also be stopped. `export`
         raises the first error.
         """
-        if history_changes() != self._changes:
+        if not _state.ours:
             self._problem = "other code in this process switched the memory history during the capture"
         else:
             self._attempt(self._take)

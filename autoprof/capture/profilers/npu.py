@@ -18,7 +18,6 @@ from autoprof.config.settings import Settings
 from autoprof.config.values import NpuOptions
 from autoprof.rundir import file_names
 
-_LEVELS = {"level_none": "Level_none", "level0": "Level0", "level1": "Level1", "level2": "Level2"}
 _METRICS = {
     "pipe_utilization": "PipeUtilization",
     "arithmetic_utilization": "ArithmeticUtilization",
@@ -64,7 +63,7 @@ def _arguments(profiler: Any, parameters: Any, options: NpuOptions) -> tuple[dic
             lacking.append("aic_metrics")
         metrics = "none"
     for option, argument, owner, member in (
-        ("level", "profiler_level", profiler.ProfilerLevel, _LEVELS[options.level]),
+        ("level", "profiler_level", profiler.ProfilerLevel, options.level.capitalize()),
         ("aic_metrics", "aic_metrics", profiler.AiCMetrics, _METRICS[metrics]),
     ):
         if hasattr(owner, member):

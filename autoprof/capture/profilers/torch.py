@@ -229,17 +229,10 @@ def _forget(profile: Any) -> None:
     profile.profiler = None
 
 
-def _enabled() -> bool:
-    """Return True if torch records this thread, for autoprof or for the program."""
-    from torch.autograd import _profiler_enabled
-
-    return bool(_profiler_enabled())
-
-
 def _disable() -> None:
     """End torch's recording of this thread and discard it."""
     _end_ranges()
-    if _enabled():
+    if foreign.enabled():
         from torch.autograd import _disable_profiler, profiler
 
         _disable_profiler()
@@ -256,7 +249,7 @@ def _end_and_free(reason: str) -> bool:
     Returns:
         True if recordings were freed. False if there were none, or if a profiler of the program is on.
     """
-    if foreign.known() or not (_unwritten or _enabled()) or not foreign.end_own(reason):
+    if foreign.known() or not (_unwritten or foreign.enabled()) or not foreign.end_own(reason):
         return False
     for profile in list(_unwritten):
         _forget(profile)

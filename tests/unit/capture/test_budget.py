@@ -29,9 +29,9 @@ MB = 1_000_000
 
 @pytest.fixture(autouse=True)
 def _nothing_before() -> Iterator[None]:
-    artifacts._sizes.before.clear()
+    artifacts._state.before.clear()
     yield
-    artifacts._sizes.before.clear()
+    artifacts._state.before.clear()
 
 
 @pytest.fixture
@@ -54,23 +54,19 @@ def disk(mocker: MockerFixture) -> Any:
 def recorded(clock: Any, folder: Path, seconds: float, size_mb: int, **settings: float) -> None:
     """Note a recording of step 2 with this duration and size."""
     before = Budget(Settings(**settings), "actor.update", 2, folder)
-    before.begin()
     clock.seconds += seconds
-    before.end()
-    clock.seconds += 7  # writing it is not recording
-    before.written(size_mb * MB)
+    before.written(size_mb * MB, seconds)
 
 
 def test_a_floor_is_left_free(clock: Any, disk: Any, tmp_path: Path) -> None:
     disk.free = 999
-    made = Budget(Settings(min_free_mb=1000), "actor.update", 2, tmp_path)
     with pytest.raises(OverBudget) as raised:
-        made.begin()
+        Budget(Settings(min_free_mb=1000), "actor.update", 2, tmp_path)
     assert str(raised.value) == (
         "not recorded: the disk has 999 MB free and needs 1,000 MB to stay free (AUTOPROF_MIN_FREE_MB)"
     )
     disk.free = 1000
-    made.begin()
+    Budget(Settings(min_free_mb=1000), "actor.update", 2, tmp_path)
 
 
 def test_the_trace_before_says_how_much_room_the_next_takes(clock: Any, disk: Any, tmp_path: Path) -> None:
@@ -79,44 +75,41 @@ def test_the_trace_before_says_how_much_room_the_next_takes(clock: Any, disk: An
     with pytest.raises(
         OverBudget, match=r"1,599 MB free .* 1,024 MB to stay free and 600 MB for the trace, the size in step 2"
     ):
-        Budget(Settings(), "actor.update", 4, tmp_path).begin()
-    Budget(Settings(), "ref.log_prob", 4, tmp_path).begin()
+        Budget(Settings(), "actor.update", 4, tmp_path)
+    Budget(Settings(), "ref.log_prob", 4, tmp_path)
     # The estimate is at most the limit of a trace.
-    Budget(Settings(max_trace_mb=500), "actor.update", 4, tmp_path).begin()
+    Budget(Settings(max_trace_mb=500), "actor.update", 4, tmp_path)
 
 
 def test_a_recording_ends_when_it_would_be_too_large(clock: Any, disk: Any, tmp_path: Path) -> None:
     recorded(clock, tmp_path, 10, 600)
     going_on = Budget(Settings(max_trace_mb=300), "actor.update", 4, tmp_path)
-    going_on.begin()
     clock.seconds += 5
-    assert going_on.exceeded(tmp_path / "raw") == ""
+    assert going_on.exceeded(str(tmp_path / "raw")) == ""
     clock.seconds += 0.6
-    assert going_on.exceeded(tmp_path / "raw") == (
+    assert going_on.exceeded(str(tmp_path / "raw")) == (
         "the trace would pass 300 MB (AUTOPROF_MAX_TRACE_MB) at the 60 MB a second of step 2"
     )
 
 
 def test_a_recording_ends_when_the_disk_runs_full(clock: Any, disk: Any, tmp_path: Path) -> None:
     going_on = Budget(Settings(), "actor.update", 2, tmp_path)
-    going_on.begin()
     clock.seconds += 1
-    assert going_on.exceeded(tmp_path / "raw") == ""
+    assert going_on.exceeded(str(tmp_path / "raw")) == ""
     disk.free = 1000
     clock.seconds += 0.1
-    assert going_on.exceeded(tmp_path / "raw") == ""  # it has just looked
+    assert going_on.exceeded(str(tmp_path / "raw")) == ""  # it has just looked
     clock.seconds += 1
-    assert going_on.exceeded(tmp_path / "raw") == "less than 1,024 MB is free on the disk (AUTOPROF_MIN_FREE_MB)"
+    assert going_on.exceeded(str(tmp_path / "raw")) == "less than 1,024 MB is free on the disk (AUTOPROF_MIN_FREE_MB)"
 
 
 def test_what_is_on_the_disk_while_it_is_recorded_is_measured(clock: Any, disk: Any, tmp_path: Path) -> None:
     going_on = Budget(Settings(max_trace_mb=1), "actor.update", 2, tmp_path)
-    going_on.begin()
     raw = tmp_path / "raw"
     raw.mkdir()
     (raw / "data").write_bytes(bytes(2 * MB))
     clock.seconds += 1
-    assert going_on.exceeded(raw) == "the trace is over 1 MB (AUTOPROF_MAX_TRACE_MB)"
+    assert going_on.exceeded(str(raw)) == "the trace is over 1 MB (AUTOPROF_MAX_TRACE_MB)"
 
 
 @pytest.fixture
@@ -147,9 +140,9 @@ def test_a_capture_ends_early_and_says_so(
     trained = hooked(lambda number: update(4), "step.wrap", number="number")
     assert trained(2) == "done"
     writer.wait(10)
-    (kind,) = artifacts._sizes.before
+    (kind,) = artifacts._state.before
     # With this rate, the second recording is over its limit at the first check.
-    artifacts._sizes.before[kind] = artifacts._Before(2, 10**15, 1.0)
+    artifacts._state.before[kind] = artifacts._Before(2, 10**15, 1.0)
     mocker.patch.object(artifacts, "_CHECK_S", 0)
     mocker.patch.object(artifacts, "_free", return_value=10**12)
     assert trained(3) == "done"

@@ -109,7 +109,7 @@ def test_a_profiler_that_does_not_start_is_given_back_and_said(
 def test_a_disk_that_is_full_at_the_end_is_said(run: Runtime, make: Make, mocker: MockerFixture) -> None:
     capture = make(0, None)
     capture.before_pass()
-    mocker.patch.object(capture.open(), "write", side_effect=OSError(28, "No space left"))
+    mocker.patch.object(capture.artifacts, "write", side_effect=OSError(28, "No space left"))
     with pytest.raises(OSError, match="No space"):
         capture.stop()
     assert "No space" in capture.close()

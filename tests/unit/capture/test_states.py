@@ -212,8 +212,10 @@ def test_files_of_each_state(joined: Any) -> None:
     capture = Capture(run, SUBJECT, run.settings, tool)
 
     def endings() -> list[str]:
-        base = capture.open().base.name
-        return sorted(path.name.removeprefix(base) for path in run.rundir.step(SUBJECT.step).iterdir())
+        capture.artifacts.open()
+        return sorted(
+            path.name.removeprefix(capture.artifacts.name) for path in run.rundir.step(SUBJECT.step).iterdir()
+        )
 
     assert endings() == [file_names.TAKEN]
     capture.begin()
@@ -232,7 +234,7 @@ def test_an_interrupt_after_the_stop_keeps_the_trace(joined: Any) -> None:
     capture = Capture(run, SUBJECT, run.settings, tool)
     capture.begin()
     capture.stop()
-    capture.open().abort(seam.AT_WORK)
+    capture.artifacts.abort(seam.AT_WORK)
     capture.wait()
     wait_until_written(run)
     (path,) = run.rundir.path.rglob(f"*{file_names.META}")

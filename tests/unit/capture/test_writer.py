@@ -98,7 +98,7 @@ def test_what_can_not_even_be_said_in_a_meta_file_is_the_problem_of_its_placemen
     mocker.patch("autoprof.rundir.layout.write_json", side_effect=OSError("disk full"))
     recording.stop()
     recording.wait()
-    assert recording.open().problem == "OSError: disk full"
+    assert recording.artifacts.problem == "OSError: disk full"
     # The lock file stays, so that `autoprof ls` lists the lost capture.
     assert [path.name.endswith(file_names.TAKEN) for path in run.rundir.path.rglob("*.part")] == [True]
 

@@ -308,8 +308,7 @@ def test_ranks_that_a_launcher_started_tell_by_files(made: Made, monkeypatch: py
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")
     worker(run).send()
-    (entry,) = stats.read_entries(run, stats.RANK)
-    assert msgspec.json.decode(entry, type=RankStats) == RankStats(role="trainer", rank=1, host=identity.HOST)
+    assert stats.read_entries(run, stats.RANK, RankStats) == [RankStats(role="trainer", rank=1, host=identity.HOST)]
 
 
 def test_slowest_ranks_of_each_role_are_named_with_the_reason(made: Made, kept: dict[str, bytes]) -> None:
