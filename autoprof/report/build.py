@@ -19,7 +19,6 @@ from autoprof.report.details import capture_figures, choose, choose_captures, de
 from autoprof.report.model import CaptureFigures, RunFigures, StepRow
 from autoprof.report.overview import (
     CAPTURED,
-    NO_FILE,
     Overview,
     Recorded,
     basis,
@@ -29,11 +28,11 @@ from autoprof.report.overview import (
     without_own,
 )
 from autoprof.report.rules import LEAST_S
-from autoprof.report.timeline import RunTimeline, StepSpan, journals_of
+from autoprof.report.timeline import NO_FILE, RunTimeline, StepSpan, journals_of
 from autoprof.rundir import layout, runs
 from autoprof.rundir.file_names import REPORT, tidy
 from autoprof.rundir.processes import RUNNING
-from autoprof.rundir.records import LOST_LINES, CaptureMeta
+from autoprof.rundir.records import LOST_LINES
 from autoprof.rundir.runs import Run, Step
 
 # Function that is called before the timeline and before each trace is read. Its arguments are the number of traces that
@@ -133,10 +132,7 @@ def _figures(run: runs.Run, chosen: Sequence[int], progress: Progress, operators
         ]
     )
     shown_steps = [
-        msgspec.structs.replace(
-            step,
-            findings=[finding for finding in step_findings if finding.step == step.number],
-        )
+        msgspec.structs.replace(step, findings=[finding for finding in step_findings if finding.step == step.number])
         for step in steps
         if step.number in numbers
     ]
@@ -196,9 +192,10 @@ def _span_of_captures(rows: dict[int, StepRow], folder: Step) -> StepSpan:
         rows: The rows of the steps, by number.
         folder: The captures of the step.
     """
-    clocks = [clock for capture in folder.captures if (clock := _clock(capture.meta))]
+    all_clocks = [(capture.meta.clock.start.unix_ns, capture.meta.clock.stop.unix_ns) for capture in folder.captures]
+    clocks = [(start, stop) for start, stop in all_clocks if 0 < start <= stop]
     start = min((start for start, _ in clocks), default=0)
-    end = max((end for _, end in clocks), default=0)
+    end = max((stop for _, stop in clocks), default=0)
     length = (end - start) / 1e9
     rows[folder.number] = StepRow(
         number=folder.number,
@@ -234,11 +231,6 @@ def _captures(
             summed = capture_figures(path, folder.number, capture, start_on_host_ns, operators)
             by_step.setdefault(folder.number, []).append(summed)
     return by_step
-
-
-def _clock(meta: CaptureMeta) -> tuple[int, int] | None:
-    start, stop = meta.clock.start.unix_ns, meta.clock.stop.unix_ns
-    return (start, stop) if 0 < start <= stop else None
 
 
 def _rate(rows: Sequence[StepRow]) -> float | None:

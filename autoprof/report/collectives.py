@@ -387,11 +387,7 @@ def collective(stuck: Stuck, processes: Sequence[Process]) -> Sentence:
     rank, first_call = other_calls[0]
     ranks = [each for each, other in other_calls if other == first_call]
     text = f"{name_ranks(ranks, role)} called {first_call} as #{stuck.number}{stage}"
-    text += f", {_other_ranks(stuck, ranks)} {stuck.called}"
+    others = [each for each in stuck.waiting if each not in ranks]
+    text += f", {f'rank {others[0]}' if len(others) == 1 else 'the others'} {stuck.called}"
     other_texts = [f"rank {each} called {other}" for each, other in other_calls if other != first_call]
     return Sentence(text, [*other_texts[:5], *evidence], process_of[rank].file if rank in process_of else "")
-
-
-def _other_ranks(stuck: Stuck, ranks: Sequence[int]) -> str:
-    others = [rank for rank in stuck.waiting if rank not in ranks]
-    return f"rank {others[0]}" if len(others) == 1 else "the others"

@@ -14,8 +14,8 @@ from autoprof.base.redact import writable
 from autoprof.config import values
 from autoprof.config.values import PREFIX
 from autoprof.report import model
-from autoprof.report.lanes import Lanes, LaneSpans, skews
-from autoprof.report.model import CaptureFigures, DeviceShares, StepFigures, StepRow
+from autoprof.report.lanes import Lanes, skews
+from autoprof.report.model import CaptureFigures, DeviceShares, SampleFigures, StepFigures, StepRow
 from autoprof.report.overview import Recorded, typical_steps
 from autoprof.report.samples import INSIDE, Samples
 from autoprof.report.timeline import WHOLE, Distinct, RunTimeline, StepSpan
@@ -216,13 +216,14 @@ def _slowest(rows: Sequence[StepRow]) -> list[int]:
     return [row.number for row in sorted(rows, key=lambda row: row.usual_s - row.seconds) if row.slow]
 
 
-class _StepSpans:
+class _DetailedStep:
     """Collector of the spans of one step while the journals are read."""
 
     def __init__(self, span: StepSpan, journals: Sequence[Journal]) -> None:
         self.span = span
-        self.lanes = Lanes(journals, span.file, span.start_ns, span.end_ns)
-        self.samples = Samples()
+        self._journals = journals
+        self._lanes = Lanes(journals, span)
+        self._samples = Samples()
 
     def add(self, file: int, line: Line) -> None:
         is_own = line.step == self.span.number and is_of(line, self.span.since_ns, self.span.until_ns)
@@ -231,9 +232,56 @@ class _StepSpans:
             return
         if line.kind == "step" or (line.kind == "timer" and (line.name == WHOLE or file != self.span.file)):
             return
-        self.lanes.add(file, line, is_own or line.step is None)
+        self._lanes.add(file, line, is_own or line.step is None)
         if is_own and (line.kind == "sample" or line.kind in INSIDE):
-            self.samples.add(file, line)
+            self._samples.add(file, line)
+
+    def figures(
+        self, row: StepRow, captures: list[CaptureFigures], captures_left_out: int, recorded: Recorded
+    ) -> StepFigures:
+        """Return the data of the step. Call this method after all spans were added."""
+        span, journals = self.span, self._journals
+        self._lanes.finish()
+        lanes, shown_lanes, gaps = self._lanes.lanes, self._lanes.shown(), self._lanes.gaps()
+        longest_gaps = sorted(gaps, key=lambda gap: gap.start_s - gap.end_s)[:_MAX_GAPS]
+        return StepFigures(
+            number=span.number,
+            start_ns=span.start_ns,
+            seconds=row.seconds,
+            stages=row.stages,
+            kinds=row.kinds,
+            lanes=[lane.row(journals[lane.file], span.start_ns, span.end_ns) for lane in shown_lanes],
+            lanes_left_out=len(lanes) - len(shown_lanes),
+            gaps=sorted(longest_gaps, key=lambda gap: gap.start_s),
+            gaps_left_out=len(gaps) - len(longest_gaps),
+            samples=self._sample_figures(),
+            skews=skews(lanes, journals, recorded),
+            weight_sync_s=model.seconds_of(row.stages, model.SYNC, row.kinds),
+            path=self._lanes.path(),
+            captures=captures,
+            captures_left_out=captures_left_out,
+            apart_s=self._recorded_apart_s(recorded),
+            findings=[],
+            captured_for=windows(captures),
+            kind=row.kind,
+            no_stage=row.no_stage,
+        )
+
+    def _sample_figures(self) -> SampleFigures | None:
+        labels = [""] * len(self._journals)
+        for lane in self._lanes.lanes:
+            if lane.role == "agent_loop" or not labels[lane.file]:
+                labels[lane.file] = lane.label
+        return self._samples.figures(self.span.start_ns, labels, [journal.name for journal in self._journals])
+
+    def _recorded_apart_s(self, recorded: Recorded) -> float:
+        """Return the seconds of the longest recording of a replica. If all replicas or none were recorded, return 0."""
+        recorded_ns = [
+            recorded.of(self._journals[lane.file], lane.replica).length(self.span.start_ns, self.span.end_ns)
+            for lane in self._lanes.lanes
+            if lane.replica is not None
+        ]
+        return max(recorded_ns) / 1e9 if recorded_ns and not all(recorded_ns) else 0.0
 
 
 def details(
@@ -241,7 +289,7 @@ def details(
     rows: Mapping[int, StepRow],
     timeline: RunTimeline,
     captures: Mapping[int, list[CaptureFigures]],
-    unread_captures: Mapping[int, int],
+    captures_left_out: Mapping[int, int],
     recorded: Recorded,
 ) -> list[StepFigures]:
     """Return the data of some steps in detail, in the order of `spans`.
@@ -251,73 +299,21 @@ def details(
         rows: The rows of the steps in the overview, by number.
         timeline: The timeline of the run.
         captures: The captures of each step that were read, by number.
-        unread_captures: The number of captures of each step that were not read, by number.
+        captures_left_out: The number of captures of each step that were not read, by number.
         recorded: The times in which profilers recorded.
     """
-    journals = timeline.journals
-    steps = [_StepSpans(span, journals) for span in spans]
+    steps = [_DetailedStep(span, timeline.journals) for span in spans]
     # Use a new reader: `timeline.reader` has already counted the lines that are left out, and would count them twice.
     reader, distinct = SpanReader(), Distinct()
     step_times = [(span.number, span.start_ns, span.end_ns) for span in spans]
-    for number, journal in enumerate(journals):
+    for number, journal in enumerate(timeline.journals):
         for batch in reader.batches(journal, ranges(timeline.zones[number], step_times)):
             for span in batch.spans:
                 if (shifted_span := distinct.span(span, journal.shift_ns)) is not None:
                     for step in steps:
                         step.add(number, shifted_span)
-    figures = []
-    for step in steps:
-        number = step.span.number
-        step_figures = _figures(step, rows[number], journals, captures.get(number, []), recorded)
-        figures.append(msgspec.structs.replace(step_figures, captures_left_out=unread_captures.get(number, 0)))
-    return figures
-
-
-def _recorded_apart_s(
-    step: _StepSpans, lanes: Iterable[LaneSpans], journals: Sequence[Journal], recorded: Recorded
-) -> float:
-    """Return the seconds of the longest recording of a replica. If all replicas or none were recorded, return 0."""
-    start, end = step.span.start_ns, step.span.end_ns
-    recorded_ns = [
-        recorded.of(journals[lane.file], lane.replica).length(start, end) for lane in lanes if lane.replica is not None
+    return [
+        step.figures(rows[number], captures.get(number, []), captures_left_out.get(number, 0), recorded)
+        for step in steps
+        for number in [step.span.number]
     ]
-    return max(recorded_ns) / 1e9 if recorded_ns and not all(recorded_ns) else 0.0
-
-
-def _figures(
-    step: _StepSpans,
-    row: StepRow,
-    journals: Sequence[Journal],
-    captures: list[CaptureFigures],
-    recorded: Recorded,
-) -> StepFigures:
-    span = step.span
-    lanes = step.lanes.finish()
-    labels = [""] * len(journals)
-    for lane in lanes:
-        if lane.role == "agent_loop" or not labels[lane.file]:
-            labels[lane.file] = lane.label
-    gaps = step.lanes.gaps(lanes)
-    shown_lanes = step.lanes.shown(lanes)
-    shown_gaps = sorted(sorted(gaps, key=lambda gap: gap.start_s - gap.end_s)[:_MAX_GAPS], key=lambda gap: gap.start_s)
-    return StepFigures(
-        number=span.number,
-        start_ns=span.start_ns,
-        seconds=row.seconds,
-        stages=row.stages,
-        kinds=row.kinds,
-        lanes=[lane.row(journals[lane.file], span.start_ns, span.end_ns) for lane in shown_lanes],
-        lanes_left_out=len(lanes) - len(shown_lanes),
-        gaps=shown_gaps,
-        gaps_left_out=len(gaps) - len(shown_gaps),
-        samples=step.samples.figures(span.start_ns, labels, [journal.name for journal in journals]),
-        skews=skews(lanes, journals, recorded),
-        weight_sync_s=model.seconds_of(row.stages, model.SYNC, row.kinds),
-        path=step.lanes.path(lanes),
-        captures=captures,
-        apart_s=_recorded_apart_s(step, lanes, journals, recorded),
-        findings=[],
-        captured_for=windows(captures),
-        kind=row.kind,
-        no_stage=row.no_stage,
-    )

@@ -49,21 +49,19 @@ def failures_of_run(opened: OpenSpans) -> list[Finding]:
             if text not in first_seen or line.unix_ns < first_seen[text][0].unix_ns:
                 first_seen[text] = line, state.file
     earliest_failures = sorted(first_seen.items(), key=lambda each: each[1][0].unix_ns)[:_MAX_FAILURES]
-    return [_finding(text, line, file) for text, (line, file) in earliest_failures]
-
-
-def _finding(failure_text: str, line: RaisedLine, file: str) -> Finding:
-    step = f"step {line.step}: " if line.step is not None else ""
-    return Finding(
-        kind=KIND,
-        text=writable(f"{step}{failure_text}"),
-        evidence=[
-            writable(f"at {deaths.frame_words(each)}") for each in reversed(line.exception.frames[-_MAX_FAILURES:])
-        ],
-        seconds=0.0,
-        step=line.step,
-        file=writable(file),
-    )
+    return [
+        Finding(
+            kind=KIND,
+            text=writable(f"step {line.step}: {text}" if line.step is not None else text),
+            evidence=[
+                writable(f"at {deaths.frame_words(each)}") for each in reversed(line.exception.frames[-_MAX_FAILURES:])
+            ],
+            seconds=0.0,
+            step=line.step,
+            file=writable(file),
+        )
+        for text, (line, file) in earliest_failures
+    ]
 
 
 def with_places(findings: Iterable[Finding], lost: Sequence[Finding]) -> Iterator[Finding]:
@@ -86,8 +84,6 @@ def with_places(findings: Iterable[Finding], lost: Sequence[Finding]) -> Iterato
             yield finding
     yield from (each for each in lost if each.step not in counted_steps)
 
-
-__all__ = ["KINDS", "abridged", "in_order", "of_run", "of_step", "overall", "unexplained", "verdict"]
 
 # Maximum number of findings of one kind that are listed. The costliest are listed; their evidence counts the others.
 _MAX_OF_KIND = 3
@@ -160,10 +156,6 @@ _EXPLAINED: dict[str, tuple[str, ...]] = {
 }
 
 
-# Kinds of findings that are never abridged.
-_ALWAYS_LISTED = (hangs.HANG,)
-
-
 def unexplained(findings: Iterable[Finding]) -> list[Finding]:
     """Return the findings in order, without findings that another finding of the same step explains."""
     # Compare only findings of the same step: a long run has thousands of findings.
@@ -194,7 +186,7 @@ def abridged(findings: Iterable[Finding]) -> list[Finding]:
     by_kind: dict[str, dict[int | None, list[Finding]]] = defaultdict(lambda: defaultdict(list))
     kept_findings = []
     for finding in in_order(findings):
-        if finding.kind in _ALWAYS_LISTED:
+        if finding.kind == hangs.HANG:
             kept_findings.append(finding)
         else:
             by_kind[finding.kind][finding.step].append(finding)

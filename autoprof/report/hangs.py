@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from itertools import chain
 from pathlib import Path
 from statistics import median
 
@@ -81,13 +80,8 @@ def waiting_samples(run_path: str, processes: Sequence[Spans], stuck_s: float | 
         usual_s = median(ended_s) if len(ended_s) >= MIN_ENDED_SPANS else None
         late_spans = [each for each in old_spans if usual_s is None or each[0] >= WAITING_RATIO * usual_s]
         if late_spans and (usual_s is not None or stuck_s is not None):
-            yield _sample(
-                kind,
-                name,
-                late_spans,
-                usual_s,
-                [process_spans.process for process_spans in processes if process_spans.process is not None],
-            )
+            with_stacks = [of.process for of in processes if of.process is not None]
+            yield _sample(kind, name, late_spans, usual_s, with_stacks)
 
 
 def _sample(
@@ -99,11 +93,8 @@ def _sample(
 ) -> Sentence:
     age, span, process_spans = late_spans[0]
     activity = f"in {kind} {name}" if kind != "sample" else "with no turn or tool open"
-    work = (
-        next((each for each in process_spans.process.working if span in each.spans), None)
-        if process_spans.process is not None
-        else None
-    )
+    working = process_spans.process.working if process_spans.process is not None else []
+    work = next((each for each in working if span in each.spans), None)
     here = f"; it is in {work.place}" if work is not None else ""
     if (work is None or not work.own) and (only_process := elsewhere(processes)):
         here = f"; {only_process}"
@@ -129,21 +120,17 @@ def _ended_s(run_path: str, processes: Sequence[Spans], kind: str, name: str) ->
     ]
 
 
-def late_stages(processes: Sequence[Spans], labels: Mapping[tuple[str, int], str]) -> Iterator[Sentence]:
-    """Report ranks that are in an earlier stage than the other ranks of their role.
+def late_stages(processes: Sequence[Spans]) -> Iterator[Sentence]:
+    """Report ranks that are in an earlier stage than the other ranks of their group.
 
-    Args:
-        processes: The open spans of each process.
-        labels: Dict from (host, pid) to the label of the process. Ranks with the same label are compared. If a process
-            has no label here, its role is used as the label.
+    The processes of a group have the same label. If a process wrote no stacks, its role is used as its label.
     """
     groups: dict[str, list[tuple[Spans, OpenSpan]]] = defaultdict(list)
     for process_spans in processes:
         stages = [span for span in process_spans.spans if span.kind == "stage" and span.rank is not None]
         if stages:
-            groups[labels.get((process_spans.host, process_spans.pid)) or stages[-1].role].append(
-                (process_spans, stages[-1])
-            )
+            label = process_spans.process.label if process_spans.process is not None else ""
+            groups[label or stages[-1].role].append((process_spans, stages[-1]))
     for members in groups.values():
         first_start_ns: dict[tuple[int | None, str], int] = {}
         for _, span in members:
@@ -151,10 +138,8 @@ def late_stages(processes: Sequence[Spans], labels: Mapping[tuple[str, int], str
             first_start_ns[key] = min(first_start_ns.get(key, span.start_ns), span.start_ns)
         if len(first_start_ns) < 2:
             continue
-        earliest_stage = min(first_start_ns, key=lambda key: (key[0] if key[0] is not None else 0, first_start_ns[key]))
-        late_members = [
-            (process_spans, span) for process_spans, span in members if (span.step, span.name) == earliest_stage
-        ]
+        earliest_stage = min(first_start_ns, key=lambda key: (key[0] or 0, first_start_ns[key]))
+        late_members = [each for each in members if (each[1].step, each[1].name) == earliest_stage]
         other_spans = [span for _, span in members if (span.step, span.name) != earliest_stage]
         if len(late_members) > len(other_spans):
             continue
@@ -363,15 +348,15 @@ def _of_hang(
     written_ns = hang.why.unix_ns or max((process.unix_ns for process in processes), default=0)
     starts = [(span.kind != "step", span.start_ns) for process in processes for span in process.spans]
     since_ns = hang.why.since_ns or min(starts, default=(True, written_ns))[1]
-    took_s = ended_s.get(hang.step) if hang.step is not None else None
-    open_s = _open_for(opened, hang.step)
-    if open_s is None and took_s is not None:
+    open_step = _open_step(opened)
+    open_s = open_step[0] if open_step is not None and open_step[1].step == hang.step else None
+    took_s = ended_s.get(hang.step) if hang.step is not None and open_s is None else None
+    going_on = opened.going_on and hang.step is not None and took_s is None
+    if took_s is not None:
         # The step has ended. If a process wrote its stacks after the end, the stacks show the next step.
         processes = [process for process in processes if process.unix_ns <= since_ns + took_s * 1e9]
         if hang.processes and not processes:
             return None, hang.left_out
-    going_on = opened.going_on and hang.step is not None and (open_s is not None or took_s is None)
-    if open_s is None and took_s is not None:
         age = took_s
     else:
         # If a process was killed, the last line of its journal may be older than its stacks.
@@ -379,21 +364,17 @@ def _of_hang(
         age = max(open_s or 0.0, (until_ns - since_ns) / 1e9)
     stuck, left_out = collectives.stuck(flight_records(processes))
     spans = [_open_still(each, opened) if going_on else _spans_then(each) for each in processes]
-    labels = {(process.host, process.pid): process.label for process in processes}
-    in_collectives = [collective(each, processes) for each in stuck]
+    stuck_s = (written_ns - since_ns) / 1e9
     reported_worlds = {each.world for each in stuck}
-    engines = list(busy_engines(processes, age))
-    sentences = list(
-        chain(
-            deadlocks(processes, over=not going_on and open_s is None and took_s is not None),
-            held_up(processes, (written_ns - since_ns) / 1e9),
-            in_collectives,
-            engines,
-            waiting_samples(run_path, spans, min(age, (written_ns - since_ns) / 1e9)),
-            late_stages(spans, labels) if not stuck else (),
-            stack_sentences([each for each in processes if each.world not in reported_worlds]),
-        )
-    )
+    sentences = [
+        *deadlocks(processes, over=took_s is not None),
+        *held_up(processes, stuck_s),
+        *(collective(each, processes) for each in stuck),
+        *busy_engines(processes, age),
+        *waiting_samples(run_path, spans, min(age, stuck_s)),
+        *(late_stages(spans) if not stuck else ()),
+        *stack_sentences([each for each in processes if each.world not in reported_worlds]),
+    ]
     sentences = sentences or list(busy(processes)) or list(waiting(processes)) or list(_innermost(spans))
     return _finding(hang.step, age, going_on, sentences, hang.folder), [*hang.left_out, *left_out]
 
@@ -434,7 +415,7 @@ def _of_spans(
         for state, end in zip(opened.states, opened.ends_ns, strict=True)
         if state.state in _MAYBE_RUNNING
     ]
-    sentences = [*waiting_samples(run_path, spans, age if is_still else None), *late_stages(spans, {})]
+    sentences = [*waiting_samples(run_path, spans, age if is_still else None), *late_stages(spans)]
     finding = _finding(step.step, age, True, sentences or list(_innermost(spans)), "")
     evidence = [*finding.evidence, *_evidence(run_path, opened, usual_s)]
     yield Finding(kind=HANG, text=finding.text, evidence=evidence, seconds=age, step=step.step, file=finding.file)
@@ -527,8 +508,3 @@ def _open_step(opened: OpenSpans, states: Container[str] | None = None) -> tuple
         if span.kind == "step" and span.step is not None and (states is None or state.state in states)
     ]
     return max(steps, key=lambda each: each[1].start_ns, default=None)
-
-
-def _open_for(opened: OpenSpans, step: int | None) -> float | None:
-    open_step = _open_step(opened)
-    return open_step[0] if open_step is not None and open_step[1].step == step else None

@@ -15,6 +15,8 @@ from autoprof.config.values import role_place
 from autoprof.report import model
 from autoprof.report.model import OTHER, PROFILING, Gap, Lane, PathPart, Skew, SkewRow, SpanRow
 from autoprof.report.overview import Recorded
+from autoprof.report.samples import sample_label
+from autoprof.report.timeline import StepSpan
 from autoprof.rundir.journal import Journal
 from autoprof.rundir.records import Line
 
@@ -24,9 +26,6 @@ _MAX_SPANS = 500
 _NO_WORK = ("window", "step", PROFILING)
 # Shortest gap in the work of all workers that is shown.
 _MIN_GAP_NS = 50_000_000
-
-_Span = tuple[int, int, str, str, Line]
-
 
 # Maximum number of lanes that a report shows. With more lanes, the plot would be unreadable.
 MAX_LANES = 96
@@ -109,21 +108,26 @@ class LaneSpans:
 
 
 class Lanes:
-    """Lanes of one step."""
+    """Lanes of one step.
 
-    def __init__(self, journals: Sequence[Journal], driver: int, start_ns: int, end_ns: int) -> None:
+    Attributes:
+        lanes: The lanes in the order in which the report shows them. `finish` sets it.
+    """
+
+    def __init__(self, journals: Sequence[Journal], step: StepSpan) -> None:
         """Create the lanes of a step that has no spans yet.
 
         Args:
             journals: The journals of the run.
-            driver: The number of the driver's journal.
-            start_ns: The start of the step.
-            end_ns: The end of the step.
+            step: The span of the step.
         """
         self._journals = journals
-        self._driver = driver
-        self._start, self._end = start_ns, end_ns
-        self._lanes: dict[tuple[int, str, int | None], LaneSpans] = {}
+        self._driver = step.file
+        self._start, self._end = step.start_ns, step.end_ns
+        self._by_key: dict[tuple[int, str, int | None], LaneSpans] = {}
+        self.lanes: list[LaneSpans] = []
+        self._workers: list[LaneSpans] = []
+        self._driver_stages: list[Line] = []
 
     def add(self, file: int, line: Line, own: bool) -> None:
         """Add a span to the lane of its process, role and replica.
@@ -135,28 +139,35 @@ class Lanes:
         """
         replica = line.ids.get("replica")
         key = (file, line.role, replica if isinstance(replica, int) else None)
-        if (lane := self._lanes.get(key)) is None:
-            lane = self._lanes[key] = LaneSpans(*key)
+        if (lane := self._by_key.get(key)) is None:
+            lane = self._by_key[key] = LaneSpans(*key)
         if lane.rank is None:
             lane.rank = line.rank
         lane.add(line)
         if own and line.kind == "stage":
             lane.stages[line.name].append((line.start_ns, line.end_ns))
 
-    def finish(self) -> list[LaneSpans]:
-        """Give each lane a label. Return the lanes in the order in which the report shows them."""
+    def finish(self) -> None:
+        """Order the lanes, and give each lane a label. Call this method after all spans were added."""
         # Skip the workers of an engine: their lanes contain only autoprof's own time. The lane of the replica's server
         # contains the work.
-        ordered_lanes = sorted((lane for lane in self._lanes.values() if lane.worked), key=self._order)
+        self.lanes = sorted((lane for lane in self._by_key.values() if lane.worked), key=self._order)
         for name in (_label, _with_rank, self._with_process):
-            label_counts = Counter(lane.label or name(lane) for lane in ordered_lanes)
-            for lane in ordered_lanes:
+            label_counts = Counter(lane.label or name(lane) for lane in self.lanes)
+            for lane in self.lanes:
                 if not lane.label and label_counts[name(lane)] == 1:
                     lane.label = name(lane)
-        loops = [lane for lane in ordered_lanes if lane.role == "agent_loop"]
+        loops = [lane for lane in self.lanes if lane.role == "agent_loop"]
         for number, lane in enumerate(loops if len(loops) > 1 else []):
             lane.label = f"agent_loop {number}"
-        return ordered_lanes
+        self._workers = [lane for lane in self.lanes if lane.file != self._driver]
+        self._driver_stages = [
+            line
+            for lane in self.lanes
+            if lane.file == self._driver
+            for line in lane.spans()
+            if line.kind == "stage" or (line.kind == "timer" and line.name != "step")
+        ]
 
     def _with_process(self, lane: LaneSpans) -> str:
         journal = self._journals[lane.file]
@@ -167,111 +178,90 @@ class Lanes:
         numbers = (-1 if lane.replica is None else lane.replica, -1 if lane.rank is None else lane.rank)
         return role_place(lane.role), lane.role, *numbers, journal.host, journal.pid
 
-    def shown(self, lanes: Sequence[LaneSpans]) -> list[LaneSpans]:
+    def shown(self) -> list[LaneSpans]:
         """Return the lanes that the report shows.
 
         If there are more than `MAX_LANES`, these are the busiest and the idlest lanes of each role.
         """
-        if len(lanes) <= MAX_LANES:
-            return list(lanes)
+        if len(self.lanes) <= MAX_LANES:
+            return self.lanes
         roles: dict[str, list[LaneSpans]] = defaultdict(list)
-        for lane in sorted(lanes, key=lambda lane: lane.busy.length(self._start, self._end)):
+        for lane in sorted(self.lanes, key=lambda lane: lane.busy.length(self._start, self._end)):
             roles[lane.role].append(lane)
         max_per_end = max(1, MAX_LANES // len(roles) // 2)
         kept_ids = {
             id(lane) for of_role in roles.values() for lane in (*of_role[:max_per_end], *of_role[-max_per_end:])
         }
-        return [lane for lane in lanes if id(lane) in kept_ids]
+        return [lane for lane in self.lanes if id(lane) in kept_ids]
 
-    def gaps(self, lanes: Iterable[LaneSpans]) -> list[Gap]:
+    def gaps(self) -> list[Gap]:
         """Return the times in which all workers of the driver were idle.
 
         Two kinds of time are left out: times in which the driver waits for work that no worker records as a span, such
         as the work of an engine without hooks; and autoprof's own time in any process.
         """
-        lanes = list(lanes)
-        workers = [lane for lane in lanes if lane.file != self._driver]
-        driver_stages = [
-            line for lane in lanes if lane.file == self._driver for line in lane.spans() if _is_stage(line)
-        ]
-        working_times = Union(piece for lane in workers for piece in lane.busy.within(self._start, self._end))
+        working_times = Union(piece for lane in self._workers for piece in lane.busy.within(self._start, self._end))
         pieces = working_times.pieces()
-        if not pieces:
-            return []
         recorded_meanings = {
             model.meaning(line.name, line.kind, line.stage_kind)
-            for lane in workers
+            for lane in self._workers
             for line in lane.spans()
-            if _covers_work(line)
+            # Stages of agent loops hand their work over, so they do not last as long as the work.
+            if line.kind not in _NO_WORK and (line.role, line.kind) != ("agent_loop", "stage")
         }
-        loops = any(lane.role == "agent_loop" for lane in workers)
-        if loops and model.GENERATION not in recorded_meanings | {
-            model.meaning(line.name, stage_kind=line.stage_kind) for line in driver_stages
-        }:
+        driver_meanings = [model.meaning(line.name, stage_kind=line.stage_kind) for line in self._driver_stages]
+        has_loops = any(lane.role == "agent_loop" for lane in self._workers)
+        if not pieces or (has_loops and model.GENERATION not in recorded_meanings.union(driver_meanings)):
             return []
+        explained_meanings = recorded_meanings | {model.SCORING, model.TRAINING, OTHER}
         unrecorded_times = Union(
             (line.start_ns, line.end_ns)
-            for line in driver_stages
-            if (meaning := model.meaning(line.name, stage_kind=line.stage_kind)) not in recorded_meanings
-            and meaning not in (model.SCORING, model.TRAINING, OTHER)
+            for line, meaning in zip(self._driver_stages, driver_meanings, strict=True)
+            if meaning not in explained_meanings
         )
-        for lane in self._lanes.values():
+        for lane in self._by_key.values():
             for start, end in lane.profiling.pieces():
                 unrecorded_times.add(start, end)
-        gaps = []
-        for start, end in working_times.without(pieces[0][0], pieces[-1][1]):
-            for low, high in unrecorded_times.without(start, end):
-                if high - low >= _MIN_GAP_NS:
-                    gaps.append(self._gap(low, high, start, end, workers, driver_stages))
-        return gaps
+        return [
+            self._gap(low, high, start, end)
+            for start, end in working_times.without(pieces[0][0], pieces[-1][1])
+            for low, high in unrecorded_times.without(start, end)
+            if high - low >= _MIN_GAP_NS
+        ]
 
-    def _gap(
-        self, low: int, high: int, start: int, end: int, workers: list[LaneSpans], driver_stages: list[Line]
-    ) -> Gap:
-        span_before, span_after = _edge(workers, start, 1), _edge(workers, end, 0)
-        owners = segments([(line.name, line.start_ns, line.end_ns) for line in driver_stages], low, high)
+    def _gap(self, low: int, high: int, start: int, end: int) -> Gap:
+        """Return the gap from `low` to `high`. All workers were idle from `start` to `end`, which contains the gap."""
+        span_before, span_after = _edge(self._workers, start, 1), _edge(self._workers, end, 0)
+        owners = segments([(line.name, line.start_ns, line.end_ns) for line in self._driver_stages], low, high)
         longest_owner = max(owners, key=lambda owner: owner[2] - owner[1], default=(OTHER, low, low))
         covered_ns = sum(owner[2] - owner[1] for owner in owners)
-        driver_stage = longest_owner[0] if 2 * covered_ns >= high - low else OTHER
-        meanings = (span_before[1], span_after[1])
-        scoring_or_training = (model.SCORING, model.TRAINING)
-        is_between = meanings[0] == model.GENERATION and meanings[1] in scoring_or_training
+        is_between = span_before[1] == model.GENERATION and span_after[1] in (model.SCORING, model.TRAINING)
         return Gap(
             start_s=(low - self._start) / 1e9,
             end_s=(high - self._start) / 1e9,
             after=span_before[0],
             before=span_after[0],
             between="generation and training" if is_between else "stages",
-            within=driver_stage,
+            within=longest_owner[0] if 2 * covered_ns >= high - low else OTHER,
         )
 
-    def path(self, lanes: Iterable[LaneSpans]) -> list[PathPart]:
+    def path(self) -> list[PathPart]:
         """Return the stages of the driver, ordered by start, each with the worker's span that ended last in it."""
-        lanes = list(lanes)
-        driver_stages = [
-            line for lane in lanes if lane.file == self._driver for line in lane.spans() if _is_stage(line)
-        ]
-        driver_spans = [(line.name, line.start_ns, line.end_ns) for line in driver_stages if line.kind == "timer"]
-        driver_spans = driver_spans or [(line.name, line.start_ns, line.end_ns) for line in driver_stages]
-        spans = [
-            (line.end_ns, line, lane)
-            for lane in lanes
-            if lane.file != self._driver
-            for line in lane.spans()
-            if line.kind in ("stage", "sample")
-        ]
+        timers = [line for line in self._driver_stages if line.kind == "timer"]
+        driver_spans = [(line.name, line.start_ns, line.end_ns) for line in timers or self._driver_stages]
+        spans = [(line, lane) for lane in self._workers for line in lane.spans() if line.kind in ("stage", "sample")]
         path = []
         for name, start, end in segments(driver_spans, self._start, self._end):
             if (end - start) * 100 < self._end - self._start:
                 continue
-            ended_spans = [each for each in spans if start < each[0] <= end]
-            last_span = max(ended_spans, key=lambda each: each[0], default=None)
+            ended_spans = [(line, lane) for line, lane in spans if start < line.end_ns <= end]
+            line, lane = max(ended_spans, key=lambda each: each[0].end_ns, default=(None, None))
             path.append(
                 PathPart(
                     stage=name,
                     start_s=(start - self._start) / 1e9,
                     end_s=(end - self._start) / 1e9,
-                    held_by=None if last_span is None else f"{_named(last_span[1])} of {last_span[2].label}",
+                    held_by=f"{_named(line)} of {lane.label}" if line and lane else None,
                 )
             )
         return path
@@ -295,15 +285,6 @@ def _edge(lanes: Iterable[LaneSpans], at: int, side: int) -> tuple[str, str]:
     return OTHER, OTHER
 
 
-def _covers_work(line: Line) -> bool:
-    """Return True if a worker's span lasts as long as its work. Stages of agent loops don't: they hand work over."""
-    return line.kind not in _NO_WORK and (line.role, line.kind) != ("agent_loop", "stage")
-
-
-def _is_stage(line: Line) -> bool:
-    return line.kind == "stage" or (line.kind == "timer" and line.name != "step")
-
-
 def _label(lane: LaneSpans) -> str:
     role = lane.role or "process"
     if lane.replica is not None:
@@ -317,12 +298,7 @@ def _with_rank(lane: LaneSpans) -> str:
 
 
 def _named(line: Line) -> str:
-    if line.kind != "sample":
-        return line.name
-    ids = [
-        f"{word} {line.ids[name]}" for name, word in (("sample", "prompt"), ("rollout", "rollout")) if name in line.ids
-    ]
-    return ", ".join(ids) or "a sample"
+    return sample_label(line.ids) if line.kind == "sample" else line.name
 
 
 def _span_row(line: Line, zero_ns: int) -> SpanRow:
@@ -357,7 +333,7 @@ class _Member(msgspec.Struct, frozen=True):
     recorded: bool = False
 
 
-def skews(lanes: Iterable[LaneSpans], journals: Sequence[Journal], recorded: Recorded) -> list[Skew]:
+def skews(lanes: Sequence[LaneSpans], journals: Sequence[Journal], recorded: Recorded) -> list[Skew]:
     """Compare ranks that ran the same stage, and replicas that served requests.
 
     Recording slows a rank down. So if only some ranks were recorded, the recorded ranks are not judged.
@@ -365,7 +341,6 @@ def skews(lanes: Iterable[LaneSpans], journals: Sequence[Journal], recorded: Rec
     Returns:
         The comparisons. The comparison with the longest wait comes first.
     """
-    lanes = list(lanes)
     # If the process of a rank was restarted, the rank has two lanes.
     by_stage: dict[tuple[str, str], dict[tuple[int | None, int | None], list[LaneSpans]]] = defaultdict(dict)
     for lane in lanes:
@@ -425,11 +400,7 @@ def _weighed(lanes: Sequence[LaneSpans]) -> list[float]:
 
 def _skew(stage: str, role: str, rows: list[_Member], journals: Sequence[Journal]) -> list[Skew]:
     ordered_rows = sorted(rows, key=lambda row: -row.seconds)
-    judged_rows = (
-        [row for row in ordered_rows if not row.recorded]
-        if any(not row.recorded for row in ordered_rows)
-        else ordered_rows
-    )
+    judged_rows = [row for row in ordered_rows if not row.recorded] or ordered_rows
     if len(judged_rows) < 2:
         return []
     slowest, *others = judged_rows

@@ -6,8 +6,8 @@ causes does not lead to findings.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from statistics import median
 
 import msgspec
@@ -27,16 +27,10 @@ CAPTURED = "captured"
 REGULAR = "regular"
 
 
-def kind(first: bool, captured: bool) -> str:
-    """Return the kind of a step. If a first step was also captured, it is a warm-up."""
-    return WARM_UP if first else CAPTURED if captured else REGULAR
-
-
 def typical_steps(rows: Sequence[StepRow]) -> list[StepRow]:
     """Return the regular steps. If there are no regular steps, return the captured steps, else the warm-ups."""
-    return next(
-        (matching_rows for step_kind in (REGULAR, CAPTURED) if (matching_rows := _of(rows, step_kind))), list(rows)
-    )
+    regular_rows = [row for row in rows if row.kind == REGULAR]
+    return regular_rows or [row for row in rows if row.kind == CAPTURED] or list(rows)
 
 
 def basis(rows: Sequence[StepRow]) -> str:
@@ -44,40 +38,30 @@ def basis(rows: Sequence[StepRow]) -> str:
 
     An example is `1 regular step; 1 warm-up, 2 captured`.
     """
-    counts = {step_kind: len(_of(rows, step_kind)) for step_kind in (REGULAR, CAPTURED, WARM_UP)}
-    other_kinds: tuple[str, ...] = ()
-    if counts[REGULAR]:
-        text, other_kinds = several(counts[REGULAR], "regular step"), (WARM_UP, CAPTURED)
-    elif counts[CAPTURED]:
-        text, other_kinds = f"no regular step; of {several(counts[CAPTURED], 'captured step')}", (WARM_UP,)
-    else:
-        text = f"no regular step; of {several(counts[WARM_UP], 'warm-up step')}"
-    other_counts = ", ".join(f"{counts[step_kind]} {step_kind}" for step_kind in other_kinds if counts[step_kind])
-    return f"{text}; {other_counts}" if other_counts else text
-
-
-def _of(rows: Sequence[StepRow], step_kind: str) -> list[StepRow]:
-    return [row for row in rows if row.kind == step_kind]
+    counts = Counter(row.kind for row in rows)
+    chosen_kind = typical_steps(rows)[0].kind
+    text = several(counts[chosen_kind], f"{chosen_kind} step")
+    text = text if chosen_kind == REGULAR else f"no regular step; of {text}"
+    other_counts = [f"{counts[kind]} {kind}" for kind in (WARM_UP, CAPTURED) if kind != chosen_kind and counts[kind]]
+    return f"{text}; {', '.join(other_counts)}" if other_counts else text
 
 
 # If no stage runs for more than this share of a step, the time without a stage is a finding.
 NO_STAGE_SHARE = 0.2
 
 
-def by_stage(
-    span: StepSpan, timers: Iterable[tuple[str, int, int, int]], stages: dict[str, Union], profiling: Union
-) -> dict[str, float]:
+def by_stage(span: StepSpan, sums: StepSums) -> dict[str, float]:
     """Return the seconds of each stage of a step: the longest stage first, then `OTHER`, then `OWN`.
 
     Each second counts for one stage only. autoprof's own time in any process is counted first, then the driver's
     timers. Time outside of all timers counts for the stages of all processes.
     """
     start, end = span.start_ns, span.end_ns
-    sums = _owners(span, timers, stages, profiling, [(start, end)])
-    own_ns = profiling.length(start, end)
+    stages_ns = _owners(span, sums, [(start, end)])
+    own_ns = sums.profiling.length(start, end)
     # A timer may be called `other` too.
-    other_ns = max(0, end - start - own_ns - sum(sums.values())) + sums.pop(OTHER, 0)
-    by_stage_s = {name: length / 1e9 for name, length in sorted(sums.items(), key=lambda item: -item[1])}
+    other_ns = max(0, end - start - own_ns - sum(stages_ns.values())) + stages_ns.pop(OTHER, 0)
+    by_stage_s = {name: length / 1e9 for name, length in sorted(stages_ns.items(), key=lambda item: -item[1])}
     by_stage_s[OTHER] = other_ns / 1e9
     if own_ns:
         by_stage_s[OWN] = own_ns / 1e9
@@ -89,29 +73,20 @@ def without_own(stages: Mapping[str, float]) -> dict[str, float]:
     return {name: took for name, took in stages.items() if name != OWN}
 
 
-def no_stage(
-    span: StepSpan,
-    parts: Mapping[str, float],
-    timers: Iterable[tuple[str, int, int, int]],
-    stages: Mapping[str, Union],
-    autoprof: Iterable[Union],
-) -> StageGap | None:
+def no_stage(span: StepSpan, sums: StepSums, parts: Mapping[str, float]) -> StageGap | None:
     """Return the time of a step in which no stage ran. Return None if this time is at most a fifth of the step.
 
     Args:
         span: The step.
+        sums: The sums of the step.
         parts: The seconds of each stage in the step, from `by_stage`.
-        timers: The timers of all processes.
-        stages: The times of each stage in any process.
-        autoprof: The times in which autoprof worked.
     """
     start, end = span.start_ns, span.end_ns
     whole_s = sum(without_own(parts).values())
     if parts[OTHER] <= NO_STAGE_SHARE * whole_s:
         return None
-    named_intervals = [(name, low, high) for name, low, high, file in timers if file == span.file]
-    named_intervals += [(name, low, high) for name, union in stages.items() for low, high in union.within(start, end)]
-    own_intervals = [piece for union in autoprof for piece in union.pieces()]
+    named_intervals = _timers(span, sums) + _stages(sums, start, end)
+    own_intervals = [*sums.profiling.pieces(), *sums.exports.pieces()]
     free = Union([*own_intervals, *((low, high) for _, low, high in named_intervals)]).without(start, end)
     free_s = sum(high - low for low, high in free) / 1e9
     if free_s <= NO_STAGE_SHARE * whole_s:
@@ -127,49 +102,41 @@ def no_stage(
     )
 
 
-def recorded_stages(
-    span: StepSpan,
-    timers: Iterable[tuple[str, int, int, int]],
-    stages: dict[str, Union],
-    profiling: Union,
-    recorded: Sequence[Interval],
-) -> dict[str, float]:
+def recorded_stages(span: StepSpan, sums: StepSums, recorded: Sequence[Interval]) -> dict[str, float]:
     """Return the seconds of each stage of a step in which a profiler recorded.
 
     Each second counts for one stage only, by the rules of `by_stage`.
     """
     if not recorded:
         return {}
-    sums = _owners(span, timers, stages, profiling, recorded)
-    sums[OTHER] = (
-        sums.get(OTHER, 0)
-        + sum(high - low - profiling.length(low, high) for low, high in recorded)
-        - sum(sums.values())
-    )
-    return {name: length / 1e9 for name, length in sums.items() if length > 0}
+    stages_ns = _owners(span, sums, recorded)
+    recorded_ns = sum(high - low - sums.profiling.length(low, high) for low, high in recorded)
+    stages_ns[OTHER] = stages_ns.get(OTHER, 0) + recorded_ns - sum(stages_ns.values())
+    return {name: length / 1e9 for name, length in stages_ns.items() if length > 0}
 
 
-def _owners(
-    span: StepSpan,
-    timers: Iterable[tuple[str, int, int, int]],
-    stages: dict[str, Union],
-    profiling: Union,
-    within: Sequence[Interval],
-) -> dict[str, int]:
+def _owners(span: StepSpan, sums: StepSums, within: Sequence[Interval]) -> dict[str, int]:
     """Return the nanoseconds of each stage in the intervals `within` of a step, without autoprof's own time."""
-    timer_intervals = [(name, low, high) for name, low, high, file in timers if file == span.file]
-    sums: dict[str, int] = {}
+    timers, profiling = _timers(span, sums), sums.profiling
+    covered = Union([*((low, high) for _, low, high in timers), *profiling.pieces()])
+    stages_ns: dict[str, int] = defaultdict(int)
     for start, end in within:
-        stage_intervals = [
-            (name, low, high) for name, union in stages.items() for low, high in union.within(start, end)
-        ]
-        covered = Union([*((low, high) for _, low, high in timer_intervals), *profiling.pieces()])
-        free = profiling.without(start, end) if profiling.within(start, end) else [(start, end)]
-        for spans, parts in ((timer_intervals, free), (stage_intervals, covered.without(start, end))):
+        stages = _stages(sums, start, end)
+        for spans, parts in ((timers, profiling.without(start, end)), (stages, covered.without(start, end))):
             for low, high in parts:
                 for name, length in exclusive(spans, low, high).items():
-                    sums[name] = sums.get(name, 0) + length
-    return sums
+                    stages_ns[name] += length
+    return stages_ns
+
+
+def _timers(span: StepSpan, sums: StepSums) -> list[tuple[str, int, int]]:
+    """Return the name, the start and the end of each timer of the step's driver."""
+    return [(name, start, end) for name, start, end, file in sums.timers if file == span.file]
+
+
+def _stages(sums: StepSums, start: int, end: int) -> list[tuple[str, int, int]]:
+    """Return the name of each stage with the intervals from `start` to `end` in which any process ran it."""
+    return [(name, low, high) for name, union in sums.stages.items() for low, high in union.within(start, end)]
 
 
 def shares(rows: Sequence[StepRow]) -> list[StageShare]:
@@ -314,7 +281,7 @@ class Recorded:
         steps: The numbers of the steps with a capture that a profiler recorded, or may have recorded.
     """
 
-    def __init__(self, steps: Iterable[Step] = (), shifts: Mapping[str, int] | None = None) -> None:
+    def __init__(self, steps: Iterable[Step], shifts: Mapping[str, int]) -> None:
         self.anywhere = Union()
         self.steps: set[int] = set()
         # Dict from (host, pid), and from ("replica", number), to the times. The times of a replica are kept too,
@@ -324,7 +291,7 @@ class Recorded:
             for capture in step.captures:
                 if not capture.untraced:
                     self.steps.add(step.number)
-                    self._add(capture, (shifts or {}).get(capture.meta.host, 0))
+                    self._add(capture, shifts.get(capture.meta.host, 0))
 
     def _add(self, capture: CaptureFile, shift: int) -> None:
         meta = capture.meta
@@ -344,8 +311,6 @@ class Recorded:
 
 # If profilers of any process recorded in more than this share of a step, the step counts as captured.
 _MIN_RECORDED_SHARE = 0.01
-# Number that replaces the number of the driver's journal if the step's driver is unknown.
-NO_FILE = -1
 
 
 class Overview:
@@ -359,15 +324,17 @@ class Overview:
             driver's journal, else `NO_FILE`.
     """
 
-    def __init__(self, timeline: RunTimeline, captured: Iterable[int] = (), recorded: Recorded | None = None) -> None:
+    def __init__(self, timeline: RunTimeline, captured: Container[int], recorded: Recorded) -> None:
         self._timeline = timeline
-        self._captured = frozenset(captured)
-        self._recorded = recorded or Recorded()
+        self._captured = captured
+        self._recorded = recorded
         self.spans = timeline.spans
         first_steps = timeline.attempts.first_steps
         self.rows = mark_slow([self._row(span, span.start_ns in first_steps) for _, span in sorted(self.spans.items())])
         self.cut_off_spans = {
-            number: _cut_off(number, sums, *timeline.between[number])
+            number: StepSpan(
+                number, sums.driver, sums.first_ns, sums.last_ns, "", None, None, *timeline.between[number]
+            )
             for number, sums in sorted(timeline.steps.items())
             if number not in self.spans and sums.last_ns > sums.first_ns
         }
@@ -385,7 +352,7 @@ class Overview:
         sums = self._timeline.steps.get(span.number) or StepSums()
         prompt, response = sums.tokens.get("turn") or sums.tokens.get("request") or (None, None)
         length = (span.end_ns - span.start_ns) / 1e9
-        parts = by_stage(span, sums.timers, sums.stages, sums.profiling)
+        parts = by_stage(span, sums)
         recorded = self._recorded.anywhere.within(span.start_ns, span.end_ns)
         # If another rank's profiler records only at the edge of the step, the profiler does not make the step slower.
         recorded_s = sum(high - low for low, high in recorded) / 1e9
@@ -398,18 +365,13 @@ class Overview:
             slow=False,
             usual_s=length,
             stages=parts,
-            recorded=recorded_stages(span, sums.timers, sums.stages, sums.profiling, recorded),
+            recorded=recorded_stages(span, sums, recorded),
             samples=sums.samples or None,
             prompt_tokens=None if prompt is None else int(prompt),
             response_tokens=None if response is None else int(response),
             tokens_per_s=response / length if response and length else None,
             error=span.error,
             kinds={name: kind for name, kind in self._timeline.kinds.items() if name in parts},
-            kind=kind(first=is_first, captured=in_profiler),
-            no_stage=no_stage(span, parts, sums.timers, sums.stages, [sums.profiling, sums.exports]),
+            kind=WARM_UP if is_first else CAPTURED if in_profiler else REGULAR,
+            no_stage=no_stage(span, sums, parts),
         )
-
-
-def _cut_off(number: int, sums: StepSums, since_ns: int, until_ns: int) -> StepSpan:
-    *_, driver = max(sums.timers, key=lambda timer: timer[2], default=(NO_FILE,))
-    return StepSpan(number, driver, sums.first_ns, sums.last_ns, "", None, None, since_ns, until_ns)

@@ -28,7 +28,8 @@ _STANDARD = re.compile(r"[/\\]lib(?:64)?[/\\]python\d[^/\\]*[/\\]|^<")
 _OWN = re.compile(r"[/\\]autoprof[/\\]capture[/\\]")
 # Reasons why a thread waits.
 COLLECTIVE, RAY, IDLE = "in a collective", "in ray.get", "idle"
-_MAX_SOURCE_BYTES = 4 << 20
+# Maximum size of a source file that is read.
+_MAX_SOURCE_BYTES = 1 << 20
 
 
 def package(frame: Frame) -> str:
@@ -104,32 +105,19 @@ def waits(frames: Sequence[Frame]) -> str:
     if (
         last is None
         or "forever" in name(last)
-        or name(last)
-        in (
-            "main_loop",
-            "select",
-            "_worker",
-            "wait",
-            "poll",
-            "run_forever",
-            "accept",
-            "_run_once",
-        )
+        or name(last) in ("main_loop", "select", "_worker", "wait", "poll", "run_forever", "accept", "_run_once")
     ):
         return IDLE
     return RAY if ray and ray[-1] is last and name(last) != "main_loop" else ""
 
 
-def _source(file: str, sources: dict[str, list[str]]) -> list[str]:
-    """Return the lines of a program's source file. Return an empty list if this machine lacks the file."""
-    if file not in sources:
-        try:
-            content = files.read(file, _MAX_SOURCE_BYTES) if file.endswith(".py") else b""
-        except (OSError, ValueError) as error:
-            seam.pass_on(error)
-            content = b""
-        sources[file] = content.decode(errors="replace").splitlines()
-    return sources[file]
+def _read_source(file: str) -> bytes:
+    """Return the content of a program's source file. Return no bytes if this machine lacks the file."""
+    try:
+        return files.read(file, _MAX_SOURCE_BYTES) if file.endswith(".py") else b""
+    except (OSError, ValueError) as error:
+        seam.pass_on(error)
+        return b""
 
 
 def waits_for_itself(thread: Thread) -> Frame | None:
@@ -145,7 +133,7 @@ def waits_for_itself(thread: Thread) -> Frame | None:
     waiting_frame = next((frame for frame in reversed(frames) if not package(frame)), None)
     if waiting_frame is None:
         return None
-    lines = _source(waiting_frame.file, {})
+    lines = _read_source(waiting_frame.file).decode(errors="replace").splitlines()
     nearby_source = "\n".join(lines[max(0, waiting_frame.line - 6) : waiting_frame.line])
     return waiting_frame if re.search(r"current_actor|self_handle|get_actor\(", nearby_source) else None
 
@@ -153,8 +141,6 @@ def waits_for_itself(thread: Thread) -> Frame | None:
 _KINDS = ("Lock", "RLock")
 # Maximum number of the innermost functions of a stack that are searched for locks.
 _MAX_LOCK_FRAMES = 8
-# Maximum size of a source file that is parsed, in bytes.
-_MAX_LOCK_SOURCE = 1 << 20
 # The file, the class (empty for a global variable) and the name of a lock.
 _Lock: TypeAlias = "tuple[str, str, str]"
 _Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
@@ -222,8 +208,8 @@ class _Source:
     def __init__(self, file: str) -> None:
         self._file = file
         try:
-            self._tree = ast.parse(files.read(file, _MAX_LOCK_SOURCE) if file.endswith(".py") else b"")
-        except (OSError, ValueError, SyntaxError, RecursionError, MemoryError) as error:
+            self._tree = ast.parse(_read_source(file))
+        except (ValueError, SyntaxError, RecursionError, MemoryError) as error:
             seam.pass_on(error)
             self._tree = ast.Module([], [])
         self._nodes = list(ast.walk(self._tree))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from statistics import median
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import msgspec
 
@@ -54,41 +54,28 @@ class Around(msgspec.Struct, frozen=True, kw_only=True):
     where_done: Mapping[str, float] = {}
 
 
-StepRule: TypeAlias = Callable[[StepFigures], Iterable[Finding]]
-RowRule: TypeAlias = Callable[[Around], Iterable[Finding]]
-CaptureRule: TypeAlias = Callable[[CaptureFigures], Iterable[Finding]]
+T = TypeVar("T")
+Rule: TypeAlias = Callable[[T], Iterable[Finding]]
 
-# Rules for every step of the run.
-ROW_RULES: list[RowRule] = []
+# Rules that compare a step of the run with the steps around it.
+ROW_RULES: list[Rule[Around]] = []
 # Rules for the steps in detail.
-STEP_RULES: list[StepRule] = []
+STEP_RULES: list[Rule[StepFigures]] = []
 # Rules for the captures of the steps in detail.
-CAPTURE_RULES: list[CaptureRule] = []
+CAPTURE_RULES: list[Rule[CaptureFigures]] = []
 # All kinds of findings that rules return.
 KINDS: list[str] = []
 
 
-def row_rule(*kinds: str) -> Callable[[RowRule], RowRule]:
-    """Return a decorator that registers a rule for the row of a step in the overview, and the kinds of its findings."""
-    return lambda rule: _register(ROW_RULES, rule, kinds)
+def rule(rules: list[Rule[T]], *kinds: str) -> Callable[[Rule[T]], Rule[T]]:
+    """Return a decorator that adds a rule to one of the lists above, and the kinds of its findings to `KINDS`."""
 
+    def register(function: Rule[T]) -> Rule[T]:
+        rules.append(function)
+        KINDS.extend(kind for kind in kinds if kind not in KINDS)
+        return function
 
-def step_rule(*kinds: str) -> Callable[[StepRule], StepRule]:
-    """Return a decorator that registers a rule for a step in detail, and the kinds of its findings."""
-    return lambda rule: _register(STEP_RULES, rule, kinds)
-
-
-def capture_rule(*kinds: str) -> Callable[[CaptureRule], CaptureRule]:
-    """Return a decorator that registers a rule for a capture, and the kinds of its findings."""
-    return lambda rule: _register(CAPTURE_RULES, rule, kinds)
-
-
-def _register(
-    rules: list[Callable[..., Iterable[Finding]]], rule: Callable[..., Iterable[Finding]], kinds: Iterable[str]
-) -> Callable[..., Iterable[Finding]]:
-    rules.append(rule)
-    KINDS.extend(kind for kind in kinds if kind not in KINDS)
-    return rule
+    return register
 
 
 def matters(seconds: float, of: float) -> bool:
@@ -104,7 +91,7 @@ BARE_SHARE = 0.15
 FULL_SHARE = 0.92
 
 
-@capture_rule("cpu_bound", "device_idle")
+@rule(CAPTURE_RULES, "cpu_bound", "device_idle")
 def idle(capture: CaptureFigures) -> Iterator[Finding]:
     """Find a device that does nothing for two fifths of a capture."""
     for device in capture.devices:
@@ -128,7 +115,7 @@ def idle(capture: CaptureFigures) -> Iterator[Finding]:
         )
 
 
-@capture_rule("communication")
+@rule(CAPTURE_RULES, "communication")
 def communication(capture: CaptureFigures) -> Iterator[Finding]:
     """Find devices that communicate for 15 % of a capture without computing at the same time."""
     for device in capture.devices:
@@ -154,7 +141,7 @@ def communication(capture: CaptureFigures) -> Iterator[Finding]:
         )
 
 
-@capture_rule("memory")
+@rule(CAPTURE_RULES, "memory")
 def memory(capture: CaptureFigures) -> Iterator[Finding]:
     """Find a device whose memory is nearly full."""
     peak, total = capture.memory_peak_bytes, capture.memory_total_bytes
@@ -169,7 +156,7 @@ def memory(capture: CaptureFigures) -> Iterator[Finding]:
         )
 
 
-@capture_rule("bad_capture")
+@rule(CAPTURE_RULES, "bad_capture")
 def bad_capture(capture: CaptureFigures) -> Iterator[Finding]:
     """Find a capture that is truncated, failed or unfinished, or can't be read."""
     if capture.state != "complete":
@@ -187,7 +174,7 @@ def bad_capture(capture: CaptureFigures) -> Iterator[Finding]:
 RANK_RATIO, REPLICA_RATIO = 1.2, 1.3
 
 
-@step_rule("slow_rank", "slow_replica")
+@rule(STEP_RULES, "slow_rank", "slow_replica")
 def skewed(step: StepFigures) -> Iterator[Finding]:
     """Find slow ranks and replicas.
 
@@ -276,7 +263,7 @@ NEARLY_ALL = 0.95
 TOOL_SHARE = 0.3
 
 
-@row_rule("weight_sync")
+@rule(ROW_RULES, "weight_sync")
 def weight_sync(around: Around) -> Iterator[Finding]:
     """Find weight sync that takes twice as long as in other steps with a weight sync."""
     row = around.row
@@ -291,13 +278,13 @@ def weight_sync(around: Around) -> Iterator[Finding]:
                 for name in row.stages
                 if model.meaning(name, stage_kind=row.kinds.get(name, "")) == model.SYNC
             ]
-            + [_length(row)],
+            + [f"the step: {seconds(row.seconds)}, usually {seconds(row.usual_s)}"],
             seconds=took_s - usual_s,
             step=row.number,
         )
 
 
-@row_rule("slow_step", "checkpoint", "validation")
+@rule(ROW_RULES, "slow_step", "checkpoint", "validation")
 def slow_step(around: Around) -> Iterator[Finding]:
     """Find a step that takes 1.2 times as long as the steps around it, and that no other finding explains."""
     row = around.row
@@ -328,7 +315,7 @@ def slow_step(around: Around) -> Iterator[Finding]:
     )
 
 
-@row_rule("no_stage")
+@rule(ROW_RULES, "no_stage")
 def no_stage(around: Around) -> Iterator[Finding]:
     """Find a step in which no stage runs for over a fifth of the step.
 
@@ -363,7 +350,7 @@ def _place(gap: StageGap) -> str:
     return f"before {gap.before}" if gap.before else f"after {gap.after}"
 
 
-@step_rule("slow_tool", "slow_reward", "sample_tail")
+@rule(STEP_RULES, "slow_tool", "slow_reward", "sample_tail")
 def tail(step: StepFigures) -> Iterator[Finding]:
     """Find a step whose generation waits for the last few samples, at most one in twenty of the samples."""
     samples = step.samples
@@ -403,7 +390,7 @@ def tail(step: StepFigures) -> Iterator[Finding]:
     )
 
 
-@step_rule("idle_gap")
+@rule(STEP_RULES, "idle_gap")
 def idle_gap(step: StepFigures) -> Iterator[Finding]:
     """Find a time between two stages in which no worker does anything.
 
@@ -432,7 +419,7 @@ def idle_gap(step: StepFigures) -> Iterator[Finding]:
         )
 
 
-@step_rule("slow_reward")
+@rule(STEP_RULES, "slow_reward")
 def reward(step: StepFigures) -> Iterator[Finding]:
     """Find rewards for which the driver waits for a tenth of the step, or that take a quarter of the samples' time."""
     took_s = model.seconds_of(step.stages, model.REWARD, step.kinds)
@@ -453,13 +440,13 @@ def reward(step: StepFigures) -> Iterator[Finding]:
     yield from _part_of_samples(step, "reward", SAMPLE_REWARD_SHARE, "slow_reward", "their reward")
 
 
-@step_rule("tool_time")
+@rule(STEP_RULES, "tool_time")
 def tool_time(step: StepFigures) -> Iterator[Finding]:
     """Find tools that take three tenths of the samples' time."""
     yield from _part_of_samples(step, "tool", TOOL_SHARE, "tool_time", "tools")
 
 
-@step_rule("failed_samples")
+@rule(STEP_RULES, "failed_samples")
 def failed_samples(step: StepFigures) -> Iterator[Finding]:
     """Find samples that ended with an exception."""
     if step.samples is not None and step.samples.failed:
@@ -525,10 +512,6 @@ def _sample(row: SampleRow) -> str:
 def _tool(tool: ToolRow) -> str:
     calls = f"{several(tool.calls, 'call')}, median {seconds(tool.median_s)}"
     return f"tool {tool.name}: {calls}, longest {seconds(tool.max_s)} in {tool.slowest}"
-
-
-def _length(row: StepRow) -> str:
-    return f"the step: {seconds(row.seconds)}, usually {seconds(row.usual_s)}"
 
 
 def _driver(step: StepFigures) -> str | None:

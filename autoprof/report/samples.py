@@ -124,9 +124,13 @@ class Sample(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def label(self) -> str:
-        ids = [f"prompt {self.ids['sample']}"] if self.ids.get("sample") is not None else []
-        ids += [f"rollout {self.ids['rollout']}"] if self.ids.get("rollout") is not None else []
-        return ", ".join(ids) or "a sample"
+        return sample_label(self.ids)
+
+
+def sample_label(ids: Ids) -> str:
+    """Return the label of a sample, such as `prompt 17, rollout 3`."""
+    words = {"sample": "prompt", "rollout": "rollout"}
+    return ", ".join(f"{word} {ids[key]}" for key, word in words.items() if ids.get(key) is not None) or "a sample"
 
 
 class Samples:
@@ -307,16 +311,12 @@ def _tail(samples: Sequence[Sample], held_by_part: Sequence[str]) -> tuple[Tail 
 
 
 def _row(
-    sample: Sample,
-    inside: Sequence[Inside],
-    held: str,
-    part: Parts,
-    zero_ns: int,
-    lane: str,
-    file: str,
+    sample: Sample, inside: Sequence[Inside], held: str, part: Parts, zero_ns: int, lane: str, file: str
 ) -> SampleRow:
     rollout = sample.ids.get("rollout")
     turns = [each for each in inside if each.kind == "turn"]
+    prompts = [turn.prompt for turn in turns if turn.prompt is not None]
+    responses = [turn.response for turn in turns if turn.response is not None]
     return SampleRow(
         label=sample.label,
         sample=str(sample.ids.get("sample", "")),
@@ -339,16 +339,7 @@ def _row(
             )
             for each in inside
         ],
-        prompt_tokens=_first(each.prompt for each in turns),
-        response_tokens=_total(each.response for each in turns),
+        prompt_tokens=int(prompts[0]) if prompts else None,
+        response_tokens=int(sum(responses)) if responses else None,
         error=sample.error,
     )
-
-
-def _first(counts: Iterable[float | None]) -> int | None:
-    return next((int(count) for count in counts if count is not None), None)
-
-
-def _total(counts: Iterable[float | None]) -> int | None:
-    known_counts = [count for count in counts if count is not None]
-    return int(sum(known_counts)) if known_counts else None

@@ -39,6 +39,8 @@ from autoprof.traces.reader import TraceError
 
 # Name of verl's timer around the whole step.
 WHOLE = "step"
+# Number that replaces the number of the driver's journal if the step's driver is unknown.
+NO_FILE = -1
 # Maximum number of distinct names of spans, roles and steps. Some programs put a number into every name, and the page
 # grows with each name.
 MAX_DISTINCT = {"name": 1_000, "role": 200, "step": 100_000}
@@ -122,7 +124,7 @@ class Distinct:
 class StepSpan(Struct, frozen=True, gc=False):
     """The span of a step, as the driver of the step recorded it.
 
-    If several processes recorded the same step, `better_than` chooses between them.
+    If several processes recorded the same step, the one with the highest `priority` counts.
 
     Attributes:
         number: The number of the step.
@@ -148,16 +150,10 @@ class StepSpan(Struct, frozen=True, gc=False):
     since_ns: int = 0
     until_ns: int = EVER
 
-    def better_than(self, other: StepSpan) -> bool:
-        """Return True if this span is to be used instead of the span `other` of the same step.
-
-        The span of a trainer is better than others. Then the span of rank 0 is better, then the span that began later.
-        """
-        return (self.role == "trainer", not self.rank, self.start_ns) > (
-            other.role == "trainer",
-            not other.rank,
-            other.start_ns,
-        )
+    @property
+    def priority(self) -> tuple[bool, bool, int]:
+        """Return a key for comparison: first the span of a trainer, then of rank 0, then the span that began later."""
+        return self.role == "trainer", not self.rank, self.start_ns
 
 
 class StepSums(Struct):
@@ -184,11 +180,10 @@ class StepSums(Struct):
     first_ns: int = EVER
     last_ns: int = 0
 
-    def add_tokens(self, span: Line) -> None:
-        """Add the tokens of a turn or of a request to an engine."""
-        prompt, response = self.tokens.get(span.kind, (0, 0))
-        added_tokens = span.counts.get("prompt_tokens") or 0, span.counts.get("response_tokens") or 0
-        self.tokens[span.kind] = prompt + added_tokens[0], response + added_tokens[1]
+    @property
+    def driver(self) -> int:
+        """Return the number of the journal with the timer that ended last. Return `NO_FILE` if there are no timers."""
+        return max(self.timers, key=lambda timer: timer[2], default=("", 0, 0, NO_FILE))[3]
 
 
 class _Index(JournalIndex):
@@ -313,7 +308,9 @@ class RunTimeline:
         elif kind == "sample":
             sums.samples += not span.ids.get("validate")
         elif kind in ("turn", "request") and span.counts and not span.ids.get("validate"):
-            sums.add_tokens(span)
+            prompt, response = sums.tokens.get(kind, (0, 0))
+            added_tokens = span.counts.get("prompt_tokens") or 0, span.counts.get("response_tokens") or 0
+            sums.tokens[kind] = prompt + added_tokens[0], response + added_tokens[1]
 
     def _name(self, span: Line) -> str:
         """Return the name of a stage or timer, or `OTHER_NAMES`. If the name does not show the kind, store the kind."""
@@ -324,13 +321,12 @@ class RunTimeline:
         return span.name
 
     def _take(self, span: StepSpan) -> None:
-        other_span = self.spans.get(span.number)
-        if other_span is None:
-            self.spans[span.number] = span
+        other_span = self.spans.setdefault(span.number, span)
+        if other_span is span:
             return
-        best_span, worse_span = (span, other_span) if span.better_than(other_span) else (other_span, span)
-        self.spans[span.number] = best_span
-        if best_span.role == worse_span.role == "trainer" and not best_span.rank and not worse_span.rank:
+        worse_span, self.spans[span.number] = sorted((span, other_span), key=lambda each: each.priority)
+        # If the other span is also of a trainer's rank 0, then the trainer executed the step several times.
+        if worse_span.role == "trainer" and not worse_span.rank:
             self._before[span.number].append(worse_span.end_ns)
 
     def _between(self, number: int) -> tuple[int, int]:

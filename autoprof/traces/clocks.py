@@ -8,7 +8,7 @@ has several attempts, and may repeat steps.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -45,18 +45,21 @@ def beginning(path: Path) -> tuple[int, float | None]:
     """
     with Reader(path, _HEAD_BYTES, partial=True) as reader:
         if BASE in reader.fields:
-            return _number(path, reader.fields[BASE]), _first_us(reader)
-    first_ts = first_nonzero_ts = None
+            try:
+                first_us = _microseconds(next((ts for ts in _times(reader) if ts), None))
+            except TraceError:  # `rewrite` reports the error
+                first_us = None
+            return _number(path, reader.fields[BASE]), first_us
     with Reader(path, partial=True) as reader:
-        for events in reader.chunks(_decode_times):
-            for event in events:
-                if event.ph != "M":
-                    first_ts = event.ts if first_ts is None else first_ts
-                    first_nonzero_ts = first_nonzero_ts or event.ts
+        times = _times(reader)
+        first_ts = next(times, None)
+        first_us = _microseconds(first_ts or next((ts for ts in times if ts), first_ts))
+        for _ in times:
+            pass
         if BASE in reader.fields:
-            return _number(path, reader.fields[BASE]), _microseconds(first_nonzero_ts)
+            return _number(path, reader.fields[BASE]), first_us
     if first_ts is None or (_microseconds(first_ts) or 0) > EPOCH_US:
-        return 0, _microseconds(first_nonzero_ts)
+        return 0, first_us
     raise TraceError(f"{path}: the base of its times is missing ({BASE})")
 
 
@@ -65,15 +68,10 @@ _HEAD_BYTES = 16 << 10
 _decode_times = msgspec.json.Decoder(list[Timed]).decode
 
 
-def _first_us(reader: Reader) -> float | None:
-    try:
-        for events in reader.chunks(_decode_times):
-            for event in events:
-                if event.ph != "M" and event.ts:
-                    return _microseconds(event.ts)
-    except TraceError:
-        pass  # `rewrite` reports the error
-    return None
+def _times(reader: Reader) -> Iterator[float | str]:
+    """Yield the times of a trace's events, except the events that describe processes and threads."""
+    for events in reader.chunks(_decode_times):
+        yield from (event.ts for event in events if event.ph != "M")
 
 
 def _microseconds(ts: float | str | None) -> float | None:
@@ -159,7 +157,8 @@ def read_offsets(run: Path) -> Clocks:
                 continue
             offsets_by_host.setdefault(offset.host, []).append(offset)
     if len(drivers) > 1:
-        raise TraceError(f"{run / 'clocks'}: clocks were measured from several hosts ({_list(drivers)}); {_ADVICE}")
+        hosts = ", ".join(sorted(drivers))
+        raise TraceError(f"{run / 'clocks'}: clocks were measured from several hosts ({hosts}); {_ADVICE}")
     for offsets in offsets_by_host.values():
         offsets.sort(key=lambda each: each.unix_ns)
     return Clocks(next(iter(drivers), ""), offsets_by_host)
@@ -200,10 +199,6 @@ def offset_ns(clocks: Clocks, host: str, unix_ns: int) -> int:
                 f"{nearest.offset_ns / 1e6:.1f} ms were measured around it; {_ADVICE}"
             )
     return nearest.offset_ns
-
-
-def _list(names: Iterable[str]) -> str:
-    return ", ".join(sorted(names))
 
 
 _DRIVER_KINDS = ("step", "timer", "stage")

@@ -17,20 +17,19 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO, TypeAlias
 
 import msgspec
 
 from autoprof.base import files
-from autoprof.rundir import layout
 from autoprof.rundir.file_names import MERGING, PART
-from autoprof.rundir.records import CaptureMeta
 from autoprof.traces.clocks import beginning, corrections_ns
 from autoprof.traces.reader import TraceError
-from autoprof.traces.rewrite import Source, Tally, rewrite
-from autoprof.traces.timeline import StepTimeline, draw
+from autoprof.traces.rewrite import Input, Tally, rewrite
+from autoprof.traces.timeline import NO_SPANS, Timeline, draw
 
-T = TypeVar("T")
+# A trace, its number, the number of all traces, and the file for the rewritten trace.
+_Task: TypeAlias = tuple[Input, int, int, Path | None]
 
 _POLL_S = 0.2
 # Maximum number of tasks that a worker process gets at once. Handing over one small trace takes as long as rewriting
@@ -40,24 +39,20 @@ _MAX_BATCH = 64
 _done: Any = None
 
 
-def run_in_pool(
-    work: Callable[..., T], tasks: Sequence[tuple[Any, ...]], jobs: int, progress: Callable[[int], object]
-) -> Iterator[T]:
-    """Yield the results of `work(*task, progress)` in the order of the tasks.
+def _rewritten(tasks: Sequence[_Task], jobs: int, progress: Callable[[int], object]) -> Iterator[tuple[Tally, bytes]]:
+    """Yield the results of `_rewrite_into(*task, progress)` in the order of the tasks.
 
     Args:
-        work: The function to call for each task. It must be defined at the top level of a module.
         tasks: The arguments of each call, without the last argument `progress`.
         jobs: The number of processes. If it is 1, the work runs in this process.
-        progress: Function that is called with the amount of work done since the previous call. `work` passes such
-            amounts to its last argument.
+        progress: Function that is called with the number of bytes that were read since the previous call.
 
     Raises:
         OSError: A worker process was killed.
     """
     if min(jobs, len(tasks)) <= 1:
         for task in tasks:
-            yield work(*task, progress)
+            yield _rewrite_into(*task, progress)
         return
     # Use spawn: then workers inherit neither memory nor threads of this process.
     context = multiprocessing.get_context("spawn")
@@ -65,7 +60,7 @@ def run_in_pool(
     with ProcessPoolExecutor(min(jobs, len(tasks)), context, _remember, (done,)) as pool:
         batch_size = min(_MAX_BATCH, len(tasks) // (8 * jobs) + 1)
         futures = [
-            pool.submit(_do, work, tasks[first_task : first_task + batch_size])
+            pool.submit(_do, tasks[first_task : first_task + batch_size])
             for first_task in range(0, len(tasks), batch_size)
         ]
         reported_count = 0
@@ -86,8 +81,8 @@ def _remember(done: Any) -> None:
     _done = done
 
 
-def _do(work: Callable[..., T], tasks: Sequence[tuple[Any, ...]]) -> list[T]:
-    return [work(*task, _add) for task in tasks]
+def _do(tasks: Sequence[_Task]) -> list[tuple[Tally, bytes]]:
+    return [_rewrite_into(*task, _add) for task in tasks]
 
 
 def _add(amount: int) -> None:
@@ -134,49 +129,11 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     left_out: dict[str, str]
 
 
-class Input(msgspec.Struct, frozen=True, kw_only=True):
-    """A trace to merge.
-
-    Attributes:
-        path: The path of the trace.
-        label: The name that viewers show for the processes of the trace.
-        detail: A text about the processes that viewers show beside `label`, such as the host.
-        meta: The content of the capture's meta file.
-        shift_ns: Nanoseconds to add to the times of the trace, to get times on the clock of the driver's host.
-        name: The name of the trace in messages. By default it is the file name.
-    """
-
-    path: Path
-    label: str
-    detail: str = ""
-    meta: CaptureMeta = layout.record({}, CaptureMeta)
-    shift_ns: int = 0
-    name: str = ""
-
-    def __post_init__(self) -> None:
-        if not self.name:
-            msgspec.structs.force_setattr(self, "name", self.path.name)
-
-
-class _Aligned(msgspec.Struct, frozen=True):
-    """Traces whose times are shifted to one clock.
-
-    Attributes:
-        base_ns: The base of the times in the merged trace, in ns since the epoch.
-        sources: The readable traces. The times of each become relative to `base_ns` by its `shift_ns`.
-        left_out: Dict from the name of each trace that can't be read, or has no base, to the reason.
-    """
-
-    base_ns: int
-    sources: list[Source]
-    left_out: dict[str, str]
-
-
 def merge(
     inputs: Sequence[Input],
     output: Path,
     jobs: int | None = None,
-    timeline: StepTimeline | None = None,
+    timeline: Timeline = NO_SPANS,
     progress: Callable[[int], object] = lambda read: None,
 ) -> Summary:
     """Merge traces into the file `output`. The file appears only once it is complete.
@@ -194,23 +151,22 @@ def merge(
         TraceError: There is no readable trace and no timeline. No file is written.
         OSError: The file can't be written.
     """
-    aligned = _align(inputs, timeline)
-    sources = aligned.sources
+    base_ns, sources, left_out = _align(inputs, timeline)
     if jobs is None:
         large = sum(each.path.stat().st_size for each in sources) > _PARALLEL_BYTES
         jobs = min(len(os.sched_getaffinity(0)), _MAX_JOBS) if large else 1
     with _part_of(output) as part:
         with part.open("wb") as file:
-            drawn, tallies = _write(file, aligned, timeline, jobs, progress)
+            drawn, tallies = _write(file, base_ns, sources, timeline, jobs, progress)
         output_bytes = part.stat().st_size
         named_tallies = list(zip((each.name for each in sources), tallies, strict=True))
-        left_out = aligned.left_out | {name: tally.refused for name, tally in named_tallies if tally.refused}
+        left_out |= {name: tally.refused for name, tally in named_tallies if tally.refused}
         if len(left_out) == len(inputs) and not drawn.events:
             raise TraceError(next(iter(left_out.values()), "there is nothing to merge"))
         os.replace(part, output)
     return Summary(
         traces=len(inputs) - len(left_out),
-        spans=sum(map(len, timeline.processes.values())) if timeline is not None else 0,
+        spans=sum(map(len, timeline.values())),
         events=sum(tally.events for tally in tallies) + drawn.events,
         bytes=output_bytes,
         json_bytes=sum(tally.bytes for tally in tallies) + drawn.bytes,
@@ -238,57 +194,58 @@ def _part_of(output: Path) -> Iterator[Path]:
         raise
 
 
-def _align(inputs: Sequence[Input], timeline: StepTimeline | None) -> _Aligned:
-    """Return the traces with the shifts that put their times on one clock.
+def _align(inputs: Sequence[Input], timeline: Timeline) -> tuple[int, list[Input], dict[str, str]]:
+    """Put the times of all traces on one clock.
 
     The base of this clock is some hours before the first time of all traces. Kineto's base can't be kept: it is up to
     three months earlier, and a float can't hold times that are so large to the nanosecond. Perfetto reads floats, so a
     quarter of the times would be off by 1 ns. And Perfetto drops slices that end 1 ns after the slice around them.
+
+    Returns:
+        Three values: the base of the times in the merged trace, in ns since the epoch; the readable traces, whose times
+        become relative to this base by their `shift_ns`; and a dict from the name of each trace that can't be read, or
+        has no base, to the reason.
     """
-    beginnings: list[tuple[int, float | None] | None] = []
+    beginnings: list[tuple[Input, int, int, float | None]] = []
     left_out: dict[str, str] = {}
-    for each in inputs:
+    for each, correction in zip(inputs, corrections_ns([each.meta for each in inputs]), strict=True):
         try:
-            beginnings.append(beginning(each.path))
+            beginnings.append((each, correction, *beginning(each.path)))
         except TraceError as error:
-            beginnings.append(None)
             left_out[each.name] = str(error)
-    base = next((own_base for own_base, _ in filter(None, beginnings) if own_base), 0)
-    starts = [timeline.starts_ns] if timeline is not None and timeline.starts_ns else []
-    if timeline is not None and not any(beginnings):
-        base = timeline.starts_ns // _SECOND_NS * _SECOND_NS
+    first_span_ns = min((span.start_ns for spans in timeline.values() for span in spans), default=0)
+    base = next((own_base for _, _, own_base, _ in beginnings if own_base), 0)
+    if timeline and not beginnings:
+        base = first_span_ns // _SECOND_NS * _SECOND_NS
+    starts = [first_span_ns] if first_span_ns else []
     sources = []
-    for each, trace_beginning, correction in zip(
-        inputs, beginnings, corrections_ns([each.meta for each in inputs]), strict=True
-    ):
-        if trace_beginning is None:
-            continue
-        own_base, first_us = trace_beginning
+    for each, correction, own_base, first_us in beginnings:
         shift = own_base - base + correction + each.shift_ns
         near = first_us is not None and abs(first_us) < _NEAR_US
-        sources.append(
-            Source(path=each.path, label=each.label, detail=each.detail, shift_ns=shift, near=near, name=each.name)
-        )
+        sources.append(msgspec.structs.replace(each, shift_ns=shift, near=near))
         if first_us is not None:
             starts.append(base + round(first_us * 1000) + shift)
     base_shift_ns = (min(starts, default=0) - base - _BEFORE_NS) // _HOUR_NS * _HOUR_NS
     if base_shift_ns <= 0 or not base:
-        return _Aligned(base, sources, left_out)
+        return base, sources, left_out
     sources = [msgspec.structs.replace(each, shift_ns=each.shift_ns - base_shift_ns) for each in sources]
-    return _Aligned(base + base_shift_ns, sources, left_out)
+    return base + base_shift_ns, sources, left_out
 
 
 def _write(
-    file: BinaryIO, aligned: _Aligned, timeline: StepTimeline | None, jobs: int, progress: Callable[[int], object]
+    file: BinaryIO,
+    base_ns: int,
+    sources: Sequence[Input],
+    timeline: Timeline,
+    jobs: int,
+    progress: Callable[[int], object],
 ) -> tuple[Tally, list[Tally]]:
-    sources = aligned.sources
-    head = {"schemaVersion": 1, "displayTimeUnit": "ms", "baseTimeNanoseconds": aligned.base_ns}
+    head = {"schemaVersion": 1, "displayTimeUnit": "ms", "baseTimeNanoseconds": base_ns}
     file.write(_member([msgspec.json.encode(head)[:-1], b',"traceEvents":[\n']))
-    drawn, tallies = Tally(), list[Tally]()
-    if timeline is not None:
-        pieces: list[bytes] = []
-        drawn = draw(timeline, aligned.base_ns, len(sources) + 1, pieces.append)
-        file.write(_member(pieces))
+    pieces: list[bytes] = []
+    tallies: list[Tally] = []
+    drawn = draw(timeline, base_ns, len(sources) + 1, pieces.append)
+    file.write(_member(pieces) if timeline else b"")
     # Temporary file for each rewritten trace; None for a small trace, which is kept in memory after it is rewritten.
     temporary_files = [
         None
@@ -298,14 +255,12 @@ def _write(
     ]
     separator = _member([b",\n"])
     # Number 0 is reserved for the timeline, even if there is no timeline.
-    work = [
+    tasks = [
         (source, number, len(sources) + 1, temporary_file)
         for number, (source, temporary_file) in enumerate(zip(sources, temporary_files, strict=True), 1)
     ]
     written = drawn.events > 0
-    for (tally, member), temporary_file in zip(
-        run_in_pool(_rewrite_into, work, jobs, progress), temporary_files, strict=True
-    ):
+    for (tally, member), temporary_file in zip(_rewritten(tasks, jobs, progress), temporary_files, strict=True):
         if tally.events:
             file.write(separator if written else b"")
             written = True
@@ -322,13 +277,13 @@ def _write(
         for source, tally in zip(sources, tallies, strict=True)
         if not tally.refused
     ]
-    tail = msgspec.json.encode({"autoprof": {"merged": merged, "timeline": timeline is not None}})
+    tail = msgspec.json.encode({"autoprof": {"merged": merged, "timeline": bool(timeline)}})
     file.write(_member([b"\n],", tail[1:], b"\n"]))
     return drawn, tallies
 
 
 def _rewrite_into(
-    source: Source, number: int, trace_count: int, output: Path | None, progress: Callable[[int], object]
+    source: Input, number: int, trace_count: int, output: Path | None, progress: Callable[[int], object]
 ) -> tuple[Tally, bytes]:
     """Rewrite a trace into a separate gzip member: in the file `output`, or in memory if `output` is None.
 

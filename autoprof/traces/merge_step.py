@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -29,15 +28,15 @@ from autoprof.rundir.file_names import (
     same_place,
     tidy,
 )
-from autoprof.rundir.journal import Journal
 from autoprof.rundir.layout import RunDir
-from autoprof.rundir.records import CaptureMeta, Line, MergedMeta
+from autoprof.rundir.records import CaptureMeta, MergedMeta
 from autoprof.rundir.runs import CaptureFile, NotFound, Run, Step
 from autoprof.traces import clocks
 from autoprof.traces import timeline as timeline_reader
-from autoprof.traces.merge import Input, Summary, merge
+from autoprof.traces.merge import Summary, merge
 from autoprof.traces.reader import Reader, TraceError
-from autoprof.traces.timeline import StepTimeline
+from autoprof.traces.rewrite import Input
+from autoprof.traces.timeline import NO_SPANS, Timeline
 
 # Path of the Chrome trace that torch_npu's analysis writes, relative to the folder of torch_npu. The trace is a bare
 # list of events.
@@ -80,7 +79,7 @@ def traces_of_files(files_and_folders: Sequence[Path]) -> list[Input]:
     for path in files_and_folders:
         if path.is_dir():
             files = {file for pattern in _TRACES for file in path.glob(pattern)}
-            paths += sorted(file for file in files if not _is_made(file.name))
+            paths += sorted(file for file in files if not _is_of_autoprof(file.name))
         elif path.exists():
             paths.append(path)
         else:
@@ -94,7 +93,7 @@ def traces_of_files(files_and_folders: Sequence[Path]) -> list[Input]:
     return inputs
 
 
-def _is_made(name: str) -> bool:
+def _is_of_autoprof(name: str) -> bool:
     """Return True if a file is a merged trace or a meta file. autoprof writes these files, not a profiler."""
     return name.endswith(META) or name.startswith(f"{MERGED}.") or is_merged(_ENDINGS.sub("", name))
 
@@ -124,9 +123,7 @@ def not_merged(folder: Path) -> Iterable[str]:
             )
 
 
-def placed(
-    inputs: Sequence[Input], timeline: StepTimeline, run: Path, how: str
-) -> tuple[list[Input], StepTimeline, str]:
+def placed(inputs: Sequence[Input], timeline: Timeline, run: Path, how: str) -> tuple[list[Input], Timeline, list[str]]:
     """Put the traces and the timeline of a step on the clock of the driver's host.
 
     Args:
@@ -136,19 +133,18 @@ def placed(
         how: `measured` to correct the clocks by measured offsets, or `as-set` to leave the clock of each host as it is.
 
     Returns:
-        The traces with their shifts, the timeline with its shifts, and a message about the clocks. If all times come
-        from one host, the message is empty.
+        The traces with their shifts, the timeline with its shifts, and a list with a message about the clocks. If all
+        times come from one host, the list is empty.
 
     Raises:
         TraceError: The times come from several hosts, and the offsets of the clocks are not known precisely enough.
     """
-    names = {each.meta.host for each in inputs if each.meta.host} | timeline.hosts
+    names = {each.meta.host for each in inputs if each.meta.host} | {journal.host for journal in timeline}
     if len(names) < 2:
-        return list(inputs), timeline, ""
+        return list(inputs), timeline, []
     if how == clocks.AS_SET:
-        return list(inputs), timeline, f"clocks of {len(names)} hosts are not corrected; their own settings are used"
+        return list(inputs), timeline, [f"clocks of {len(names)} hosts are not corrected; their own settings are used"]
     measured_clocks = clocks.read_offsets(run)
-    first_start_ns = {process.host: spans[0].start_ns for process, spans in timeline.processes.items() if spans}
 
     def shift(host: str, unix_ns: int) -> int:
         return -clocks.offset_ns(measured_clocks, host, unix_ns)
@@ -159,18 +155,13 @@ def placed(
         else each
         for each in inputs
     ]
+    # All processes of a host get the same correction.
+    first_start_ns = {journal.host: spans[0].start_ns for journal, spans in timeline.items()}
     shifts = {host: shift(host, unix_ns) for host, unix_ns in first_start_ns.items()}
-    return (
-        shifted_inputs,
-        StepTimeline(timeline.processes, shifts),
-        f"clocks of {len(names)} hosts are corrected by measured offsets",
-    )
-
-
-def timeline_of(spans: dict[Journal, list[Line]], takes: Any) -> StepTimeline:
-    """Return the timeline with only the spans of the roles for which `takes` returns True."""
-    spans_to_keep = {process: [span for span in lines if takes(span.role)] for process, lines in spans.items()}
-    return StepTimeline({process: lines for process, lines in spans_to_keep.items() if lines})
+    shifted_timeline = {
+        msgspec.structs.replace(journal, shift_ns=shifts[journal.host]): spans for journal, spans in timeline.items()
+    }
+    return shifted_inputs, shifted_timeline, [f"clocks of {len(names)} hosts are corrected by measured offsets"]
 
 
 def capture_role(capture: CaptureFile) -> str:
@@ -261,7 +252,7 @@ class Work(Struct, frozen=True):
     """
 
     inputs: list[Input]
-    timeline: StepTimeline
+    timeline: Timeline
     output: Path
     messages: list[str]
     meta: Path | None = None
@@ -299,17 +290,22 @@ def of_step(run: Run, step: Step, options: MergeOptions) -> Work:
     role_settings = Settings(roles=tuple(word.strip() for word in options.roles.split(",")))
     captures = [capture for capture in step.captures if any(map(role_settings.takes_role, capture_roles(capture)))]
     timeline_messages: list[str] = []
-    timeline = timeline_of(
-        timeline_reader.of_step(Path(run.path), step.number, timeline_messages), role_settings.takes_role
-    )
+    spans_of = timeline_reader.of_step(Path(run.path), step.number, timeline_messages)
+    timeline: Timeline = {
+        journal: spans_to_draw
+        for journal, spans in spans_of.items()
+        if (spans_to_draw := [span for span in spans if role_settings.takes_role(span.role)])
+    }
     traces = traces_of_step(folder, captures)
-    if not traces and not timeline.processes:
+    if not traces and not timeline:
         captured = ", ".join(dict.fromkeys(map(capture_role, step.captures))) or "none"
         raise NotFound(f"{run.id} has no trace of {options.roles} in step {step.number}; captured roles: {captured}")
-    traces, timeline, message = placed(traces, timeline, Path(run.path), options.clocks)
+    traces, timeline, messages = placed(traces, timeline, Path(run.path), options.clocks)
     files.open_as(run.path)
+    drawn_roles = {span.role for spans in timeline.values() for span in spans} - {""}
+    all_roles = drawn_roles.union(*map(capture_roles, captures))
     # The file name contains the roles, not the pattern: the patterns `actor*` and `!ref` would give the same file name.
-    role_names = "" if options.roles == ALL else "+".join(sorted(_roles(captures, timeline))) or "other"
+    role_names = "" if options.roles == ALL else "+".join(sorted(all_roles)) or "other"
     name = _name(role_names)
     # A folder of a step means that the step was captured. So don't create a folder for a step without captures.
     default_output = (
@@ -320,13 +316,8 @@ def of_step(run: Run, step: Step, options: MergeOptions) -> Work:
         or RunDir(Path(run.path)).make(default_output.parent) / default_output.name
     )
     meta = folder / f"{name}{META}" if options.output is None and step.captures else None
-    lines = [*filter(None, [message]), *not_merged(folder), *timeline_messages]
-    return Work(traces, timeline, output, lines, meta, step.number)
-
-
-def _roles(captures: Sequence[CaptureFile], timeline: StepTimeline) -> set[str]:
-    drawn = {span.role for spans in timeline.processes.values() for span in spans} - {""}
-    return {role for capture in captures for role in capture_roles(capture)} | drawn
+    messages += [*not_merged(folder), *timeline_messages]
+    return Work(traces, timeline, output, messages, meta, step.number)
 
 
 def _name(part: str) -> str:
@@ -376,8 +367,8 @@ def of_files(paths: Sequence[Path], options: MergeOptions) -> Work:
     labels = "" if [folder] == list(paths) and not in_step else "+".join(each.label for each in traces)
     output = _checked(options.output, None) or folder / f"{_name(labels)}{TRACE}"
     meta = folder / f"{_name(labels)}{META}" if in_step and options.output is None else None
-    traces, timeline, message = placed(traces, StepTimeline({}), paths[0].parent, options.clocks)
-    return Work(traces, timeline, output, [*filter(None, [message])], meta)
+    traces, timeline, messages = placed(traces, NO_SPANS, paths[0].parent, options.clocks)
+    return Work(traces, timeline, output, messages, meta)
 
 
 def is_current(work: Work) -> bool:
@@ -406,8 +397,7 @@ def do(work: Work, progress: Callable[[int], object] = lambda read: None) -> Ite
         TraceError: There is no readable trace and no timeline.
         OSError: The file can't be written.
     """
-    timeline = work.timeline if work.timeline.processes else None
-    summary = merge(work.inputs, work.output, timeline=timeline, progress=progress)
+    summary = merge(work.inputs, work.output, timeline=work.timeline, progress=progress)
     if work.meta is not None:
         layout.write_json(work.meta, _meta(work.step, work.inputs, summary, messages=work.messages))
     drawn = f"{units.number(summary.spans)} of them {'a span' if summary.spans == 1 else 'spans'}"
@@ -467,10 +457,10 @@ def _merge_replica(run: Path, step: int, traces: list[Input], output: Path) -> M
     If the offsets of the clocks are not known, leave the clocks as they are, and put a message into the meta file.
     """
     try:
-        traces, _, message = placed(traces, StepTimeline({}), run, clocks.MEASURED)
+        traces, _, messages = placed(traces, NO_SPANS, run, clocks.MEASURED)
     except TraceError as error:
-        message = f"clocks of the hosts are not corrected; their own settings are used: {error}"
-    return _meta(step, traces, merge(traces, output, jobs=1), messages=[*filter(None, [message])])
+        messages = [f"clocks of the hosts are not corrected; their own settings are used: {error}"]
+    return _meta(step, traces, merge(traces, output, jobs=1), messages=messages)
 
 
 def _meta(

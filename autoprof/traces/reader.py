@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, Protocol, TypeVar
+from typing import BinaryIO, TypeVar
 
 import msgspec
 from msgspec import Raw
@@ -26,16 +26,6 @@ _READ_BYTES = 256 << 10
 # A trace unpacks to 10 to 30 times its size. A file that exceeds both limits is an attempt to fill memory and disks.
 _FREE_BYTES = 1 << 30
 _MAX_RATIO = 300
-
-
-class Bytes(Protocol):
-    """A plain or compressed file that can be read in pieces."""
-
-    def read(self, size: int, /) -> bytes: ...
-
-    def tell(self) -> int: ...
-
-    def close(self) -> None: ...
 
 
 class Gunzip:
@@ -98,7 +88,7 @@ class Gunzip:
         self._file.close()
 
 
-def unpacked(path: Path) -> Bytes:
+def unpacked(path: Path) -> Gunzip | BinaryIO:
     """Return a plain or gzip file, opened for reading. The caller reads unpacked bytes in both cases.
 
     Raises:
@@ -170,7 +160,7 @@ class Reader:
         self._list_alone = False
         self._chunk_bytes = chunk_bytes
         try:
-            self._file: Bytes = unpacked(path)
+            self._file = unpacked(path)
         except OSError as error:
             raise TraceError(f"{path}: {error.strerror or error}") from None
         with contextlib.ExitStack() as unless_read:

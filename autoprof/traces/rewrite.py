@@ -16,7 +16,8 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from autoprof.rundir.records import Line
+from autoprof.rundir import layout
+from autoprof.rundir.records import CaptureMeta, Line
 from autoprof.traces.reader import NO_JSON, Reader, TraceError
 
 _SAMPLE_KINDS = frozenset(("sample", "turn", "tool", "reward"))
@@ -158,24 +159,30 @@ _near_decoder = msgspec.json.Decoder(list[_NearEvent])
 _encoder = msgspec.json.Encoder()
 
 
-class Source(msgspec.Struct, frozen=True, kw_only=True):
-    """A trace to rewrite.
+class Input(msgspec.Struct, frozen=True, kw_only=True):
+    """A trace to merge.
 
     Attributes:
         path: The path of the trace.
         label: The name that viewers show for the processes of the trace.
         detail: A text about the processes that viewers show beside `label`, such as the host.
-        shift_ns: Nanoseconds to add to the times of the trace.
+        meta: The content of the capture's meta file.
+        shift_ns: Nanoseconds to add to the times of the trace, to get times on the clock of the driver's host.
         near: True if the times of the trace are so small that a float holds them to the nanosecond.
-        name: The name of the trace in messages.
+        name: The name of the trace in messages. By default it is the file name.
     """
 
     path: Path
     label: str
     detail: str = ""
+    meta: CaptureMeta = layout.record({}, CaptureMeta)
     shift_ns: int = 0
     near: bool = False
     name: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            msgspec.structs.force_setattr(self, "name", self.path.name)
 
 
 class Tally(msgspec.Struct):
@@ -195,7 +202,7 @@ class Tally(msgspec.Struct):
 
 
 def rewrite(
-    source: Source,
+    source: Input,
     number: int,
     of: int,
     write: Callable[[bytes], object],
@@ -238,7 +245,7 @@ def rewrite(
             read = reader.place
             try:
                 for place, event in enumerate(events):
-                    if event.ph == "M" and _describes_process(event):
+                    if event.ph == "M" and event.name is not UNSET and bytes(event.name) in _PROCESS_EVENTS:
                         processes.note_description(event)
                         description_indexes.append(place)
                         continue
@@ -272,7 +279,7 @@ class _Processes:
         new: Dict from the old id of a process to its new id.
     """
 
-    def __init__(self, source: Source, number: int, trace_count: int) -> None:
+    def __init__(self, source: Input, number: int, trace_count: int) -> None:
         self._source = source
         self._number = number
         self._ids = itertools.count(1 + number, trace_count)
@@ -341,10 +348,6 @@ def description(pid: int, name: str, labels: str, place: int) -> list[RewrittenE
             (b'"process_sort_index"', {"sort_index": place}),
         )
     ]
-
-
-def _describes_process(event: RewrittenEvent) -> bool:
-    return event.ph == "M" and event.name is not UNSET and bytes(event.name) in _PROCESS_EVENTS
 
 
 def _shifted(ts: Raw | str, shift_ns: int) -> Raw:

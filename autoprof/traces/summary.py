@@ -160,11 +160,6 @@ def device_work(category: str, name: str, process: str) -> int | None:
     return UNCOUNTED if category in NO_WORK else None
 
 
-def host_collective(category: str, name: str) -> bool:
-    """Return True if a host's event is a collective that runs on the host, such as a collective of gloo."""
-    return category == "user_annotation" and _HOST_COLLECTIVE.match(name) is not None
-
-
 class Unions:
     """Accumulator for the time in which the events of one device ran. Overlapping events count once.
 
@@ -320,8 +315,8 @@ class Summing:
         operator = self._operators.setdefault((kind is not None, category, name), len(self._operators))
         if kind is None:
             thread = self._threads.setdefault((pid, tid), _Thread())
-            collective = host_collective(category, name)
-            return operator, thread, self._collectives if collective else None, COMMUNICATION
+            is_collective = category == _ANNOTATION and _HOST_COLLECTIVE.match(name) is not None
+            return operator, thread, self._collectives if is_collective else None, COMMUNICATION
         if kind == UNCOUNTED:
             return operator, None, None, kind
         return operator, None, self._devices.setdefault(pid, Unions()), kind

@@ -5,15 +5,16 @@ from __future__ import annotations
 import itertools
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 import msgspec
 from msgspec import Raw, Struct
 
 from autoprof.config.values import role_place
 from autoprof.rundir import journal, layout, processes, runs
-from autoprof.rundir.journal import EVER, Journal, JournalIndex, SpanReader, Zone
+from autoprof.rundir.journal import EVER, Journal, JournalIndex, SpanReader
 from autoprof.rundir.records import Line
 from autoprof.traces.clocks import Attempts, is_of
 from autoprof.traces.rewrite import RewrittenEvent, Tally, description, lay_out, microseconds
@@ -38,15 +39,9 @@ def _open_spans(run: Path) -> dict[str, list[Line]]:
     return {
         state.file: [
             Line(
-                kind=span.kind,
-                name=f"{span.name} {OPEN}",
-                step=span.step,
-                role=span.role,
-                rank=span.rank,
-                start_ns=span.start_ns,
-                end_ns=max(span.start_ns, end),
-                ids={**span.ids, "open": state.state},
-                stage_kind=span.stage_kind,
+                **msgspec.structs.asdict(span)
+                | {"name": f"{span.name} {OPEN}", "end_ns": max(span.start_ns, end)}
+                | {"ids": {**span.ids, "open": state.state}}
             )
             for span in state.spans
         ]
@@ -67,11 +62,6 @@ def _index(run: Path, files: list[Journal]) -> JournalIndex | None:
     return None if index.beyond.get("step") or any(index.shifts_ns[trainer] for trainer in index.trainers) else index
 
 
-def _spans(file: Journal, zones: list[Zone], step: tuple[int, int, int]) -> Iterator[Line]:
-    for batch in SpanReader().batches(file, journal.ranges(zones, [step])):
-        yield from (span for span in batch.spans if 0 < span.start_ns <= span.end_ns)
-
-
 def of_step(run: Path, number: int, messages: list[str] | None = None) -> dict[Journal, list[Line]]:
     """Return the spans of a step, as a dict from each journal to its spans.
 
@@ -88,14 +78,19 @@ def of_step(run: Path, number: int, messages: list[str] | None = None) -> dict[J
     index = _index(run, files)
     attempts = Attempts()
     open_spans = _open_spans(run)
+
+    def ended_spans(place: int, file: Journal, texts: Sequence[bytes], step: tuple[int, int, int]) -> Iterator[Line]:
+        """Yield the ended spans whose lines contain one of the texts. With an index, yield all spans near the step."""
+        if index is None:
+            yield from journal.search(file, texts)
+            return
+        for batch in SpanReader().batches(file, journal.ranges(index.zones[place], [step])):
+            yield from (span for span in batch.spans if 0 < span.start_ns <= span.end_ns)
+
     # The clocks of hosts are not corrected here: all spans are compared with the driver's step by uncorrected times.
     with_number: list[tuple[Journal, Line]] = []
     for place, file in enumerate(files):
-        if index is not None:
-            spans = _spans(file, index.zones[place], (number, 0, 0))
-        else:
-            spans = journal.search(file, (b'"step":%d,' % number, b'"role":"trainer"'))
-        for span in spans:
+        for span in ended_spans(place, file, (b'"step":%d,' % number, b'"role":"trainer"'), (number, 0, 0)):
             if index is None:
                 attempts.add(place, span, span.start_ns, span.end_ns)
             if span.step == number:
@@ -111,17 +106,14 @@ def of_step(run: Path, number: int, messages: list[str] | None = None) -> dict[J
     attempt_spans = [(file, span) for file, span in with_number if is_of(span, attempt_start, attempt_end)]
     steps = [span for _, span in attempt_spans if span.kind == _STEP] or [span for _, span in with_number]
     start, end = min(span.start_ns for span in steps), max(span.end_ns for span in steps)
-
-    def during(place: int, file: Journal) -> Iterator[Line]:
-        if index is None:
-            return journal.search(file, (b'"step":null',))
-        shift = index.shifts_ns[place]
-        return _spans(file, index.zones[place], (NO_STEP, start - 1 + shift, end + 1 + shift))
-
+    shifts = index.shifts_ns if index is not None else [0] * len(files)
     without_number = (
         (file, span)
-        for place, file in enumerate(files)
-        for span in (*during(place, file), *open_spans.get(file.name, ()))
+        for place, (file, shift) in enumerate(zip(files, shifts, strict=True))
+        for span in (
+            *ended_spans(place, file, (b'"step":null',), (NO_STEP, start - 1 + shift, end + 1 + shift)),
+            *open_spans.get(file.name, ()),
+        )
         if span.step is None and start <= span.start_ns <= end
     )
     by_process: dict[Journal, list[Line]] = {}
@@ -138,25 +130,9 @@ def of_step(run: Path, number: int, messages: list[str] | None = None) -> dict[J
 _encode = msgspec.json.Encoder().encode
 
 
-class StepTimeline(Struct, frozen=True):
-    """Spans of one step.
-
-    Attributes:
-        processes: Dict from the journal of each process to the spans of the process.
-        shifts_ns: Dict from each host to the nanoseconds to add to its times. A missing host needs no correction.
-    """
-
-    processes: Mapping[Journal, list[Line]]
-    shifts_ns: Mapping[str, int] = {}
-
-    @property
-    def hosts(self) -> set[str]:
-        return {process.host for process in self.processes}
-
-    @property
-    def starts_ns(self) -> int:
-        """Return the start of the first span, in ns since the epoch. Return 0 if there are no spans."""
-        return min((span.start_ns for spans in self.processes.values() for span in spans), default=0)
+# The spans of a step by the journal of each process. The `shift_ns` of a journal is added to the times of its spans.
+Timeline: TypeAlias = Mapping[Journal, Sequence[Line]]
+NO_SPANS: Timeline = {}
 
 
 class _Group(Struct, frozen=True):
@@ -168,7 +144,7 @@ class _Group(Struct, frozen=True):
     process: Journal
 
 
-def draw(timeline: StepTimeline, base_ns: int, of: int, write: Callable[[bytes], object]) -> Tally:
+def draw(timeline: Timeline, base_ns: int, of: int, write: Callable[[bytes], object]) -> Tally:
     """Write the spans of a timeline as events in JSON, separated by commas. Viewers show them before all traces.
 
     Args:
@@ -179,7 +155,7 @@ def draw(timeline: StepTimeline, base_ns: int, of: int, write: Callable[[bytes],
     """
     tally = Tally()
     groups: dict[_Group, list[Line]] = {}
-    for process, spans in timeline.processes.items():
+    for process, spans in timeline.items():
         for span in spans:
             group = _Group(span.role, span.rank, _replica(span), process)
             groups.setdefault(group, []).append(span)
@@ -187,7 +163,7 @@ def draw(timeline: StepTimeline, base_ns: int, of: int, write: Callable[[bytes],
     pids = itertools.count(1, of)
     for position, group in enumerate(sorted(groups, key=_order)):
         pid = next(pids)
-        shift_ns = timeline.shifts_ns.get(group.process.host, 0) - base_ns
+        shift_ns = group.process.shift_ns - base_ns
         labels = f"on {group.process.host}, pid {group.process.pid}"
         events = description(pid, names[group], labels, min(position, 999))
         for tid, lane in enumerate(lay_out(groups[group]), 1):

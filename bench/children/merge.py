@@ -68,7 +68,8 @@ def make(folder: Path, ranks: int, size: int) -> None:
 
 
 def autoprof(folder: Path, jobs: int) -> Path:
-    from autoprof.traces.merge import Input, merge
+    from autoprof.traces.merge import merge
+    from autoprof.traces.rewrite import Input
 
     paths = sorted(folder.glob("*-TP-*.gz"))
     output = folder / "autoprof.json.gz"

@@ -12,7 +12,8 @@ import pytest
 from autoprof.rundir import layout
 from autoprof.rundir.layout import RunDir
 from autoprof.rundir.records import CaptureMeta
-from autoprof.traces.merge import Input, Summary, merge
+from autoprof.traces.merge import Summary, merge
+from autoprof.traces.rewrite import Input
 from tests.support.helpers import autoprof
 from tests.support.traces import Event, kineto, load, process, save
 

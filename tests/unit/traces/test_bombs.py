@@ -124,7 +124,7 @@ def test_processes_names_and_descriptions_have_an_end(tmp_path: Path, monkeypatc
     assert max(map(len, (taken.keys, taken.descriptions, taken.peaks))) <= 101
     monkeypatch.setattr(rewrite, "_MAX_PROCESSES", 50)
     with pytest.raises(reader.TraceError, match="more than 50 processes"):
-        rewrite.rewrite(rewrite.Source(path=path, label="x"), 0, 1, lambda piece: None)
+        rewrite.rewrite(rewrite.Input(path=path, label="x"), 0, 1, lambda piece: None)
 
 
 def more_lines(run: Path, file: str, line: Callable[[int], dict[str, Any]], count: int) -> None:

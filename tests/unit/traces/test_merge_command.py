@@ -23,8 +23,9 @@ from autoprof.run import end
 from autoprof.rundir import runs
 from autoprof.rundir.file_names import is_merged
 from autoprof.rundir.layout import RunDir
-from autoprof.traces.merge import Input, merge
+from autoprof.traces.merge import merge
 from autoprof.traces.merge_step import merge_replicas
+from autoprof.traces.rewrite import Input
 from tests.support.helpers import ROOT, clean_environment, wait_for, wait_for_line
 from tests.support.merges import DESCRIBED, capture, command, described, roles_in
 from tests.support.traces import kineto, load, process, save

@@ -11,8 +11,8 @@ import pytest
 
 from autoprof.rundir.journal import Journal
 from autoprof.rundir.records import Line
-from autoprof.traces.merge import Input, merge
-from autoprof.traces.timeline import StepTimeline
+from autoprof.traces.merge import merge
+from autoprof.traces.rewrite import Input
 from tests.support.perfetto import (
     ERRORS,
     FLOWS,
@@ -39,19 +39,17 @@ def span(kind: str, name: str, start_us: int, end_us: int, role: str = "trainer"
     return Line(kind, name, 2, role, 0, LATER_NS + start_us * 1000, LATER_NS + end_us * 1000, None, ids)
 
 
-TIMELINE = StepTimeline(
-    {
-        Journal(path=Path("h-5.jsonl"), host="h", pid=5): [
-            span("stage", "update_actor", 200, 300),
-            span("step", "step", 0, 400),
-            span("stage", "rollout", 10, 150),
-        ],
-        Journal(path=Path("h-6.jsonl"), host="h", pid=6): [
-            *(span("sample", "single_turn", 10 + n, 100 + n, "agent_loop", sample=n) for n in range(3)),
-            *(span("turn", "generate", 20 + n, 60 + n, "agent_loop", sample=n) for n in range(3)),
-        ],
-    }
-)
+TIMELINE = {
+    Journal(path=Path("h-5.jsonl"), host="h", pid=5): [
+        span("stage", "update_actor", 200, 300),
+        span("step", "step", 0, 400),
+        span("stage", "rollout", 10, 150),
+    ],
+    Journal(path=Path("h-6.jsonl"), host="h", pid=6): [
+        *(span("sample", "single_turn", 10 + n, 100 + n, "agent_loop", sample=n) for n in range(3)),
+        *(span("turn", "generate", 20 + n, 60 + n, "agent_loop", sample=n) for n in range(3)),
+    ],
+}
 
 
 @pytest.fixture(scope="module")
