@@ -9,14 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from autoprof.base import units
 from autoprof.base.redact import is_url, plain
 from autoprof.base.redact import url as redacted
 from autoprof.cli import arguments, console
 from autoprof.cli.console import complain
-from autoprof.cli.documents import Collected
+from autoprof.cli.documents import Collected, Copied
 from autoprof.run import cluster, gather
 from autoprof.run.gather import Busy
 from autoprof.run.upload import NoTarget, Sending, lacks
@@ -47,32 +45,10 @@ def run(parsed: argparse.Namespace) -> int:
             lacks(parsed.to) if is_url(parsed.to) else "it takes a URL such as s3://bucket/folder or file:///folder"
         )
         return complain(f"collect: --to {redacted(parsed.to)}: {reason}", 2)
-    fields: dict[str, Any] = {}
-    missing_lines: list[str] = []
     try:
-        with contextlib.ExitStack() as stack:
-            try:
-                ray, folder = _connected(stack, parent, parsed)
-            except cluster.Unreachable as error:
-                folder = _local_directory(parent, parsed.name, str(error))
-                missing_lines += _missing_without_cluster(folder, str(error))
-                if not missing_lines and not parsed.json:
-                    print(plain(f"{error}; run {folder.name} is complete here"))
-            else:
-                result = gather.collect(ray, folder, progress=partial(console.bar, "collecting"))
-                fields = msgspec.to_builtins(result)
-                missing_lines += [part.line for part in result.missing]
-                if not parsed.json:
-                    _show(result)
+        document = _collect(parent, parsed)
         if parsed.to:
-            sending = Sending(folder, parsed.to)
-            with console.bar("copying", sum(size for _, size, _ in sending.files())) as advance:
-                not_copied = sending.send(advance)
-            missing_lines += [f"{redacted(parsed.to)}: {part.line}" for part in not_copied]
-            fields |= {"copied": {"to": redacted(parsed.to), "files": sending.sent, "bytes": sending.bytes}}
-            if not parsed.json:
-                size = f"{units.count(sending.sent, 'file')}, {units.size(sending.bytes)}"
-                print(f"{size}, copied to {redacted(parsed.to)}/{folder.name}")
+            _copy(document, parsed)
     except (Busy, NoTarget) as error:
         return complain(f"collect: {error}", 1)
     except OSError as error:
@@ -81,12 +57,48 @@ def run(parsed: argparse.Namespace) -> int:
             f"collect: {path}: {error.strerror}; run the command again to continue from the files that are here", 1
         )
     if parsed.json:
-        fields = {"run": folder.name, "directory": str(folder)} | fields | {"missing_lines": missing_lines}
-        console.print_json(msgspec.convert(fields, Collected))
+        console.print_json(document)
     else:
-        for line in missing_lines:
+        for line in document.missing_lines:
             print(plain(f"missing: {line}"))
-    return 1 if missing_lines else 0
+    return 1 if document.missing_lines else 0
+
+
+def _collect(parent: Path, parsed: argparse.Namespace) -> Collected:
+    """Fetch the parts of a run from its cluster, if the cluster can be reached. Return the result."""
+    with contextlib.ExitStack() as stack:
+        try:
+            ray, folder = _connected(stack, parent, parsed)
+        except cluster.Unreachable as error:
+            folder = _local_directory(parent, parsed.name, str(error))
+            missing_lines = _missing_without_cluster(folder, str(error))
+            if not missing_lines and not parsed.json:
+                print(plain(f"{error}; run {folder.name} is complete here"))
+            return Collected(run=folder.name, directory=str(folder), missing_lines=missing_lines)
+        result = gather.collect(ray, folder, progress=partial(console.bar, "collecting"))
+    if not parsed.json:
+        _show(result)
+    return Collected(
+        run=result.run,
+        directory=result.directory,
+        nodes=result.nodes,
+        missing=result.missing,
+        left_out=result.left_out,
+        when=result.when,
+        missing_lines=[part.line for part in result.missing],
+    )
+
+
+def _copy(document: Collected, parsed: argparse.Namespace) -> None:
+    """Copy a collected run to the URL `--to`, and add the result to the document."""
+    sending, to = Sending(Path(document.directory), parsed.to), redacted(parsed.to)
+    with console.bar("copying", sum(size for _, size, _ in sending.files())) as advance:
+        not_copied = sending.send(advance)
+    document.missing_lines += [f"{to}: {part.line}" for part in not_copied]
+    document.copied = Copied(to=to, files=sending.sent, bytes=sending.bytes)
+    if not parsed.json:
+        size = f"{units.count(sending.sent, 'file')}, {units.size(sending.bytes)}"
+        print(f"{size}, copied to {to}/{document.run}")
 
 
 def _connected(stack: contextlib.ExitStack, parent: Path, parsed: argparse.Namespace) -> tuple[Any, Path]:
@@ -173,7 +185,7 @@ def _missing_without_cluster(run_path: Path, reason: str) -> list[str]:
     return [f"{reason}; {f'files on {names} may be missing' if names else 'other nodes may have more files'}"]
 
 
-def _show(result: Any) -> None:
+def _show(result: CollectedFile) -> None:
     rows = [
         [node.host, node.id[:8], node.state, str(node.files), units.size(node.bytes), units.size(node.fetched)]
         for node in result.nodes

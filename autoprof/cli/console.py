@@ -13,12 +13,11 @@ import sys
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TextIO
+from functools import partial
 
 from autoprof.base.redact import plain
 
 TYPE_CHECKING = False
-
 if TYPE_CHECKING:
     from typing import TextIO
 
@@ -229,6 +228,18 @@ def print_json(document: object) -> None:
 
 
 @contextmanager
+def _progress(title: str, total: int | None, *columns: str) -> Iterator[Callable[..., object]]:
+    """Show a progress bar on stderr, with these columns of rich. Yields a function that updates the bar."""
+    from rich import progress
+    from rich.console import Console
+
+    text = progress.TextColumn("{task.description}", markup=False)
+    shown_columns = [text if name == "TextColumn" else getattr(progress, name)() for name in columns]
+    with progress.Progress(*shown_columns, console=Console(stderr=True), transient=True) as display:
+        yield partial(display.update, display.add_task(title, total=total))
+
+
+@contextmanager
 def bar(title: str, total: int) -> Iterator[Callable[[int], object]]:
     """Show a progress bar on stderr if it is a terminal; otherwise show nothing.
 
@@ -242,13 +253,9 @@ def bar(title: str, total: int) -> Iterator[Callable[[int], object]]:
     if not _draws(sys.stderr):
         yield lambda done: None
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(title, total=total)
-        yield lambda done: progress.advance(task, done)
+    columns = ("TextColumn", "BarColumn", "DownloadColumn", "TimeRemainingColumn")
+    with _progress(title, total, *columns) as update:
+        yield lambda done: update(advance=done)
 
 
 # A function that is called before each file is read. Its arguments are the number of files that were read, the number
@@ -265,19 +272,12 @@ def reading(verb: str = "reading") -> Iterator[Reading]:
     if not _draws(sys.stderr):
         yield lambda done, total, name: None
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("", total=None)
-        yield lambda done, total, name: progress.update(
-            task, completed=done, total=total, description=f"{verb} {plain(name[:60])}"
-        )
+    with _progress("", None, "TextColumn", "BarColumn", "MofNCompleteColumn") as update:
+        yield lambda done, total, name: update(completed=done, total=total, description=f"{verb} {plain(name[:60])}")
 
 
 # A function that shows a status. Its arguments are the text, and the amount of work that is done.
-Show = Callable[[str, int], None]
+Show = Callable[[str, int], object]
 
 
 @contextmanager
@@ -300,13 +300,9 @@ def lines(total: int, keep_stdout: bool = False) -> Iterator[Show]:
 
         yield once
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    columns = (SpinnerColumn(), BarColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("", total=total or None)
-        yield lambda text, done: progress.update(task, description=plain(text), completed=done)
+    columns = ("SpinnerColumn", "BarColumn", "TextColumn", "TimeElapsedColumn")
+    with _progress("", total or None, *columns) as update:
+        yield lambda text, done: update(description=plain(text), completed=done)
 
 
 def show(header: Sequence[str], rows: Sequence[Sequence[str]], drop: Sequence[str] = ()) -> None:

@@ -12,7 +12,6 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -29,7 +28,7 @@ from autoprof.rundir import deaths, journal, layout, runs
 from autoprof.rundir.file_names import COLLECTED, META, NOT_ANALYSED, SNAPSHOT
 from autoprof.rundir.layout import RunDir
 from autoprof.rundir.processes import ProcessState, merged_hooks, open_until_now
-from autoprof.rundir.records import CollectedFile, OutOfMemoryMeta
+from autoprof.rundir.records import CollectedFile, HookLine, OutOfMemoryMeta
 from autoprof.rundir.runs import UNFINISHED, CaptureFile, Run
 from autoprof.windows import requests
 
@@ -229,25 +228,26 @@ def _executed_s(run: runs.Run) -> dict[int, float]:
     }
 
 
-def _hooks(processes: list[ProcessState]) -> dict[str, dict[str, Any]]:
-    """Return the state of each hook over all processes: dict from hook key to `state`, `reason` and `fired`.
+def _hooks(processes: list[ProcessState]) -> dict[str, HookLine]:
+    """Return the last line of each hook over all processes, by the key of the hook.
 
-    If the states of a hook differ between processes, `failed` precedes `applied`, and `applied` precedes `skipped`.
+    If the states of a hook differ between processes, `failed` precedes `applied`, and `applied` precedes `skipped`. An
+    applied hook without a reason gets the reason `fired` or `never called`.
     """
-    fired = {key for process in processes for key, hook in process.hooks.items() if hook.called}
+    called = {key for process in processes for key, hook in process.hooks.items() if hook.called}
     hooks = merged_hooks((process.hooks for process in processes), "skipped", "applied", "failed")
-    return {
-        key: {"state": hook.state, "reason": hook.reason, "fired": "fired" if key in fired else "never called"}
-        for key, hook in hooks.items()
-    }
+    for key, hook in hooks.items():
+        if hook.state == "applied" and not hook.reason:
+            hooks[key] = msgspec.structs.replace(hook, reason="fired" if key in called else "never called")
+    return hooks
 
 
-def _outside_versions(hooks: Mapping[str, dict[str, Any]]) -> list[str]:
+def _outside_versions(hooks: Mapping[str, HookLine]) -> list[str]:
     """Return a note for each target whose version is outside the range of versions in its recipe."""
     reasons = [
-        f"{key.partition('/')[0]} {hook['reason']}"
+        f"{key.partition('/')[0]} {hook.reason}"
         for key, hook in hooks.items()
-        if hook["state"] == "applied" and " is outside the recipe's range " in hook["reason"]
+        if hook.state == "applied" and " is outside the recipe's range " in hook.reason
     ]
     return [f"{reason}; its hooks were tried anyway" for reason in dict.fromkeys(reasons)]
 

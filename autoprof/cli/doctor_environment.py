@@ -6,14 +6,14 @@ is set.
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from autoprof import _boot, agent
 from autoprof.capture import profilers
@@ -36,40 +36,58 @@ FOUND, UNKNOWN = "found", "unknown"
 _VLLM_LOOKUP = "verl.third_party.vllm"
 
 
-def look_up(settings: Settings) -> dict[str, Any]:
-    """Look up the hooks of all recipes in the source of their targets.
+class Lookup(msgspec.Struct):
+    """The hooks that apply in an environment, by a look at the source of the targets or by imports.
 
-    Returns:
-        A dict with `hooks` (from hook key to `state` and `reason`), `errors` (from recipe to its error as `last`),
-        `versions` (from installed target to version), `absent` (targets that are not installed), and `tool` (the
-        profiler that a process would use).
+    Attributes:
+        tool: The profiler that a process would use.
+        hooks: dict from the key of a hook to the state that it would have.
+        errors: dict from a recipe to its error.
+        versions: dict from an installed target to its version.
+        absent: The targets that are not installed.
+        newer: A note for each target that is newer than the releases for which a recipe was made.
     """
-    sources = Sources()
-    hooks: dict[str, dict[str, str]] = {}
-    errors: dict[str, dict[str, str]] = {}
+
+    tool: str
+    hooks: dict[str, HookLine] = {}
+    errors: dict[str, str] = {}
     versions: dict[str, str] = {}
+    absent: list[str] = []
+    newer: list[str] = []
+
+
+def look_up(settings: Settings) -> Lookup:
+    """Look up the hooks of all recipes in the source of their targets."""
+    sources = Sources()
+    lookup = Lookup(tool=profilers.outlook(settings.tool, imports=False))
+    versions: dict[str, str] = {}
+    # The releases for which the recipes were made, by target and file.
+    ranges: dict[tuple[str, str], str] = {}
     for file in recipes_catalog.recipe_files(settings.recipes):
         try:
             bound = recipe.load(file.path, options=file.origin != recipes_catalog.OWN)
         except RecipeError as error:
-            errors[file.name] = {"last": str(error)}
+            lookup.errors[file.name] = str(error)
             continue
         for hook in bound:
             target = hook.recipe.target
             if target not in versions:
                 versions[target] = installed_version(hook.recipe)
             state, reason = _state(hook, versions[target], settings, sources)
-            hooks[hook.key] = {"state": state, "reason": reason}
-    installed = {target: version for target, version in versions.items() if version or sources.installed(target)}
-    if not settings.disabled("verl", ""):
-        errors |= _renamed_vllm(installed, sources)
-    return {
-        "hooks": hooks,
-        "errors": errors,
-        "versions": installed,
-        "absent": sorted(versions.keys() - installed.keys()),
-        "tool": profilers.outlook(settings.tool, imports=False),
-    }
+            lookup.hooks[hook.key] = HookLine(hook=hook.key, state=state, reason=reason)
+            if fits(versions[target], hook.hook.versions):
+                ranges.setdefault((target, file.path), hook.recipe.versions)
+    lookup.versions = {target: version for target, version in versions.items() if version or sources.installed(target)}
+    lookup.absent = sorted(versions.keys() - lookup.versions.keys())
+    lookup.newer = [
+        f"{target} {versions[target]} is newer than the releases that its recipe was made for ({releases}); "
+        "its hooks are tried anyway"
+        for (target, _), releases in sorted(ranges.items())
+        if exceeds(versions[target], releases)
+    ]
+    if not settings.disabled("verl", "") and (problem := _renamed_vllm(lookup.versions, sources)):
+        lookup.errors["verl"] = problem
+    return lookup
 
 
 def _state(hook: BoundHook, version: str, settings: Settings, sources: Sources) -> tuple[str, str]:
@@ -92,23 +110,22 @@ def _state(hook: BoundHook, version: str, settings: Settings, sources: Sources) 
     return FOUND, outside
 
 
-def _renamed_vllm(versions: dict[str, str], sources: Sources) -> dict[str, dict[str, str]]:
+def _renamed_vllm(versions: dict[str, str], sources: Sources) -> str:
     """Return an error if the distribution of the installed vLLM has a name by which verl does not find vLLM.
 
-    The error is a dict as in `errors` of `look_up`. Without an error, return an empty dict.
+    Without an error, return an empty text.
     """
     version = versions.get("vllm", "")
     try:
         sources.module(_VLLM_LOOKUP)
     except (NotInSource, Unknown):
-        return {}
+        return ""
     if not version or installed_version(recipe.Recipe(target="vllm", hook=[])):
-        return {}
-    text = (
+        return ""
+    return (
         f"vLLM {version} is installed, but its distribution is not named vllm, as {_VLLM_LOOKUP} expects: "
         "verl can't import its vLLM servers; install the distribution vllm"
     )
-    return {"verl": {"last": text}}
 
 
 # Targets that trainers are built on. These libraries have no steps themselves.
@@ -130,40 +147,35 @@ def examine_environment(settings: Settings, deep: bool = False) -> Report:
     _check_variables(report)
     _check_nsys(report, settings)
     _check_recipes(report, settings.recipes)
-    content = look_up(settings)
+    lookup = look_up(settings)
     if deep:
-        content = _combined(content, _probe(report))
-    for source, error in content["errors"].items():
-        report.problems.append(f"{source}: {error['last']}")
-    report.facts["tool"] = content["tool"]
+        _import_targets(report, lookup)
+    report.problems += [f"{source}: {error}" for source, error in lookup.errors.items()]
+    report.facts["tool"] = lookup.tool
     if find_spec("torch") is None:
         report.problems.append("torch is not installed, so torch.profiler records nothing; install torch")
-    versions = content["versions"]
-    for name, version in sorted(versions.items()):
+    for name, version in sorted(lookup.versions.items()):
         report.facts[name] = version or "without a version"
-    _check_versions(report, versions, settings.recipes)
-    report.notes += unread(os.environ, versions.get("vllm", ""))
+    report.notes += [*lookup.newer, *unread(os.environ, lookup.versions.get("vllm", ""))]
     report.problems += unknown(os.environ)
     report.notes += unknown_roles(settings)
-    _check_targets(report, content)
-    report.add_hooks(content["hooks"])
-    if absent := content["absent"]:
-        report.notes.append(f"not installed here: {', '.join(absent)}")
+    _check_targets(report, lookup)
+    report.add_hooks(lookup.hooks)
+    if lookup.absent:
+        report.notes.append(f"not installed here: {', '.join(lookup.absent)}")
     report.verdict = _verdict(report, deep)
     return report
 
 
-def _check_targets(report: Report, content: dict[str, Any]) -> None:
+def _check_targets(report: Report, lookup: Lookup) -> None:
     """Add a problem for each installed target to which no hook applies, with the reason."""
-    hooks = {
-        key: HookLine(hook=key, state=hook["state"], reason=hook["reason"]) for key, hook in content["hooks"].items()
-    }
-    for target in sorted(filter(empty_run.active, content["versions"])):
-        target_hooks = [hook for key, hook in hooks.items() if key.partition("/")[0] == target]
+    for target in sorted(filter(empty_run.active, lookup.versions)):
+        target_hooks = [hook for key, hook in lookup.hooks.items() if key.partition("/")[0] == target]
         if all(hook.state in ("skipped", "failed") for hook in target_hooks) and any(
             hook.reason != DISABLED for hook in target_hooks
         ):
-            report.problems.append(empty_run.of_target(target, hooks, content["versions"][target], "is installed"))
+            version = lookup.versions[target]
+            report.problems.append(empty_run.of_target(target, lookup.hooks, version, "is installed"))
 
 
 def _verdict(report: Report, deep: bool) -> str:
@@ -171,19 +183,6 @@ def _verdict(report: Report, deep: bool) -> str:
     if not targets - _NO_TRAINERS:
         return "no problems found, but no trainer or engine with a recipe is installed here"
     return "no problems found" + ("" if deep else "; nothing was imported; --deep imports the targets")
-
-
-def _combined(looked_up: dict[str, Any], probed: dict[str, Any]) -> dict[str, Any]:
-    """Combine the result of `look_up` with the result of `_probe`, which imported the targets.
-
-    The imports decide the state of a hook, except for failures that only `look_up` finds.
-    """
-    hooks = probed.get("hooks", {})
-    for key, hook in looked_up["hooks"].items():
-        # A process of a run skips a hook whose function is missing; here it is a failure.
-        if hook["state"] == "failed" and hooks.get(key, hook)["state"] == "skipped":
-            hooks[key]["state"] = "failed"
-    return looked_up | {name: probed[name] for name in ("hooks", "errors", "tool") if name in probed}
 
 
 def _check_activation(report: Report) -> None:
@@ -254,39 +253,23 @@ def _check_recipes(report: Report, recipe_places: Sequence[str]) -> None:
     report.problems += recipes_catalog.unreadable_places()
 
 
-def _check_versions(report: Report, versions: dict[str, str], recipe_places: Sequence[str]) -> None:
-    """Add a note for each target that is newer than the releases for which its recipes were made."""
-    files = recipes_catalog.recipe_files(recipe_places)
-    for target, version in sorted(versions.items()):
-        for path in [file.path for file in files if target in file.targets]:
-            try:
-                hooks = recipe.load(path, options=False)
-            except recipe.RecipeError:
-                continue
-            ranges = [
-                hook.recipe.versions
-                for hook in hooks
-                if hook.recipe.target == target and fits(version, hook.hook.versions)
-            ]
-            if ranges and exceeds(version, ranges[0]):
-                report.notes.append(
-                    f"{target} {version} is newer than the releases that its recipe was made for ({ranges[0]}); "
-                    "its hooks are tried anyway"
-                )
+def _import_targets(report: Report, lookup: Lookup) -> None:
+    """Import the targets with autoprof on, in a child process with a temporary run directory, and update `lookup`.
 
-
-def _probe(report: Report) -> dict[str, Any]:
-    """Import the targets with autoprof on, in a child process with a temporary run directory.
-
-    Return the dict that `main` writes. If the child process fails, add a problem and return an empty dict.
+    The imports decide the state of a hook, except for failures that only `look_up` finds. If the child process fails,
+    add a problem.
     """
     variables = {_boot.ENABLE: "1", _boot.RUN_ID: _boot.new_run_id(), _boot.STARTER: "", "AUTOPROF_ON_FINISH": ""}
     try:
-        content: dict[str, Any] = in_child("autoprof.cli.doctor_environment", **variables)
+        imported = msgspec.convert(in_child("autoprof.cli.doctor_environment", **variables), Lookup)
     except ChildFailed as error:
         report.problems.append(str(error))
-        return {}
-    return content
+        return
+    for key, hook in lookup.hooks.items():
+        # A process of a run skips a hook whose function is missing; here it is a failure.
+        if hook.state == "failed" and key in imported.hooks and imported.hooks[key].state == "skipped":
+            imported.hooks[key] = msgspec.structs.replace(imported.hooks[key], state="failed")
+    lookup.hooks, lookup.errors, lookup.tool = imported.hooks, imported.errors, imported.tool
 
 
 # Environment variables of vLLM's own profiler, by the releases that read them (vllm/envs.py, 0.9.2 to 0.33.0). vLLM
@@ -322,8 +305,8 @@ def unread(names: Iterable[str], version: str) -> Iterator[str]:
 def main(output: str) -> None:
     """Import the module of each hook, and write the states of the hooks to the file `output` as JSON.
 
-    The JSON document has the form of the dict that `look_up` returns, without `absent`. `autoprof doctor --deep` runs
-    this function in a child process, because the import of a target takes seconds and may do anything.
+    The JSON document is a `Lookup`. `autoprof doctor --deep` runs this function in a child process, because the import
+    of a target takes seconds and may do anything.
     """
     run = runtime.start()
     if run is None:
@@ -340,13 +323,12 @@ def main(output: str) -> None:
                 run.hooks.skipped(hook, problem)
         else:
             run.hooks.skipped(hook, f"{hook.recipe.target} is not installed")
-    content = {
-        "hooks": {key: {"state": line.state, "reason": line.reason} for key, line in run.hooks.hooks.items()},
-        "errors": {source: {"last": line.last} for source, line in run.hooks.errors.items()},
-        "versions": run.hooks.versions,
-        "tool": profilers.outlook(run.settings.tool),
-    }
-    Path(output).write_text(json.dumps(content), encoding="utf-8")
+    lookup = Lookup(
+        tool=profilers.outlook(run.settings.tool),
+        hooks=run.hooks.hooks,
+        errors={source: line.last for source, line in run.hooks.errors.items()},
+    )
+    Path(output).write_bytes(msgspec.json.encode(lookup))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from autoprof.rundir.records import Frame, Missing, NodeState, OpenSpan, ProcessStacks
+from autoprof.rundir.records import Frame, HookLine, Missing, NodeState, OpenSpan, ProcessStacks
 
 # Version of all documents. It is increased when a field of any document is removed or changes its meaning.
 SCHEMA = 1
@@ -190,18 +190,14 @@ class Report(Document, kw_only=True):
     problems: list[str] = []  # Problems, and what to do about them. If there are any, the exit status is 1.
     notes: list[str] = []  # Observations that are no problems.
 
-    def add_hooks(self, hooks: Mapping[str, dict[str, Any]]) -> None:
-        """Add hooks, and the problems of failed hooks. Hooks that share a failed import make one problem.
-
-        `hooks` is a dict from hook key to a dict with `state` and `reason`. For a run, the inner dict also has `fired`.
-        """
+    def add_hooks(self, hooks: Mapping[str, HookLine]) -> None:
+        """Add hooks, and the problems of failed hooks. Hooks that share a failed import make one problem."""
         failures: dict[tuple[str, str], list[str]] = {}
         for key, hook in sorted(hooks.items()):
-            reason = hook["reason"] or (hook.get("fired", "") if hook["state"] == "applied" else "")
-            self.hooks.append((key, hook["state"], reason))
-            if hook["state"] == "failed":
-                failures.setdefault((key, hook["reason"]), []).append(key)
-            elif _RAISED.match(hook["reason"]):
-                failures.setdefault(("", hook["reason"]), []).append(key)
+            self.hooks.append((key, hook.state, hook.reason))
+            if hook.state == "failed":
+                failures.setdefault((key, hook.reason), []).append(key)
+            elif _RAISED.match(hook.reason):
+                failures.setdefault(("", hook.reason), []).append(key)
         for (_, reason), keys in failures.items():
             self.problems.append(f"hook{'s' if len(keys) > 1 else ''} {', '.join(keys)}: {reason}")

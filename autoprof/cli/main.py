@@ -8,7 +8,6 @@ exits with the status of its command.
 
 from __future__ import annotations
 
-import os
 import sys
 
 from autoprof import __version__
@@ -215,7 +214,7 @@ def _run(words: list[str]) -> int:
         print(f"autoprof {__version__}")
         return 0
     if first_word in _HELP and not words[1:]:
-        sys.stdout.write(overview(_columns()))
+        sys.stdout.write(overview(console.columns(sys.stdout) or 80))
         return 0
     if first_word in _HELP:
         first_word, words = words[1], [words[1], "--help"]
@@ -249,11 +248,3 @@ def _unknown(name: str) -> int:
         kind = "command"
         hint = did_you_mean(name, [*COMMANDS, *ALIASES, "help"])
     return console.complain(f"unknown {kind} {name!r}{hint}; autoprof --help lists the commands", 2)
-
-
-def _columns() -> int:
-    """Return the width of the terminal; 80 if stdout is not a terminal."""
-    try:
-        return os.get_terminal_size(sys.stdout.fileno()).columns or 80
-    except (OSError, ValueError):
-        return 80

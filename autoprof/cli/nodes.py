@@ -1,8 +1,9 @@
-"""Stacks of the processes of one node, which the processes write themselves or py-spy reads.
+"""The work of `autoprof stacks` and `autoprof trigger` on one node of a run.
 
-A process in which a thread holds the interpreter's lock never answers. py-spy, which is optional
-(`autoprof-rl[stacks]`), reads the memory of such a process from outside. py-spy stops the process only for native
-stacks.
+`ask` collects the stacks of the node's processes, which the processes write themselves or py-spy reads. A process in
+which a thread holds the interpreter's lock never answers. py-spy, which is optional (`autoprof-rl[stacks]`), reads the
+memory of such a process from outside. py-spy stops the process only for native stacks. `look` reads the requests and
+the folders of steps, and `write` writes a request.
 
 In a Ray cluster, this module runs on all nodes of the run. A node may have no autoprof, or another release of autoprof.
 Therefore `cluster.shipped` sends the source text of this module, and the module needs the standard library only.
@@ -15,14 +16,17 @@ import json
 import os
 import re
 import shutil
+import stat
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-# The same values as in `rundir/records.py`.
+# The same values as in `rundir/records.py`, and as in `rundir/file_names.py`.
 STACKS, WHY, MAX_STACKS_BYTES = "stacks", "why.json", 1 << 19
+RUN, STEP, META, PART, MERGING = "run.json", "global_step_", ".meta.json", ".part", ".merge-"
+# Maximum size of a JSON file that `look` reads, in bytes.
+_MAX_JSON_BYTES = 1 << 24
 # Maximum size of all files in the answer of a node together, in bytes.
 _MAX_ANSWER_BYTES = 48 << 20
 # Maximum number of processes that py-spy reads at the same time.
@@ -67,6 +71,8 @@ def ask(directory: str, name: str, why: bytes, wait_s: float, native: bool, othe
     if others:
         awaited_processes += [process for process in expected.values() if process["state"] == "elsewhere"]
     running = {key: process for key, process in expected.items() if process["state"] == "running"}
+    from concurrent.futures import ThreadPoolExecutor  # imported here, because `look` and `write` do not need it
+
     py_spy_path = shutil.which("py-spy", path=f"{os.environ.get('PATH', '')}:{os.path.dirname(sys.executable)}")
     with ThreadPoolExecutor(_MAX_SPIES) as pool:
         spy_results = {
@@ -97,9 +103,7 @@ def _make_question(folder: str, why: bytes) -> None:
     The folder appears with `why.json` in it. Another node that shares the disk may have made the folder already.
     """
     parent, name = os.path.split(folder)
-    if not os.path.isdir(parent):
-        os.makedirs(parent, 0o700, exist_ok=True)
-        _hand_over(parent)
+    _make_folder(parent)
     hidden = os.path.join(parent, f".{name}.{os.urandom(4).hex()}")
     os.mkdir(hidden, 0o700)
     try:
@@ -125,8 +129,7 @@ def _processes(directory: str) -> dict[str, Process]:
         if not host or not isinstance(pid, int):
             continue
         # The system uses pids again, but the next process with the pid has another start time.
-        ticks = _start_ticks(pid) if host == _HOST else None
-        is_running = ticks is not None and process_line.get("ticks", 0) in (0, ticks)
+        is_running = host == _HOST and _is_running(pid, process_line.get("ticks", 0))
         by_key[f"{host}-{pid}"] = {
             "host": host,
             "pid": pid,
@@ -198,6 +201,12 @@ def _stat(pid: int) -> list[bytes]:
 def _start_ticks(pid: int) -> int | None:
     fields = _stat(pid)
     return int(fields[19]) if fields else None
+
+
+def _is_running(pid: int, ticks: int) -> bool:
+    """Return True if the process that started at the time `ticks` is running. 0 stands for any time."""
+    current = _start_ticks(pid)
+    return current is not None and ticks in (0, current)
 
 
 def _spy(program: str, pid: int, native: bool) -> tuple[list[dict[str, Any]], str, int]:
@@ -321,6 +330,69 @@ def _answers(folder: str, expected: dict[str, Process], wait_s: float) -> dict[s
     return {"files": contents, "absent": absent}
 
 
+def look(directory: str, steps: list[int], pid: int = 0, ticks: int = 0) -> dict[str, Any]:
+    """Return a description of the run directory on this node, with the folders of `steps`. `View` has the same fields.
+
+    `pid` and `ticks` are the id and the start time of the process that counts the steps, if it is on this node.
+    """
+    control = os.path.join(directory, "control")
+    names = _names_in(control)
+    folders = {step: os.path.join(directory, f"{STEP}{step:06d}") for step in steps}
+    return {
+        "host": os.uname().nodename,
+        "info": _document(directory, RUN),
+        "alive": _is_running(pid, ticks),
+        "off": "off" in names,
+        "requests": {name: _document(control, name) for name in names if name.endswith((".json", ".json.taken"))},
+        "steps": {step: _contents(folder) for step, folder in folders.items() if os.path.isdir(folder)},
+    }
+
+
+def _contents(folder: str) -> dict[str, Any]:
+    """Return a description of the folder of a step. `Contents` has the same fields."""
+    captures, unfinished = {}, {}
+    for name in _names_in(folder):
+        if name.endswith(META):
+            meta = _document(folder, name)
+            size = meta.get("bytes")
+            size = size if isinstance(size, int) and 0 <= size < 1 << 62 else 0
+            captures[name.removesuffix(META)] = (
+                str(meta.get("state", "unfinished")),
+                str(meta.get("reason") or ""),
+                size,
+            )
+        elif name.endswith(PART) and not name.startswith(MERGING):
+            unfinished[name] = _size_and_change(os.path.join(folder, name))
+    return {"folder": folder, "captures": captures, "unfinished": unfinished}
+
+
+def _size_and_change(path: str) -> tuple[int, float, bool]:
+    """Return the size and the time of the last change of a file or folder, and True if it is a folder."""
+    try:
+        status = os.stat(path)
+    except OSError:  # the part was renamed to its final name
+        return 0, 0.0, False
+    return status.st_size, status.st_mtime, stat.S_ISDIR(status.st_mode)
+
+
+def write(directory: str, name: str, content: bytes) -> tuple[int, str, str] | None:
+    """Write a file into the folder `control` of a run. If `content` is empty, remove the file.
+
+    Return the number, the text and the folder of an error, or None.
+    """
+    control = os.path.join(directory, "control")
+    try:
+        if content:
+            _make_folder(control)
+            _put(os.path.join(control, name), content)
+        else:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(os.path.join(control, name))
+    except OSError as error:
+        return error.errno or 0, error.strerror or str(error), control
+    return None
+
+
 def _file_of(folder: str, process: Process) -> str:
     return os.path.join(folder, f"{process['host']}-{process['pid']}.json")
 
@@ -334,12 +406,29 @@ def _load(path: str, limit: int) -> bytes:
         return b""
 
 
+def _document(folder: str, name: str) -> dict[str, Any]:
+    return _parsed(_load(os.path.join(folder, name), _MAX_JSON_BYTES))
+
+
+def _names_in(folder: str) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:
+        return []
+
+
 def _parsed(content: bytes) -> dict[str, Any]:
     try:
         value = json.loads(content)
     except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
+
+
+def _make_folder(path: str) -> None:
+    if not os.path.isdir(path):
+        os.makedirs(path, 0o700, exist_ok=True)
+        _hand_over(path)
 
 
 def _put(path: str, content: bytes) -> None:

@@ -204,11 +204,6 @@ def _name(host: str) -> str:
     return name if port.isdecimal() or not port else ""
 
 
-def report_item() -> str:
-    """Return the HTML of the list item that links to the report."""
-    return f'<li><a href="{REPORT}">The report</a>: where the time went</li>'
-
-
 def trace_item(run: str, step: int, name: str) -> str:
     """Return the HTML of the list item for the trace of a step. The server serves the trace under `name`."""
     return (
@@ -292,7 +287,7 @@ def fill(server: Server, run: Run, number: int | None) -> list[str]:
     report = _report(run)
     if report is not None:
         server.contents[REPORT] = Content(kind="text/html; charset=utf-8", file=report)
-        items.append(report_item())
+        items.append(f'<li><a href="{REPORT}">The report</a>: where the time went</li>')
         lines.append(f"report: {server.url(REPORT)}")
     trace = _trace(run, step) if step is not None else None
     if step is not None and trace is not None:

@@ -1,20 +1,39 @@
-"""`autoprof recipes`: lists recipes; drafts, checks and tries recipe files; prints the schema."""
+"""`autoprof recipes`: lists recipes; drafts, checks and tries recipe files; prints the schema.
+
+`--try` runs a command with a recipe, in a separate run, and shows the result of each hook.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
 import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
 
 import msgspec
 from msgspec import Struct
 
+from autoprof import _boot
+from autoprof.base import units
 from autoprof.cli import arguments, console, recipes_catalog, recipes_check, recipes_new
 from autoprof.cli.console import complain
 from autoprof.cli.documents import Document
 from autoprof.cli.recipes_catalog import Entry, RecipeHook
 from autoprof.cli.recipes_check import RecipeFinding
-from autoprof.hooks.recipe import described, summary, takes
+from autoprof.cli.run import not_run, switch_on
+from autoprof.hooks import recipe
+from autoprof.hooks.behaviour import Behaviour
+from autoprof.hooks.recipe import BoundHook, RecipeError, described, summary, takes
+from autoprof.rundir import runs
+from autoprof.rundir.journal import SpanReader, journals
+from autoprof.rundir.processes import WAITING, ProcessState
 
 
 class Catalog(Document):
@@ -51,6 +70,63 @@ class Behaviours(Document):
     behaviours: dict[str, KnownBehaviour]  # All behaviours, by name.
 
 
+FIRED, LEFT_ALONE, NOT_CALLED, NOT_IMPORTED, INSTALLED, FAILED = (
+    "fired",
+    "left alone",
+    "not called",
+    "not imported",
+    "installed",
+    "failed",
+)
+
+
+class TriedProcess(Struct):
+    """A process in which a hook fired."""
+
+    process: str  # The command line of the process, or the title that Ray gave the process.
+    host: str  # The host of the process.
+    pid: int  # The process id.
+    calls: int  # The number of calls in this process for which the hook fired.
+    steps: list[int]  # The steps of these calls; empty if the process did not know its step.
+
+
+class TriedHook(Struct):
+    """The result of a hook, after the command has ended."""
+
+    name: str  # The name of the hook in the recipe.
+    place: str  # The module and the attribute that the hook names, as `module:attribute`.
+    behaviour: str  # The behaviour of the hook.
+    # `fired`, `left alone` (by `when`, `unless`, or the names in its tables), `not called`, `not imported`, `skipped`,
+    # `failed`, `installed` (the hook changed a class and wraps no function).
+    state: str
+    said: str  # The reason why the hook did not fire, or its error; empty if it fired without errors.
+    calls: int  # The number of calls in all processes for which the hook fired.
+    left_alone: int  # The number of calls that the hook left alone.
+    steps: list[int]  # The steps in which the hook fired; empty if no process knew its step.
+    processes: list[TriedProcess]  # The processes in which the hook fired.
+
+
+class TriedStage(Struct):
+    """A stage or span on the timeline."""
+
+    role: str  # The role of the stage.
+    stage: str  # The name of the stage.
+    kind: str  # The kind of the stage; empty if the stage has none.
+    times: int  # The number of times that the stage ran.
+    steps: list[int]  # The steps in which the stage ran.
+
+
+class Tried(Document):
+    """The output of `autoprof recipes --try RECIPE --json -- COMMAND`."""
+
+    recipe: str  # The path of the recipe file.
+    status: int  # The exit status of the command.
+    hooks: list[TriedHook]  # The hooks of the recipe, each with its result.
+    steps: list[int]  # The steps that ended during the command.
+    stages: list[TriedStage]  # The stages and spans on the timeline, also from hooks of other recipes.
+    errors: list[str]  # The errors of autoprof, including those from hooks of other recipes.
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("name", nargs="?", metavar="NAME", help="show the hooks of a recipe or of a target")
@@ -85,9 +161,7 @@ def run(parsed: argparse.Namespace) -> int:
     words = [word for word in (parsed.name, *parsed.command) if word is not None]
     command = words[1:] if words[:1] == ["--"] else words
     if parsed.attempt:
-        from autoprof.cli import recipes_trial  # imported here, because only --try reads timelines
-
-        return recipes_trial.run(parsed.attempt, command, parsed.json)
+        return _try(parsed.attempt, command, parsed.json)
     if parsed.new:
         return recipes_new.run(command, parsed.output, parsed.seconds, parsed.package)
     if parsed.command:
@@ -200,3 +274,208 @@ def _behaviours(as_json: bool) -> int:
         for name, option in content.options.items():
             print(f"    {name}{' (required)' if option.required else ''}: {option.means} Takes {option.takes}.")
     return 0
+
+
+# Maximum number of processes that are shown per hook.
+_MAX_PROCESSES = 4
+# A count of calls of a hook in one process: the step of the calls, True if the hook fired for them, and their number.
+_Count = tuple[int | None, bool, int]
+
+
+def _try(file_or_name: str, argv: list[str], as_json: bool) -> int:
+    """Run a command with a recipe, print the result of each hook, and return the command's exit status."""
+    if not argv:
+        return complain("recipes: --try: no command was given; write autoprof recipes --try RECIPE -- COMMAND", 2)
+    path = file_or_name
+    if not os.path.isfile(path):
+        try:
+            entries = recipes_catalog.entries(arguments.setting("recipes"))
+            path = recipes_catalog.named_entries(entries, file_or_name)[0].path
+        except LookupError as error:
+            return complain(f"recipes: --try {file_or_name}: there is no such file, and {error}", 1)
+    try:
+        hooks = recipe.load(path)
+    except RecipeError as error:
+        return complain(f"{error}; autoprof recipes --check {path} lists all errors", 1)
+    folder = tempfile.mkdtemp(prefix="autoprof-try-")
+    try:
+        status = _run_with(argv, _environment(os.path.abspath(path), folder), as_json)
+        if status is None:
+            return 127
+        tried = _result(path, status, hooks, Path(folder))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    if as_json:
+        console.print_json(tried)
+    else:
+        _show_trial(tried)
+    return status
+
+
+def _environment(path: str, folder: str) -> dict[str, str]:
+    """Return the environment variables for the command.
+
+    They make the command a separate run in `folder`, which is neither collected nor copied.
+    """
+    environ = dict(os.environ)
+    switch_on(environ)
+    for name in (_boot.RUN_ID, _boot.RUN_INFO, _boot.STARTER):
+        environ.pop(name, None)
+    recipes = [file for file in arguments.setting("recipes") if os.path.abspath(file) != path]
+    environ[_boot.RECIPES] = os.pathsep.join([*recipes, path])
+    return environ | {
+        "AUTOPROF_DIR": folder,
+        "AUTOPROF_COLLECT": "0",
+        "AUTOPROF_ON_FINISH": "true",
+        runtime.TRY_VARIABLE: "1",
+    }
+
+
+def _run_with(command: list[str], environ: dict[str, str], as_json: bool) -> int | None:
+    """Run the command and return its exit status as in shells, or None if it can't be run."""
+    try:
+        # If --json is set, only the document goes to standard output.
+        process = subprocess.Popen(command, env=environ, stdout=sys.stderr if as_json else None)
+    except OSError as error:
+        not_run("recipes: --try", command[0], error)
+        return None
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, frame: process.send_signal(number))
+    while True:
+        try:
+            status = process.wait()
+        except KeyboardInterrupt:  # Ctrl-C also interrupts the command; wait for it
+            continue
+        return status if status >= 0 else 128 - status
+
+
+def _result(path: str, status: int, hooks: list[BoundHook], folder: Path) -> Tried:
+    processes: list[tuple[ProcessState, dict[str, list[_Count]]]] = []
+    stages: dict[tuple[str, str, str], list[int]] = defaultdict(list)
+    steps: set[int] = set()
+    for directory in sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.is_symlink()):
+        counts = _counts(directory)
+        for state in runs.read(directory).processes:
+            processes.append((state, counts.get(f"{state.host}-{state.pid}", {})))
+        reader = SpanReader()
+        for journal in journals(directory):
+            for line in reader.spans(journal):
+                if line.kind == "step" and line.step is not None:
+                    steps.add(line.step)
+                elif line.kind == "stage":
+                    stages[line.role, line.name, line.stage_kind].append(-1 if line.step is None else line.step)
+    recipe_keys = {hook.key for hook in hooks}
+    errors = dict.fromkeys(
+        f"{source}: {error.last}"
+        for record, _ in processes
+        for source, error in record.errors.items()
+        if source not in recipe_keys
+    )
+    return Tried(
+        recipe=path,
+        status=status,
+        hooks=[_tried_hook(hook, processes) for hook in hooks],
+        steps=sorted(steps),
+        stages=[
+            TriedStage(role, stage, kind, len(numbers), sorted({number for number in numbers if number >= 0}))
+            for (role, stage, kind), numbers in stages.items()
+        ],
+        errors=list(errors),
+    )
+
+
+def _counts(directory: Path) -> dict[str, dict[str, list[_Count]]]:
+    """Return the counts of calls: dict from process (`<host>-<pid>`) to dict from hook key to list of counts.
+
+    Two processes that had the same pid one after the other have separate files.
+    """
+    counts: dict[str, dict[str, list[_Count]]] = defaultdict(lambda: defaultdict(list))
+    for path in sorted((directory / runtime.CALLS).glob("*.txt")):
+        process = path.name.removesuffix(".txt").rpartition(".")[0]
+        for line in path.read_text(encoding="utf-8").splitlines():
+            call, _, count = line.rpartition(" ")
+            try:
+                key, step, fired = json.loads(call)
+                counts[process][key].append((step, fired, int(count)))
+            except ValueError:  # the machine stopped while the line was written
+                continue
+    return counts
+
+
+def _tried_hook(hook: BoundHook, processes: Iterable[tuple[ProcessState, dict[str, list[_Count]]]]) -> TriedHook:
+    entries = [
+        (record, record.hooks[hook.key], counts.get(hook.key, []))
+        for record, counts in processes
+        if hook.key in record.hooks
+    ]
+    tried_processes = []
+    for record, _, counts in entries:
+        if calls := sum(count for _, fired, count in counts if fired):
+            steps = sorted({step for step, fired, _ in counts if fired and step is not None})
+            tried_processes.append(TriedProcess(record.process, record.host, record.pid, calls, steps))
+    tried = TriedHook(
+        name=hook.hook.name,
+        place=f"{hook.hook.module}:{hook.hook.attribute}",
+        behaviour=hook.hook.behaviour,
+        state=FIRED,
+        said="",
+        calls=sum(process.calls for process in tried_processes),
+        left_alone=sum(count for *_, counts in entries for _, fired, count in counts if not fired),
+        steps=sorted({step for process in tried_processes for step in process.steps}),
+        processes=tried_processes,
+    )
+    if not tried_processes:
+        tried.state, tried.said = _why_not(hook, [(entry.state, entry.reason) for _, entry, _ in entries], tried)
+    errors = [record.errors[hook.key] for record, *_ in entries if hook.key in record.errors]
+    if errors:
+        times = units.count(sum(error.count for error in errors), "time")
+        tried.state, tried.said = FAILED, f"it failed {times}: {errors[0].last}"
+    return tried
+
+
+def _why_not(hook: BoundHook, entries: list[tuple[str, str]], tried: TriedHook) -> tuple[str, str]:
+    """Return the state of a hook that did not fire in any process, and the reason why it did not."""
+    applied = sum(state == "applied" for state, _ in entries)
+    applied_text = f"applied in {units.count(applied, 'process', 'processes')}"
+    if tried.left_alone:
+        calls = units.count(tried.left_alone, "call")
+        return LEFT_ALONE, f"{calls} did not fit its when or unless, or had a name that none of its tables has"
+    if applied and type(hook.behaviour).install is not Behaviour.install:
+        return INSTALLED, f"{applied_text}: it changes the class that it names; calls are not counted"
+    if applied:
+        return NOT_CALLED, f"{applied_text}, but {hook.hook.attribute} was not called"
+    skipped = next(((state, reason) for state, reason in entries if reason != WAITING), None)
+    if skipped is not None:
+        return skipped
+    return NOT_IMPORTED, f"no process imported {hook.hook.module}"
+
+
+def _show_trial(tried: Tried) -> None:
+    rows = [[hook.name, hook.state, str(hook.calls), units.ranges(hook.steps), _where(hook)] for hook in tried.hooks]
+    print()
+    console.show(["hook", "state", "calls", "steps", "where, or why not"], rows)
+    none = "no step has ended; a hook with a step behaviour must fire"
+    print(f"\nsteps: {units.ranges(tried.steps) if tried.steps else none}")
+    if tried.stages:
+        print()
+        rows = [
+            [stage.role, stage.stage, stage.kind or "-", str(stage.times), units.ranges(stage.steps)]
+            for stage in tried.stages
+        ]
+        console.show(["role", "stage", "kind", "times", "steps"], rows)
+    for error in tried.errors:
+        complain(error, 0)
+
+
+def _where(hook: TriedHook) -> str:
+    if hook.said:
+        return hook.said
+    left_alone = f"; {units.count(hook.left_alone, 'call')} left alone" if hook.left_alone else ""
+    excess = len(hook.processes) - _MAX_PROCESSES
+    more_text = f"; and {units.count(excess, 'more process', 'more processes')}" if excess > 0 else ""
+    shown_processes = sorted(hook.processes, key=lambda process: -process.calls)[:_MAX_PROCESSES]
+    return (
+        "; ".join(f"{process.process} ({process.pid}): {process.calls}" for process in shown_processes)
+        + more_text
+        + left_alone
+    )

@@ -12,11 +12,12 @@ import contextlib
 import importlib
 import json
 import os
+import pkgutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
-from importlib.machinery import EXTENSION_SUFFIXES, PathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -109,11 +110,12 @@ class Sources:
     """Modules of installed packages, each parsed once."""
 
     def __init__(self) -> None:
+        importlib.invalidate_caches()
         self._modules: dict[str, Module | None] = {}
 
     def installed(self, package: str) -> bool:
         """Return whether a top-level package or module is installed, or is in the working directory."""
-        return bool(_spec_paths(package))
+        return _top_spec(package) is not None
 
     def module(self, name: str) -> Module:
         """Return a parsed module.
@@ -217,60 +219,38 @@ def _parse(name: str, path: str) -> Module:
 
 
 def _path(name: str) -> str:
-    """Return the file of a module, or the folder of a namespace package.
+    """Return the file of a module. For a namespace package, which has no file, return an empty text.
+
+    The packages around the module are not imported.
 
     Raises:
         NotInSource: There is no module of this name.
     """
     top, *inner = name.split(".")
-    paths = _spec_paths(top)
-    if not paths:
+    spec = _top_spec(top)
+    if spec is None:
         raise NotInSource(f"{top} is not installed here")
-    module_names: set[str] = set()
-    for root in paths:
-        if not inner and os.path.isfile(root):
-            return root
-        base = os.path.join(root, *inner)
-        for path in (os.path.join(base, "__init__.py"), f"{base}.py", *(base + end for end in EXTENSION_SUFFIXES)):
-            if os.path.isfile(path):
-                return path
-        if os.path.isdir(base):
-            return base
-        names = _names(os.path.dirname(base))
-        module_names.update(entry.removesuffix(".py") for entry in names if not entry.startswith("__"))
-    last_name = name.rpartition(".")[2]
-    raise NotInSource(f"there is no module {name}{did_you_mean(last_name, module_names)}")
+    package = top
+    for part in inner:
+        folders = [os.fspath(folder) for folder in spec.submodule_search_locations or ()]  # transformers has paths here
+        spec = PathFinder.find_spec(f"{package}.{part}", folders)
+        if spec is None:
+            siblings = [module.name for module in pkgutil.iter_modules(folders)]
+            raise NotInSource(f"there is no module {name}{did_you_mean(part, siblings)}")
+        package = f"{package}.{part}"
+    return spec.origin or ""
 
 
-def _spec_paths(top: str) -> list[str]:
-    """Return the folders of a top-level package, or the file of a top-level module.
-
-    Also look in the working directory. Return an empty list if the name is not found.
-    """
+def _top_spec(top: str) -> ModuleSpec | None:
+    """Return the spec of a top-level module, which is installed or in the working directory; None if it is neither."""
     try:
         spec = find_spec(top) or PathFinder.find_spec(top, [os.getcwd()])
     except Exception:  # a finder of another package may raise anything
-        spec = None
-    if spec is None:
-        return []
-    paths = list(spec.submodule_search_locations or ())
-    if spec.origin is None:
-        # A namespace package, or an unrelated folder with the same name. Only a package contains Python files.
-        return [path for path in paths if _contains_python(path)]
-    return paths or [spec.origin]
-
-
-def _contains_python(folder: str) -> bool:
-    return any(
-        name.endswith(".py") or os.path.isfile(os.path.join(folder, name, "__init__.py")) for name in _names(folder)
-    )
-
-
-def _names(folder: str) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except OSError:
-        return []
+        return None
+    # A folder with the same name looks like a namespace package, but only a package contains modules.
+    if spec is not None and spec.origin is None and not any(pkgutil.iter_modules(spec.submodule_search_locations)):
+        return None
+    return spec
 
 
 _CHILD_TIMEOUT_S = 300

@@ -103,9 +103,21 @@ class Measurement:
 
     def _begin_thread(self, *event: Any) -> None:
         """Measure the calls in the current thread."""
-        sys.setprofile(_MeasuredThread(self).profile)
+        # The open calls of measured functions in this thread.
+        stack: list[_Call] = []
 
-    def function_of(self, frame: FrameType) -> _Function | None:
+        def count(frame: FrameType, event: str, arg: Any) -> None:
+            """Count a call or a return, as `sys.setprofile` reports it."""
+            if event == "call":
+                function = self._function_of(frame)
+                if function is not None:
+                    self._begin_call(function, frame, stack)
+            elif event == "return" and stack and stack[-1].frame is frame:
+                self._end_call(stack.pop())
+
+        sys.setprofile(count)
+
+    def _function_of(self, frame: FrameType) -> _Function | None:
         """Return the function of a frame. Return None for functions that are not measured.
 
         These are functions of libraries, functions without a name, and generators.
@@ -129,7 +141,7 @@ class Measurement:
             return False
         return path != __file__
 
-    def begin_call(self, function: _Function, frame: FrameType, stack: list[_Call]) -> None:
+    def _begin_call(self, function: _Function, frame: FrameType, stack: list[_Call]) -> None:
         """Begin a call of a function. If a coroutine was suspended in this frame, continue its call."""
         if function.is_coroutine and (call := self._suspended.pop(frame, None)) is not None:
             stack.append(call)
@@ -149,8 +161,8 @@ class Measurement:
             function.samples.append(_integers(frame))
             function.has_rank |= "self.rank" in function.samples[-1]
 
-    def end_call(self, call: _Call) -> None:
-        """End a call. If the coroutine was only suspended, keep its call for `begin_call`."""
+    def _end_call(self, call: _Call) -> None:
+        """End a call. If the coroutine was only suspended, keep its call for `_begin_call`."""
         function = call.function
         if function.is_coroutine and function.code.co_code[call.frame.f_lasti] in _SUSPENDING:
             self._suspended[call.frame] = call
@@ -207,23 +219,6 @@ class Measurement:
                 os.replace(partial, self._path)
         except OSError:  # the command that measures has ended and removed the folder
             pass
-
-
-class _MeasuredThread:
-    """The open calls of measured functions in one thread."""
-
-    def __init__(self, measurement: Measurement) -> None:
-        self._measurement = measurement
-        self._stack: list[_Call] = []
-
-    def profile(self, frame: FrameType, event: str, arg: Any) -> None:
-        """Count a call or a return, as `sys.setprofile` reports it."""
-        if event == "call":
-            function = self._measurement.function_of(frame)
-            if function is not None:
-                self._measurement.begin_call(function, frame, self._stack)
-        elif event == "return" and self._stack and self._stack[-1].frame is frame:
-            self._measurement.end_call(self._stack.pop())
 
 
 def _integers(frame: FrameType) -> dict[str, int]:

@@ -111,10 +111,17 @@ def _write(figures: RunFigures, parsed: argparse.Namespace, default_page: Path) 
     Returns:
         The exit status.
     """
-    texts = [(path, text) for path, text in (("-" if parsed.json else "", _json), (parsed.md, markdown.text)) if path]
+    texts: dict[str, str] = {}
+    if parsed.json:
+        texts["-"] = msgspec.json.format(msgspec.json.encode(figures), indent=1).decode() + "\n"
+    if parsed.md:
+        texts[parsed.md] = markdown.text(figures)
     page = parsed.output or (None if texts else default_page)
-    for path, text in texts:
-        _put(path, text(figures))
+    for path, text in texts.items():
+        if path == "-":
+            sys.stdout.write(text)
+        else:
+            files.write(path, text.encode("utf-8", "backslashreplace"))
     out = sys.stderr if parsed.json or parsed.md == "-" else sys.stdout
     if out is sys.stdout:
         show(figures, parsed.step)
@@ -127,21 +134,10 @@ def _write(figures: RunFigures, parsed: argparse.Namespace, default_page: Path) 
             print(f"report: {page}", file=out)
         except html.MissingExtra as error:
             status = complain(f"report: {error}", 1)
-    for path, _ in texts:
+    for path in texts:
         if path != "-":
             print(f"written: {path}", file=out)
     return status
-
-
-def _json(figures: RunFigures) -> str:
-    return msgspec.json.format(msgspec.json.encode(figures), indent=1).decode() + "\n"
-
-
-def _put(path: str, content: str) -> None:
-    if path == "-":
-        sys.stdout.write(content)
-    else:
-        files.write(path, content.encode("utf-8", "backslashreplace"))
 
 
 def show(figures: RunFigures, chosen: int | None = None) -> None:

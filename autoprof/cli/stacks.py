@@ -17,7 +17,7 @@ from msgspec import Struct
 from autoprof.base import units
 from autoprof.base.identity import HOST, host_name
 from autoprof.base.redact import plain
-from autoprof.cli import arguments, console, nodes, trigger_access
+from autoprof.cli import arguments, console, nodes, trigger
 from autoprof.cli.console import complain
 from autoprof.cli.documents import Lacking, StackGroup, Stacks
 from autoprof.run import cluster
@@ -51,14 +51,6 @@ class Member(NamedTuple):
         samples = [span for span in self.spans if span.kind not in _WORK]
         return max(samples, key=lambda span: span.start_ns, default=self.work)
 
-    @property
-    def label(self) -> str:
-        """Return the name of the member: its role and rank if it is in a stage with a rank, else its process."""
-        work = self.work
-        if work is not None and work.rank is not None and work.kind == "stage":
-            return f"{work.role} rank {work.rank}"
-        return f"{units.short(self.process.process or 'process', _MAX_LABEL)} ({self.process.host}-{self.process.pid})"
-
 
 class Group(NamedTuple):
     """Threads or tasks with the same stack, in spans of the same kind and name."""
@@ -91,7 +83,9 @@ class Group(NamedTuple):
             if work is not None and work.rank is not None and work.kind == "stage":
                 ranks.setdefault(work.role, set()).add(work.rank)
             else:
-                other_names.append(member.label)
+                process = member.process
+                title = units.short(process.process or "process", _MAX_LABEL)
+                other_names.append(f"{title} ({process.host}-{process.pid})")
         names = [
             f"{role} rank{'s' if len(numbers) > 1 else ''} {units.ranges(sorted(numbers))}"
             for role, numbers in sorted(ranks.items())
@@ -193,7 +187,7 @@ class Answer(Struct, frozen=True, kw_only=True):
 _NODE_EXTRA_S = 60.0
 
 
-def ask_nodes(ray: Any, run: str, name: str, why: bytes, wait_s: float, native: bool) -> tuple[str, list[Answer]]:
+def ask_run(ray: Any, run: str, name: str, why: bytes, wait_s: float, native: bool) -> tuple[str, list[Answer]]:
     """Ask the processes on all nodes of a run for their stacks. Return the id of the run, and the answers of the nodes.
 
     `ray` is the module, and `run` names the run as in `find_in_ray`. `nodes.ask` describes the other arguments.
@@ -202,7 +196,7 @@ def ask_nodes(ray: Any, run: str, name: str, why: bytes, wait_s: float, native: 
         NotFound: No run in the cluster matches, or several do.
         Gone: All nodes of the run are gone.
     """
-    registered = trigger_access.find_in_ray(ray, run).run
+    registered = trigger.find_in_ray(ray, run).run
     alive = {node["NodeID"]: node["NodeManagerHostname"] for node in ray.nodes() if node["Alive"]}
     directories = {registered.node: registered.directory}
     answers = []
@@ -217,29 +211,21 @@ def ask_nodes(ray: Any, run: str, name: str, why: bytes, wait_s: float, native: 
             directories[member.id] = member.directory
         else:
             answers.append(Answer(host=member.host, folder=member.directory, problem="the node has died"))
-    task = cluster.shipped(ray, nodes.__name__)
     calls = {
-        node_id: cluster.on_node(task, node_id, "autoprof_stacks").remote(
-            "ask", directory, name, why, wait_s, native, False
-        )
+        node_id: ("ask", directory, name, why, wait_s, native, False)
         for node_id, directory in directories.items()
         if node_id in alive
     }
     if not calls:
         raise cluster.Gone(f"all nodes of run {registered.id} are gone")
-    done_calls, late_calls = ray.wait(list(calls.values()), num_returns=len(calls), timeout=wait_s + _NODE_EXTRA_S)
-    for call in late_calls:
-        ray.cancel(call)
-    for node_id, call in calls.items():
-        try:
-            if call not in done_calls:
-                raise TimeoutError(f"no answer within {wait_s + _NODE_EXTRA_S:g} s")
-            answers.append(msgspec.convert(ray.get(call), Answer))
-        except Exception as error:  # the node has died since
-            first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    for node_id, answer in trigger.ask_nodes(ray, "autoprof_stacks", calls, wait_s + _NODE_EXTRA_S).items():
+        if isinstance(answer, Exception):  # the node has died since
+            first_line = (str(answer).strip().splitlines() or [type(answer).__name__])[0]
             folder = f"{directories[node_id]}/{STACKS}/{name}"
             problem = f"the node did not answer: {first_line[:200]}"
             answers.append(Answer(host=host_name(alive[node_id]), folder=folder, problem=problem))
+        else:
+            answers.append(msgspec.convert(answer, Answer))
     return registered.id, answers
 
 
@@ -317,7 +303,7 @@ def _open_span_lines(processes: Sequence[ProcessStacks]) -> Iterator[str]:
     by_name: dict[tuple[str, str], list[tuple[float, OpenSpan, ProcessStacks]]] = {}
     for process in processes:
         for span in process.spans:
-            if span.kind not in ("step", "stage", "timer", "window"):
+            if span.kind not in _WORK:
                 by_name.setdefault((span.kind, span.name), []).append((age(process, span), span, process))
     if by_name:
         yield from ("", "open:")
@@ -406,7 +392,7 @@ def run(parsed: argparse.Namespace) -> int:
             return _print_answers(running.id, [msgspec.convert(answer, Answer)], parsed)
         with arguments.cluster(parsed.ray, "--ray") as ray:
             with _waiting(parsed.wait):
-                run_id, answers = ask_nodes(ray, parsed.name, *question)
+                run_id, answers = ask_run(ray, parsed.name, *question)
             return _print_answers(run_id, answers, parsed)
     except cluster.Lost as error:
         complain(f"stacks: {error}", 1)
@@ -467,7 +453,14 @@ def _print_answers(run_id: str, answers: list[Answer], parsed: argparse.Namespac
                 run=run_id,
                 folders=folders,
                 processes=processes,
-                groups=[_described(group) for group in at_work(processes)],
+                groups=[
+                    StackGroup(
+                        heading=heading(group, "process", "processes"),
+                        processes=[f"{member.process.host}-{member.process.pid}" for member in group.members],
+                        frames=group.frames,
+                    )
+                    for group in at_work(processes)
+                ],
                 absent=absent,
                 problems=problems,
             )
@@ -501,14 +494,6 @@ def _absent(answers: list[Answer], files: Container[str]) -> list[Lacking]:
             if name not in files and is_known:
                 absent[name] = process
     return list(absent.values())
-
-
-def _described(group: Group) -> StackGroup:
-    return StackGroup(
-        heading=heading(group, "process", "processes"),
-        processes=[f"{member.process.host}-{member.process.pid}" for member in group.members],
-        frames=group.frames,
-    )
 
 
 def _spy_problems(answers: list[Answer], native: bool) -> list[str]:

@@ -16,7 +16,7 @@ import msgspec
 
 from autoprof.base import units
 from autoprof.report import model
-from autoprof.report.model import OTHER, Lane, Part, SampleFigures, StepFigures, StepRow
+from autoprof.report.model import OTHER, Gap, Lane, Part, SampleFigures, StepFigures, StepRow
 
 _FAMILIES = {
     model.GENERATION: "generation",
@@ -175,7 +175,7 @@ def run_plot(steps: Sequence[StepRow], looks: dict[str, Look]) -> Plot:
             )
         )
     data += _marks(steps)
-    rates = [_mean([step.tokens_per_s for step in group]) for group in groups]
+    rates = [_mean_rate(group) for group in groups]
     plot = layout(420, barmode="stack", bargap=0, hovermode="closest", yaxis=axis("seconds a step", rangemode="tozero"))
     x_range = [steps[0].number - step_range * 0.8, steps[-1].number + step_range * 0.8]
     plot["xaxis"] = axis(
@@ -203,42 +203,29 @@ def _group_title(group: Sequence[StepRow]) -> str:
 def _marks(steps: Sequence[StepRow]) -> list[Plot]:
     slow_steps = sorted((step for step in steps if step.slow), key=lambda step: step.usual_s - step.seconds)[:MAX_MARKS]
     captured_steps = [step for step in steps if step.captured]
+    captured_steps = captured_steps[:: -(-len(captured_steps) // MAX_MARKS) or 1]
+    slow_texts = [f"{units.seconds(step.seconds)}, usual {units.seconds(step.usual_s)}" for step in slow_steps]
+    captured_texts = [f"captured, {units.seconds(step.seconds)}" for step in captured_steps]
+    # For each kind of mark: its name, its look, its height above the bar as a share of the highest bar, and its steps.
+    kinds = (
+        ("slow step", "triangle-down", "@warn", 0.03, slow_steps, slow_texts),
+        ("captured step", "diamond", "@text", 0.08, captured_steps, captured_texts),
+    )
     max_s = max((step.seconds for step in steps), default=0.0)
-    marks = []
-    if slow_steps:
-        texts = [f"step {s.number}: {units.seconds(s.seconds)}, usual {units.seconds(s.usual_s)}" for s in slow_steps]
-        marks.append(
-            _mark(
-                "slow step", "triangle-down", "@warn", slow_steps, [s.seconds + max_s * 0.03 for s in slow_steps], texts
-            )
-        )
-    if captured_steps:
-        marked_steps = captured_steps[:: -(-len(captured_steps) // MAX_MARKS)]
-        texts = [f"step {s.number}: captured, {units.seconds(s.seconds)}" for s in marked_steps]
-        marks.append(
-            _mark(
-                "captured step",
-                "diamond",
-                "@text",
-                marked_steps,
-                [s.seconds + max_s * 0.08 for s in marked_steps],
-                texts,
-            )
-        )
-    return marks
-
-
-def _mark(name: str, symbol: str, colour: str, steps: Sequence[StepRow], y: list[float], texts: list[str]) -> Plot:
-    return {
-        "type": "scatter",
-        "mode": "markers",
-        "name": name,
-        "x": [step.number for step in steps],
-        "y": y,
-        "marker": {"symbol": symbol, "size": 10, "color": colour, "line": {"width": 1, "color": "@page"}},
-        "text": texts,
-        "hovertemplate": "%{text}<extra></extra>",
-    }
+    return [
+        {
+            "type": "scatter",
+            "mode": "markers",
+            "name": name,
+            "x": [step.number for step in marked_steps],
+            "y": [step.seconds + max_s * height for step in marked_steps],
+            "marker": {"symbol": symbol, "size": 10, "color": colour, "line": {"width": 1, "color": "@page"}},
+            "text": [f"step {step.number}: {text}" for step, text in zip(marked_steps, texts, strict=True)],
+            "hovertemplate": "%{text}<extra></extra>",
+        }
+        for name, symbol, colour, height, marked_steps, texts in kinds
+        if marked_steps
+    ]
 
 
 def _rates(x: list[float], rates: list[float | None], titles: list[str]) -> Plot:
@@ -256,9 +243,9 @@ def _rates(x: list[float], rates: list[float | None], titles: list[str]) -> Plot
     }
 
 
-def _mean(values: list[float | None]) -> float | None:
-    known_values = [value for value in values if value is not None]
-    return sum(known_values) / len(known_values) if known_values else None
+def _mean_rate(steps: Sequence[StepRow]) -> float | None:
+    rates = [step.tokens_per_s for step in steps if step.tokens_per_s is not None]
+    return sum(rates) / len(rates) if rates else None
 
 
 # Crowds: kinds of spans of which many run at the same time, and the name of the bars for each kind. The plot does not
@@ -341,7 +328,9 @@ def lanes_plot(step: StepFigures, looks: dict[str, Look]) -> tuple[Plot, int]:
     plot["xaxis"] = axis("seconds from the step's start", range=[0, whole_s * 1.005], zeroline=False)
     plot["yaxis"] = rows_axis([y for y, _ in ticks], [label for _, label in ticks], next_y)
     for gap in step.gaps:
-        _shade(plot, gap.start_s, gap.end_s, whole_s)
+        _shade(plot, gap.start_s, gap.end_s)
+        if gap.end_s - gap.start_s > whole_s * 0.06:
+            plot["annotations"].append(_gap_label(gap))
     return {"data": data, "layout": plot}, left_out
 
 
@@ -355,12 +344,21 @@ def _bar_text(bar_of: Placed) -> str:
     return f"{time}, ended by {text(bar_of.error)}" if bar_of.error else time
 
 
-def _shade(plot: Plot, start: float, end: float, whole_s: float) -> None:
+def _gap_label(gap: Gap) -> Plot:
+    return {
+        "x": (gap.start_s + gap.end_s) / 2,
+        "y": 0,
+        "yref": "paper",
+        "yanchor": "bottom",
+        "showarrow": False,
+        "text": f"idle<br>{units.seconds(gap.end_s - gap.start_s)}",
+        "font": {"size": 11},
+    }
+
+
+def _shade(plot: Plot, start: float, end: float) -> None:
     area = {"type": "rect", "x0": start, "x1": end, "y0": 0, "y1": 1, "yref": "paper", "layer": "below"}
     plot["shapes"].append({**area, "fillcolor": "@gap", "line": {"width": 0}})
-    if end - start > whole_s * 0.06:
-        label = {"x": (start + end) / 2, "y": 0, "yref": "paper", "yanchor": "bottom", "showarrow": False}
-        plot["annotations"].append({**label, "text": f"idle<br>{units.seconds(end - start)}", "font": {"size": 11}})
 
 
 def _place(lane: Lane, whole_s: float) -> tuple[list[Placed], int]:
@@ -372,21 +370,18 @@ def _place(lane: Lane, whole_s: float) -> tuple[list[Placed], int]:
     spans = sorted(
         (span for span in lane.spans if span.kind not in CROWDS), key=lambda span: (span.start_s, -span.end_s)
     )
-    ends: list[float] = []
     rows: list[list[Placed]] = []
     too_deep = 0
     for span in spans:
-        row = next((row for row, end in enumerate(ends) if span.start_s >= end - 1e-9), len(ends))
+        row = next((row for row, bars in enumerate(rows) if span.start_s >= bars[-1].end - 1e-9), len(rows))
         if row >= _MAX_ROWS:
             too_deep += 1
             continue
-        if row == len(ends):
-            ends.append(span.end_s)
-            rows.append([])
-        ends[row] = span.end_s
-        last_bar = rows[row][-1] if rows[row] else None
         new_bar = Placed(span.name, span.kind, span.start_s, span.end_s, row, error=span.error)
-        if last_bar and last_bar.name == span.name and _narrow(last_bar, new_bar, whole_s):
+        if row == len(rows):
+            rows.append([new_bar])
+        elif rows[row][-1].name == span.name and _narrow(rows[row][-1], new_bar, whole_s):
+            last_bar = rows[row][-1]
             merged_fields = {"end": new_bar.end, "count": last_bar.count + 1, "error": last_bar.error or new_bar.error}
             rows[row][-1] = msgspec.structs.replace(last_bar, **merged_fields)
         else:
@@ -478,9 +473,7 @@ def done_plot(figures: SampleFigures) -> Plot:
         "hovertemplate": "%{text}<extra></extra>",
     }
     if figures.tail is not None:
-        start = figures.end_s - figures.tail.waited_s
-        area = {"type": "rect", "x0": start, "x1": figures.end_s, "y0": 0, "y1": 1, "yref": "paper", "layer": "below"}
-        plot["shapes"].append({**area, "fillcolor": "@gap", "line": {"width": 0}})
+        _shade(plot, figures.end_s - figures.tail.waited_s, figures.end_s)
         last_text = "the last one" if figures.tail.count == 1 else f"the last {figures.tail.count}"
         wait_text = f"{units.seconds(figures.tail.waited_s)} for {last_text}"
         plot["annotations"].append(

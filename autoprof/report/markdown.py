@@ -24,50 +24,44 @@ _SPECIAL = re.compile(r"([\\`*\[\]|~$]|(?<![^\W_])_|_(?![^\W_]))")
 
 def text(figures: RunFigures) -> str:
     """Return the report as Markdown."""
-    return "\n".join(_lines(figures)) + "\n"
+    return "".join(f"{block}\n\n" for block in _blocks(figures))
 
 
-def _lines(run: RunFigures) -> Iterable[str]:
+def _blocks(run: RunFigures) -> Iterable[str]:
+    """Yield the blocks of the report: titles, paragraphs, lists and tables. A blank line follows each block."""
     yield f"# autoprof: {_safe(run.id)}"
-    yield ""
     if run.command:
         yield f"{_code(run.command[:300])}, {_safe(run.state)}."
-        yield ""
     if run.steps:
         rate = f", {number(run.tokens_per_s)} generated tokens/s" if run.tokens_per_s is not None else ""
         yield f"{seconds(run.median_s)} a step ({run.basis}){rate}."
-        yield ""
     if run.comparison is not None:
         yield from _comparison(run.comparison)
-    yield from _findings("Findings", run.findings, run.verdict)
+    yield "## Findings"
+    yield _findings(run.findings, run.verdict)
     if run.stages:
         yield "## Where the time goes"
-        yield ""
         rows = [
             [_safe(each.name), each.kind, seconds(each.seconds), share(each.share), seconds(each.median_s)]
             for each in run.stages
         ]
-        yield from _table(["stage", "kind", "seconds", "share", "median"], rows)
+        yield _table(["stage", "kind", "seconds", "share", "median"], rows)
     slow_rows = sorted((row for row in run.steps if row.slow), key=lambda row: row.usual_s - row.seconds)[:_MAX_STEPS]
     if slow_rows:
         yield "## Slow steps"
-        yield ""
         table = [[str(row.number), seconds(row.seconds), seconds(row.usual_s)] for row in slow_rows]
-        yield from _table(["step", "took", "usually"], table)
+        yield _table(["step", "took", "usually"], table)
     if run.open:
         yield from _open(run)
     for step in run.details:
         yield from _step(step)
     if run.notes:
         yield "## Notes"
-        yield ""
-        yield from (f"- {_safe(note)}" for note in run.notes[:_MAX_ROWS])
-        yield ""
+        yield "\n".join(f"- {_safe(note)}" for note in run.notes[:_MAX_ROWS])
 
 
 def _open(run: RunFigures) -> Iterable[str]:
     yield f"## {model.open_title(run.going_on)}"
-    yield ""
     rows = [
         [
             f"{_safe(each.kind)} {_safe(each.name)}" if each.kind != each.name else _safe(each.name),
@@ -78,46 +72,40 @@ def _open(run: RunFigures) -> Iterable[str]:
         ]
         for each in run.open[:_MAX_ROWS]
     ]
-    yield from _table(["span", "step", "of", "process", "open for"], rows)
+    yield _table(["span", "step", "of", "process", "open for"], rows)
     if others := len(run.open) - len(rows) + run.open_left_out:
         yield f"{several(others, 'other span')} {'is' if others == 1 else 'are'} open."
-        yield ""
 
 
 def _step(step: StepFigures) -> Iterable[str]:
     yield f"## Step {step.number} ({step.kind}): {seconds(step.seconds)}"
-    yield ""
     for reason in step.captured_for:
         yield f"Captured for: {_safe(reason)}"
-        yield ""
     if step.stages:
         stage_rows = [[_safe(name), seconds(value)] for name, value in step.stages.items()]
-        yield from _table(["stage", "seconds"], stage_rows)
+        yield _table(["stage", "seconds"], stage_rows)
     if step.samples is not None:
         samples, quantiles = step.samples, step.samples.quantiles_s
         yield (
             f"{samples.count} samples, {seconds(quantiles['0.5'])} in the median, "
             f"{seconds(quantiles['0.95'])} at the 95th percentile, {seconds(quantiles['1'])} at most."
         )
-        yield ""
         rows = [
             [_safe(row.label), seconds(row.seconds), _safe(row.held_by), _safe(row.lane)] for row in samples.longest[:5]
         ]
-        yield from _table(["longest samples", "took", "held by", "in"], rows)
+        yield _table(["longest samples", "took", "held by", "in"], rows)
     late_skews = [skew for skew in step.skews if skew.waited_s >= 0.01 * step.seconds][:5]
     if late_skews:
         rows = [[_safe(s.stage), _safe(s.slowest), seconds(s.slowest_s), seconds(s.median_s)] for s in late_skews]
-        yield from _table(["stage", "slowest", "took", "median"], rows)
+        yield _table(["stage", "slowest", "took", "median"], rows)
     shown_captures = _first_of_each(step.captures)
     for capture in shown_captures:
         yield from _capture(capture)
     if others := len(step.captures) - len(shown_captures):
         verb = "is" if others == 1 else "are"
         yield f"{several(others, 'other capture')} of this step {verb} in the page and the JSON."
-        yield ""
     if unread_count := step.captures_left_out:
         yield f"{several(unread_count, 'capture')} of further ranks {'was' if unread_count == 1 else 'were'} not read."
-        yield ""
 
 
 def _first_of_each(captures: Sequence[CaptureFigures]) -> list[CaptureFigures]:
@@ -136,7 +124,6 @@ def _first_of_each(captures: Sequence[CaptureFigures]) -> list[CaptureFigures]:
 
 def _capture(capture: CaptureFigures) -> Iterable[str]:
     yield f"### {_safe(place_of(capture))}, step {capture.step}: {_safe(capture.state)}"
-    yield ""
     facts = [f"{seconds(capture.seconds)}"] if capture.seconds is not None else []
     facts += [f"{_safe(capture.bound)}-bound" if capture.bound else "", _safe(capture.reason)]
     facts += [_safe(capture.opens_with), _safe(capture.slowest)]
@@ -152,53 +139,43 @@ def _capture(capture: CaptureFigures) -> Iterable[str]:
             f"{name}: {each.passes} passes, {seconds(each.seconds)}" for name, each in kinds.items() if each.passes
         ]
     yield f"{_code(capture.file)}: {'; '.join(filter(None, facts))}"
-    yield ""
     top_operators = sorted((*capture.operators, *capture.kernels), key=lambda each: -each.self_us)[:8]
     if top_operators:
         rows = [
             [_code(each.name[:80]), _safe(each.category), number(each.calls), seconds(each.self_us / 1e6)]
             for each in top_operators
         ]
-        yield from _table(["operator", "kind", "calls", "own time"], rows)
+        yield _table(["operator", "kind", "calls", "own time"], rows)
 
 
 def _comparison(comparison: Comparison) -> Iterable[str]:
     yield f"## {_safe(comparison.b)} against {_safe(comparison.a)}"
-    yield ""
     for line in comparison.basis:
         yield _safe(line)
-        yield ""
-    yield from _findings(
-        "", comparison.findings, "nothing became slower by much" if comparison.rows else NOTHING_COMMON
-    )
+    yield _findings(comparison.findings, "nothing became slower by much" if comparison.rows else NOTHING_COMMON)
     rows = []
     for row in comparison.rows[:_MAX_ROWS]:
         show_value = number if row.unit == "1/s" else seconds
         change_text = f"{row.change:+,.0f}" if row.unit == "1/s" else change(row.change)
         rows.append([row.kind, _safe(row.name), _safe(row.where), show_value(row.a), show_value(row.b), change_text])
-    yield from _table(["", "name", "where", comparison.a, comparison.b, "change"], rows)
+    yield _table(["", "name", "where", comparison.a, comparison.b, "change"], rows)
 
 
-def _findings(title: str, findings: Sequence[Finding], nothing: str) -> Iterable[str]:
-    if title:
-        yield f"## {title}"
-        yield ""
-    if not findings:
-        yield f"{_safe(nothing[:1].upper() + nothing[1:].rstrip('.'))}."
+def _findings(findings: Sequence[Finding], nothing: str) -> str:
+    """Return the findings as a list. Without a finding, return the sentence `nothing`."""
+    lines = [] if findings else [f"{_safe(nothing[:1].upper() + nothing[1:].rstrip('.'))}."]
     for each in findings:
         cost = f"**{seconds(each.seconds)}**: " if each.seconds else ""
-        yield f"- {cost}{_safe(each.text)}"
-        yield from (f"  - {_safe(line)}" for line in each.evidence)
+        lines.append(f"- {cost}{_safe(each.text)}")
+        lines += [f"  - {_safe(line)}" for line in each.evidence]
         if each.file:
-            yield f"  - in {_code(each.file)}"
-    yield ""
+            lines.append(f"  - in {_code(each.file)}")
+    return "\n".join(lines)
 
 
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterable[str]:
-    yield f"| {' | '.join(map(_safe, header))} |"
-    yield f"|{' --- |' * len(header)}"
-    yield from (f"| {' | '.join(row)} |" for row in rows)
-    yield ""
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [f"| {' | '.join(map(_safe, header))} |", f"|{' --- |' * len(header)}"]
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
 
 
 def _safe(raw: str) -> str:

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from pytest_mock import MockerFixture
 
+from autoprof.cli import nodes
 from autoprof.cli import trigger as trigger_wait
-from autoprof.cli import trigger_access as view
 from autoprof.cli.documents import Triggered
-from autoprof.cli.trigger import GaveUp
-from autoprof.cli.trigger_access import View
+from autoprof.cli.trigger import GaveUp, View
 from autoprof.rundir.file_names import META, PART
 from autoprof.rundir.layout import RunDir, write_json
 from autoprof.windows import requests
@@ -32,9 +32,9 @@ class Nodes:
         self.alive = True
 
     def look(self, steps: Sequence[int] = ()) -> list[View]:
-        told = [{**view.reader()(str(run.path), list(steps)), "host": host} for host, run in self.places]
+        told = [{**nodes.look(str(run.path), list(steps)), "host": host} for host, run in self.places]
         told[0]["alive"] = self.alive
-        return [view.view(each) for each in told]
+        return msgspec.convert(told, list[View])
 
 
 @pytest.fixture

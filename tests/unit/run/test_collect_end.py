@@ -17,7 +17,7 @@ import pytest
 
 from autoprof.base import identity, log
 from autoprof.behaviours import ray as ray_behaviours
-from autoprof.cli import collect, trigger_access
+from autoprof.cli import collect, trigger
 from autoprof.cli.main import main
 from autoprof.run import cluster as ray_cluster
 from autoprof.run import end, gather
@@ -118,7 +118,7 @@ def test_the_running_run_of_another_user_gets_no_request_without_its_name(kept: 
     other = Registered(id="20260103-other", directory="/c", host="h", node="n", pid=1, ticks=1, uid=NOBODY)
     kept.kept[registered(other.id).encode()] = msgspec.json.encode(other)
     with pytest.raises(runs.NotFound, match=f"there are 20260103-other of user {NOBODY}$"):
-        trigger_access.find_in_ray(SimpleNamespace(), "latest")
+        trigger.find_in_ray(SimpleNamespace(), "latest")
 
 
 def test_an_address_of_the_loopback_names_the_cluster_of_its_own_host_only(tmp_path: Path) -> None:

@@ -40,6 +40,14 @@ def test_modules_for_other_nodes_run_without_any_package(module: str, call: str)
 def test_modules_for_other_nodes_have_the_names_of_the_run_directory(tmp_path: Path) -> None:
     names = (RunDir(tmp_path).control.name, file_names.COLLECTED, file_names.PART)
     assert names == (node_functions.CONTROL, node_functions.COLLECTED, node_functions.PART)
+    own_names = (file_names.RUN, file_names.STEP, file_names.META, file_names.PART, file_names.MERGING)
+    assert own_names == (
+        stacks_node.RUN,
+        stacks_node.STEP,
+        stacks_node.META,
+        stacks_node.PART,
+        stacks_node.MERGING,
+    )
     limits = (records.STACKS, records.WHY, records.MAX_STACKS_BYTES)
     assert limits == (stacks_node.STACKS, stacks_node.WHY, stacks_node.MAX_STACKS_BYTES)
 

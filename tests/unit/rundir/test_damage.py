@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoprof.cli import arguments, main, open
-from autoprof.cli import trigger_access as trigger_view
+from autoprof.cli import arguments, main, open, trigger
 from autoprof.cli.open import Server
 from autoprof.hooks import recipe
 from autoprof.report import html
@@ -95,7 +94,9 @@ def by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster, "connected", unreachable)
     monkeypatch.setattr(html, "write", lambda figures, path: path.write_text(html.__name__))
     monkeypatch.setattr(recipe, "load", functools.cache(recipe.load))
-    monkeypatch.setattr(arguments, "Parser", functools.cache(arguments.Parser))
+    new = arguments.Parser
+    parser = functools.cache(lambda name: new(name, main.COMMANDS[name]))
+    monkeypatch.setattr(arguments, "Parser", lambda name, _: parser(name))
 
 
 def _no_json(word: str) -> None:
@@ -127,7 +128,7 @@ def ask_the_run(run: Path) -> None:
     processes.summary(processes.read(run))
     requests.taken(directory, requests.names(directory), set())
     requests.states(directory)
-    (view,) = trigger_view.OnDisk(runs.read(run)).look([1])
+    (view,) = trigger.OnDisk(runs.read(run)).look([1])
     view.became("1-1-00000001.json")
     view.open_request(Trigger(run="run"))
 

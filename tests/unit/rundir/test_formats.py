@@ -16,7 +16,7 @@ from msgspec import Struct
 from autoprof.capture import finisher
 from autoprof.capture.artifacts import Subject
 from autoprof.capture.profilers import memory
-from autoprof.cli import documents, recipes, recipes_trial
+from autoprof.cli import documents, recipes
 from autoprof.rundir import journal, layout, records
 from autoprof.rundir.records import CaptureMeta, Line, OutOfMemoryMeta, ProcessLine
 from autoprof.rundir.runs import CaptureFile
@@ -30,9 +30,7 @@ def test_the_page_is_what_the_structs_say() -> None:
     assert formats.JSON_PAGE.read_text() == formats.json_page(), "run make formats"
 
 
-@pytest.mark.parametrize(
-    "kind", [*KINDS, *formats.structs(documents), *formats.structs(recipes), *formats.structs(recipes_trial)]
-)
+@pytest.mark.parametrize("kind", [*KINDS, *formats.structs(documents), *formats.structs(recipes)])
 def test_every_field_is_documented(kind: type[Struct]) -> None:
     documented = formats.comments(documents.Document) | formats.comments(kind)
     assert [name for name in kind.__struct_fields__ if not documented.get(name)] == []

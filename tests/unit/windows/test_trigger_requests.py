@@ -18,8 +18,7 @@ from autoprof.base.identity import HOST
 from autoprof.behaviours.trainer import steps
 from autoprof.behaviours.trainer.steps import Wrap
 from autoprof.cli import doctor as run
-from autoprof.cli import main
-from autoprof.cli import trigger_access as view
+from autoprof.cli import main, nodes
 from autoprof.config.settings import Settings
 from autoprof.config.values import SettingsError
 from autoprof.hooks.behaviour import CALL, Call, Outcome, Wait
@@ -359,7 +358,7 @@ def test_a_process_registers_once_and_a_store_that_fails_costs_no_step(
 
 
 def test_a_task_on_the_node_of_the_trainer_writes_the_same_files(tmp_path: Path) -> None:
-    run, windows, write = RunDir(tmp_path), OpenTriggers(), view.writer()
+    run, windows, write = RunDir(tmp_path), OpenTriggers(), nodes.write
     for content in (b'{"off": true}', b"", b""):
         assert write(str(tmp_path), layout.OFF, content) is None
         windows.look(run, 1)
