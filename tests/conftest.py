@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import gc
+import inspect
 import os
 import re
 import subprocess
@@ -25,8 +27,7 @@ from autoprof.hooks import registry
 from autoprof.hooks.wrapper import wrap
 from autoprof.run import runtime
 from autoprof.run.runtime import RunInfo, Runtime
-from tests.support import helpers, packages, processes
-from tests.support.helpers import clean_environment
+from tests.support import helpers, packages, processes, small_trainer
 
 # No deadline: the machines that run the tests may be slow and busy.
 settings.register_profile(
@@ -150,6 +151,15 @@ def thorough(request: pytest.FixtureRequest) -> None:
         pytest.skip("runs with --thorough")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine function in its own event loop."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}))
+    return True
+
+
 # Arguments of each `fault` mark -> True if all its tests passed.
 _held = pytest.StashKey[dict[tuple[str, str, str], bool]]()
 
@@ -206,20 +216,18 @@ def python(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
         arguments = ["-c", code] if isinstance(code, str) else code
         if "import torch" in str(code):
             packages.need("torch")
-        result = subprocess.run(
-            [sys.executable, *arguments],
-            cwd=tmp_path,
-            env=clean_environment(**variables),
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        result = helpers.run([sys.executable, *arguments], cwd=tmp_path, **variables)
         if check:
             assert result.returncode == 0, result.stderr
         return result
 
     return run
+
+
+@pytest.fixture
+def go(tmp_path: Path, python: helpers.Python) -> helpers.Python:
+    """Run code after `from small import *`, the small trainer, with step 2 captured."""
+    return small_trainer.prepare(tmp_path, python)
 
 
 @pytest.fixture

@@ -31,6 +31,7 @@ from autoprof.cli.run import not_run, switch_on
 from autoprof.hooks import recipe
 from autoprof.hooks.behaviour import Behaviour
 from autoprof.hooks.recipe import BoundHook, RecipeError, described, summary, takes
+from autoprof.run import runtime
 from autoprof.rundir import runs
 from autoprof.rundir.journal import SpanReader, journals
 from autoprof.rundir.processes import WAITING, ProcessState

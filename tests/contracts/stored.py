@@ -72,12 +72,10 @@ class Contract:
         if method:
             for kind in self.lineage(module, head):
                 if method in kind.get("methods", {}):
-                    found: Facts = kind["methods"][method]
-                    return found
+                    return kind["methods"][method]
         for group in () if method else ("functions", "classes"):
             if head in facts.get(group, {}):
-                top: Facts = facts[group][head]
-                return top
+                return facts[group][head]
         raise NotFound(f"{self.name}: {module} has no {attribute}, or it is not stored; run make contracts")
 
     def lineage(self, module: str, name: str) -> list[Facts]:

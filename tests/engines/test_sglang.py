@@ -37,13 +37,11 @@ class Driven:
 
     def meta(self, number: int, part: str = "TP-0") -> dict[str, Any]:
         (path,) = self.step(number).glob(f"rollout.replica1.{part}.*.meta.json")
-        found: dict[str, Any] = json.loads(path.read_text())
-        return found
+        return json.loads(path.read_text())
 
     def events(self, number: int, part: str = "TP-0") -> list[dict[str, Any]]:
         (path,) = self.step(number).glob(f"rollout.replica1.{part}.*.pt.trace.json.gz")
-        found: list[dict[str, Any]] = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
-        return found
+        return json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
 
     def passes(self, number: int, part: str = "TP-0") -> int:
         """Return the number of forward passes; each begins with the model's only embedding."""

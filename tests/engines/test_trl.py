@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import engines, processes
+from tests.support import engines, helpers, processes
 from tests.support.helpers import assert_no_failure, clean_environment, problems, wait_for_line
 from tests.support.trl_runs import NAMES, SCRIPT, Ran
 
@@ -243,7 +243,7 @@ def test_no_hook_failed_and_autoprof_has_no_error(ran: Any, name: str, request: 
 def test_doctor_gives_the_reason_of_each_skipped_hook(name: str, tmp_path: Path) -> None:
     doctor = Path(engines.python_of(name)).with_name("autoprof")
     command = [str(doctor), "doctor", "--deep", "--json"]
-    result = subprocess.run(command, cwd=tmp_path, env=clean_environment(), capture_output=True, text=True, check=False)
+    result = helpers.run(command, cwd=tmp_path)
     assert result.returncode == 0, result.stdout + result.stderr
     hooks = {key: (state, reason) for key, state, reason in json.loads(result.stdout)["hooks"]}
     ours = {key: hook for key, hook in hooks.items() if key.partition("/")[0] in ("trl", "transformers")}

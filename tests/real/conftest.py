@@ -49,15 +49,13 @@ globals().update({name: _fixture(name, planned) for name, planned in RUNS.items(
 @pytest.fixture(scope="session", params=["v1", "legacy"])
 def profiled(request: pytest.FixtureRequest) -> VerlRun:
     """Run with autoprof, of each trainer."""
-    run: VerlRun = request.getfixturevalue(request.param)
-    return run
+    return request.getfixturevalue(request.param)
 
 
 @pytest.fixture(scope="session", params=["v1_off", "legacy_off"])
 def unprofiled(request: pytest.FixtureRequest) -> VerlRun:
     """Run without autoprof, of each trainer."""
-    run: VerlRun = request.getfixturevalue(request.param)
-    return run
+    return request.getfixturevalue(request.param)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,8 @@ import pytest
 
 from bench.gpu import page
 from bench.gpu.rows import ROWS
-from tests.support.helpers import ROOT, clean_environment
+from tests.support import helpers
+from tests.support.helpers import ROOT
 
 TREE = ("Makefile", "autoprof", "bench", "recipes", "sitecustomize")
 
@@ -30,8 +30,7 @@ class Ran:
 
     @property
     def results(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.out / "gpu.json").read_text())
-        return found
+        return json.loads((self.out / "gpu.json").read_text())
 
     def facts(self, name: str) -> dict[str, tuple[str, str]]:
         """Return state and figure of each fact of a row."""
@@ -47,9 +46,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
         (shutil.copytree if source.is_dir() else shutil.copyfile)(source, folder / name)
     out = tmp_path_factory.mktemp("out")
     command = ["make", "gpu", "DEVICE=cpu", f"PYTHON={sys.executable}", f"OUT={out}"]
-    done = subprocess.run(
-        command, cwd=folder, env=clean_environment(), capture_output=True, text=True, timeout=1800, check=False
-    )
+    done = helpers.run(command, cwd=folder, timeout_s=1800)
     return Ran(done.returncode, done.stdout + done.stderr, folder, out)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from autoprof.report.model import OWN
+from tests.support import helpers
 from tests.support.helpers import ROOT, autoprof, clean_environment, spans
 
 EXAMPLE = ROOT / "examples" / "own_trainer"
@@ -35,16 +36,8 @@ small_trainer = "small_trainer_autoprof"
 
 def train(folder: Path, **variables: str) -> Path:
     """Run the example as a user would, and return its run directory."""
-    environment = clean_environment(AUTOPROF="1", AUTOPROF_STEPS="2,4", **variables)
-    result = subprocess.run(
-        [sys.executable, str(EXAMPLE / "train.py")],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    command = [sys.executable, str(EXAMPLE / "train.py")]
+    result = helpers.run(command, cwd=folder, AUTOPROF="1", AUTOPROF_STEPS="2,4", **variables)
     assert result.returncode == 0, result.stderr
     assert [line.split(":")[0] for line in result.stdout.splitlines()] == [f"step {number}" for number in range(1, 5)]
     assert "autoprof:" not in result.stderr
@@ -80,8 +73,7 @@ def by_entry_point(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 @pytest.fixture(params=["by_setting", "by_entry_point"])
 def run(request: pytest.FixtureRequest) -> Path:
-    found: Path = request.getfixturevalue(request.param)
-    return found
+    return request.getfixturevalue(request.param)
 
 
 def test_the_requested_steps_have_a_trace_of_each_stage(run: Path) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support.helpers import clean_environment, processes_of, spans
+from tests.support import helpers
+from tests.support.helpers import processes_of, spans
 
 LOOP = """
 import sys
@@ -67,15 +67,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("loop")
     (folder / "loop.py").write_text(LOOP)
     (folder / "accelerate+torch.toml").write_text(RECIPE)
-    done = subprocess.run(
-        [sys.executable, "loop.py"],
-        cwd=folder,
-        env=clean_environment(AUTOPROF="1", AUTOPROF_STEPS="2", AUTOPROF_RECIPES="accelerate+torch.toml"),
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+    on = {"AUTOPROF": "1", "AUTOPROF_STEPS": "2", "AUTOPROF_RECIPES": "accelerate+torch.toml"}
+    done = helpers.run([sys.executable, "loop.py"], cwd=folder, timeout_s=600, **on)
     assert done.returncode == 0, done.stderr
     return folder
 

@@ -22,8 +22,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     command = [sys.executable, str(SCRIPTS / "clocks.py"), str(folder / "lib")]
     finished = processes.run(command, cwd=folder, env=clean_environment(AUTOPROF="1"), timeout_s=240)
     assert finished.status == 0, finished.output[-4000:]
-    result: dict[str, Any] = finished.result
-    return result
+    return finished.result
 
 
 def test_the_measured_offset_of_each_other_host_is_right_within_its_error(measured: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ import pytest
 from autoprof.rundir import runs
 from tests.support import processes
 from tests.support.helpers import clean_environment
-from tests.support.small_trainer import metas, prepare
+from tests.support.small_trainer import metas, write
 
 DIES = """
 import os, ray
@@ -56,9 +56,8 @@ ray.shutdown()
 
 def driven(folder: Path, script: str, **variables: str) -> tuple[runs.Run, str]:
     """Run a driver that can import the small trainer, and return its run and its output."""
-    prepare(folder, lambda *_, **__: None)  # type: ignore[arg-type,return-value]
+    lib = write(folder)
     (folder / "drive.py").write_text(script)
-    lib = folder / "lib"
     environment = clean_environment(
         AUTOPROF="1", AUTOPROF_RECIPES=str(lib / "small.toml"), PYTHONPATH=str(lib), OMP_NUM_THREADS="1", **variables
     )

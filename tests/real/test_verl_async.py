@@ -36,8 +36,7 @@ def trainer(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def asynchronous(trainer: str, request: pytest.FixtureRequest) -> VerlRun:
-    run: VerlRun = request.getfixturevalue(trainer)
-    return run
+    return request.getfixturevalue(trainer)
 
 
 def stages(run: VerlRun, step: int) -> list[dict[str, Any]]:

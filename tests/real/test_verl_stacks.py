@@ -14,8 +14,7 @@ from tests.support.verl_runs import VerlRun
 def said(stood: VerlRun) -> dict[str, Any]:
     """Return the answer to the first command."""
     text = (stood.folder / "trigger.txt").read_text()
-    found: dict[str, Any] = json.loads(text.partition("\nstatus 0\n")[0])
-    return found
+    return json.loads(text.partition("\nstatus 0\n")[0])
 
 
 def titles(said: dict[str, Any], by: str) -> set[str]:

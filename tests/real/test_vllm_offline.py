@@ -35,8 +35,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Driven:
 
 @pytest.fixture(scope="module", params=["apart", "here"])
 def driven(request: pytest.FixtureRequest) -> Driven:
-    found: Driven = request.getfixturevalue(request.param)
-    return found
+    return request.getfixturevalue(request.param)
 
 
 def steps(driven: Driven) -> list[int]:

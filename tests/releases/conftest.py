@@ -25,8 +25,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture(scope="session")
 def name(request: pytest.FixtureRequest) -> str:
     """Name of a release, such as `verl-0.7.1`."""
-    found: str = request.param
-    return found
+    return request.param
 
 
 @pytest.fixture(scope="session")

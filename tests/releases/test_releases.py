@@ -128,8 +128,7 @@ def report(name: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any
         check=False,
     )
     assert found.returncode == 0, found.stdout + found.stderr
-    answer: dict[str, Any] = json.loads(found.stdout)
-    return answer
+    return json.loads(found.stdout)
 
 
 def test_doctor_finds_the_release_and_no_problem(name: str, report: dict[str, Any]) -> None:

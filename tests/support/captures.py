@@ -15,6 +15,7 @@ from autoprof.run import end
 from autoprof.run.runtime import Runtime
 from autoprof.rundir import file_names
 from tests.support import packages
+from tests.support.helpers import TORCH
 
 torch = packages.package("torch")
 if "torch" not in packages.LACKING:
@@ -29,10 +30,27 @@ def work() -> None:
     (x @ x).sum().backward()
 
 
+# First lines of a program that begins and ends a capture itself.
+PROGRAM = f"""
+{TORCH}
+from autoprof.capture import recorder
+from autoprof.capture.artifacts import Subject
+from autoprof.run import runtime
+run = runtime.start()
+subject = Subject(step=2, role="actor", stage="update_actor", rank=3)
+"""
+
+
+def begun(run: Runtime, subject: Subject = SUBJECT) -> Any:
+    """Begin a capture, which nothing prevents."""
+    capture = recorder.begin(run, subject)
+    assert capture is not None
+    return capture
+
+
 def captured(run: Runtime, do: Callable[[], object] = work) -> tuple[dict[str, Any], Any]:
     """Capture some work, and return the meta file and the trace of the run's only capture."""
-    capture = recorder.begin(run, SUBJECT)
-    assert capture is not None
+    capture = begun(run)
     do()
     capture.stop()
     ((meta, trace),) = finished(run).values()
@@ -52,3 +70,11 @@ def finished(run: Runtime) -> dict[str, tuple[dict[str, Any], dict[str, Any] | N
         content = json.loads(gzip.decompress(trace.read_bytes())) if trace.exists() else None
         found[path.name.removesuffix(file_names.META)] = (json.loads(path.read_text()), content)
     return found
+
+
+def job(folder: Path, content: str | bytes = "{}", **more: Any) -> dict[str, Any]:
+    """Write a recording into `folder`, and return the finisher's job for it."""
+    raw = folder / "raw.part"
+    raw.write_bytes(content.encode() if isinstance(content, str) else content)
+    files = {"raw": str(raw), "trace": str(folder / "x.gz"), "meta_path": str(folder / "x.meta.json")}
+    return files | {"meta": {"state": "complete", "reason": ""}, "max_bytes": 1000} | more

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,8 @@ from autoprof.rundir import processes
 
 ROOT = Path(__file__).resolve().parents[2]
 # Types of the fixtures `python` and `autoprof`.
-Python = Autoprof = Callable[..., "subprocess.CompletedProcess[str]"]
+Python = Callable[..., "subprocess.CompletedProcess[str]"]
+Autoprof = Callable[..., "subprocess.CompletedProcess[str]"]
 
 # Faster import of torch in a child process, without garbage collection during the import and of its objects at exit.
 WHOLE_TORCH = "import gc; gc.disable(); import torch; gc.freeze(); gc.enable()"
@@ -55,23 +56,28 @@ def clean_environment(**variables: str) -> dict[str, str]:
     return kept | RAY | variables
 
 
+def run(
+    command: Sequence[str], *, cwd: Path | None = None, timeout_s: float = 300, check: bool = False, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a command in the clean environment, and return its status and output."""
+    env = clean_environment(**variables)
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=timeout_s, check=check)
+
+
+def started(command: Sequence[str], *, cwd: Path | None = None, **variables: str) -> subprocess.Popen[str]:
+    """Start a command in the clean environment, with pipes as its standard streams."""
+    pipe, env = subprocess.PIPE, clean_environment(**variables)
+    return subprocess.Popen(command, cwd=cwd, env=env, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+
+
 def autoprof(*arguments: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run autoprof's command line in the folder `cwd`, as a user does."""
-    return subprocess.run(
-        [sys.executable, "-m", "autoprof", *arguments],
-        cwd=cwd,
-        env=clean_environment(**variables),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    return run([sys.executable, "-m", "autoprof", *arguments], cwd=cwd, **variables)
 
 
 def problems(run: Path) -> list[str]:
     """Return the problems of a run that `autoprof doctor` reports."""
-    found: list[str] = json.loads(autoprof("doctor", str(run), "--json", cwd=run).stdout)["problems"]
-    return found
+    return json.loads(autoprof("doctor", str(run), "--json", cwd=run).stdout)["problems"]
 
 
 def in_thread(work: Callable[..., object], *arguments: object) -> None:

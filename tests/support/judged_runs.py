@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from autoprof.cli import main
-from tests.support.helpers import clean_environment
+from tests.support import helpers
 from tests.support.recipe_texts import recipe
 
 RUN_ID = "judged"
+# Spans of a whole step, by name.
+WHOLE_STEP = ["evaluate", "generate", "update_actor"]
 STAGES = ("generate", "update_actor", "evaluate")
 # The trainer calls the function `at` with the name of each point in a step.
 TRAINER = """
@@ -101,15 +103,8 @@ class Place:
         (self.folder / "program.py").write_text(code)
         known = {"AUTOPROF": "1", "AUTOPROF_STEPS": "", "AUTOPROF_RUN_ID": RUN_ID, "AUTOPROF_DIR": str(self.runs)}
         known |= {"AUTOPROF_RECIPES": str(self.folder / "lib" / "small.toml")}
-        return subprocess.Popen(
-            [*before, sys.executable, "program.py", *arguments],
-            cwd=self.folder,
-            env=clean_environment(PYTHONPATH=str(self.folder / "lib"), **known | variables),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        known |= {"PYTHONPATH": str(self.folder / "lib")} | variables
+        return helpers.started([*before, sys.executable, "program.py", *arguments], cwd=self.folder, **known)
 
     def ended(self, code: str, *arguments: str, before: tuple[str, ...] = (), **variables: str) -> Ended:
         """Run a program and return its exit status and output."""
@@ -122,14 +117,12 @@ def asked(*command: str) -> dict[str, Any]:
     """Return the JSON that a command prints, or an empty object if it prints nothing."""
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()):
         main.main([*command, "--json"])
-    found: dict[str, Any] = json.loads(out.getvalue() or "{}")
-    return found
+    return json.loads(out.getvalue() or "{}")
 
 
 def problems(run: Path) -> list[str]:
     """Return the problems that `autoprof doctor` reports for a run."""
-    said: list[str] = asked("doctor", str(run))["problems"]
-    return said
+    return asked("doctor", str(run))["problems"]
 
 
 def steps(run: Path) -> list[int]:

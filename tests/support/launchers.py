@@ -94,8 +94,7 @@ NOT_SET = {*srun(0, 2), *mpirun(0, 2), *by_hand(0, 2, 1), "SLURM_RESTART_COUNT",
 
 def prepare(folder: Path, script: str, trainer: str = PLAIN) -> None:
     """Write a script, and a trainer that it can import, into a folder."""
-    small_trainer.prepare(folder, lambda *_, **__: None)  # type: ignore[arg-type,return-value]
-    (folder / "lib" / "small.py").write_text(trainer)
+    small_trainer.write(folder, trainer)
     (folder / "train.py").write_text(script)
 
 

@@ -36,8 +36,7 @@ class Scripted(Behaviour):
     script: Callable[[Call], Any]
 
     def around(self, call: Call) -> Around:
-        around: Around = self.script(call)
-        return around
+        return self.script(call)
 
 
 class NeverApplies(Scripted):

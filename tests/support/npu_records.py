@@ -6,27 +6,21 @@ import json
 from pathlib import Path
 from typing import Any
 
-from autoprof.capture import recorder
-from autoprof.capture.artifacts import Subject
 from autoprof.run import end
 from autoprof.run.runtime import Runtime
-
-SUBJECT = Subject(step=2, role="actor", stage="update_actor", rank=3)
+from tests.support.captures import begun
 
 
 def record(run: Runtime) -> dict[str, Any]:
     """Capture a stage and return its meta file."""
-    recording = recorder.begin(run, SUBJECT)
-    assert recording is not None
-    recording.stop()
+    begun(run).stop()
     return meta_file(run)
 
 
 def meta_file(run: Runtime) -> dict[str, Any]:
     end.wait_for_files(run)
     (path,) = run.rundir.path.rglob("*.meta.json")
-    content: dict[str, Any] = json.loads(path.read_text())
-    return content
+    return json.loads(path.read_text())
 
 
 def folder_of(run: Runtime) -> Path:

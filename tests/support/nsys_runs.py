@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from autoprof.capture import finisher, recorder
+from autoprof.capture import finisher
 from autoprof.capture.artifacts import Subject
 from autoprof.capture.profilers import nsys
 from autoprof.config.settings import Settings
-from autoprof.run import end, runtime
+from autoprof.run import runtime
+from tests.support import captures
+from tests.support.captures import SUBJECT, begun
 
-SUBJECT = Subject(step=2, role="actor", stage="update_actor", rank=3)
 NSYS = Settings(tool=("nsys",))
 VARIABLES = ("NSYS_PROFILING_SESSION_ID", "CUDA_INJECTION64_PATH", "LD_PRELOAD", nsys.REPORT)
 
@@ -77,14 +76,8 @@ def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 def finished(run: runtime.Runtime) -> dict[str, dict[str, Any]]:
     """Wait until all files are complete, and return the meta file of each capture by role and stage."""
-    deadline = time.monotonic() + 120  # other processes may be compressing, one at a time
-    while list(run.rundir.parts()) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    end.wait_for_files(run)
-    return {path.name.split(".rank")[0]: json.loads(path.read_text()) for path in run.rundir.path.rglob("*.meta.json")}
+    return {name.split(".rank")[0]: meta for name, (meta, _) in captures.finished(run).items()}
 
 
 def record(run: runtime.Runtime, subject: Subject = SUBJECT) -> None:
-    recording = recorder.begin(run, subject)
-    assert recording is not None
-    recording.stop()
+    begun(run, subject).stop()

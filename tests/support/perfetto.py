@@ -48,8 +48,7 @@ def query(trace: Path, *queries: str) -> list[list[list[Any]]]:
             check=False,
         )
         if ran.returncode == 0:
-            found: list[list[list[Any]]] = json.loads(ran.stdout.splitlines()[-1])
-            return found
+            return json.loads(ran.stdout.splitlines()[-1])
         errors = ran.stderr
         if "RingBufferMessageReader" not in errors:
             break

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import processes
+from tests.support import helpers, processes
 from tests.support.helpers import ROOT, clean_environment
 
 SCRIPTS = ROOT / "tests" / "real" / "ray_scripts"
@@ -65,14 +65,8 @@ class Asked:
 
     def shell(self, *options: str, command: str = "trigger") -> subprocess.Popen[str]:
         """Start `autoprof trigger --ray` in a folder where autoprof finds no run."""
-        return subprocess.Popen(
-            [sys.executable, "-m", "autoprof", command, "--ray", self.address, *options],
-            cwd=self.folder / "elsewhere",
-            env=clean_environment(AUTOPROF="1"),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        words = [sys.executable, "-m", "autoprof", command, "--ray", self.address, *options]
+        return helpers.started(words, cwd=self.folder / "elsewhere", AUTOPROF="1")
 
     def trigger(self, *options: str) -> subprocess.CompletedProcess[str]:
         """Run `autoprof trigger --ray` and wait until it ends."""

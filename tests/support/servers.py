@@ -78,8 +78,7 @@ class Server:
         while not (found := _of_worker(folder, "*.meta.json")) and time.monotonic() < deadline:
             time.sleep(0.05)
         (path,) = found
-        meta: dict[str, Any] = json.loads(path.read_text())
-        return meta
+        return json.loads(path.read_text())
 
     def passes(self, step: int) -> int:
         """Return the number of forward passes in the only complete trace of a step's worker."""

@@ -14,6 +14,7 @@ from autoprof.rundir import runs
 from autoprof.rundir.runs import Run
 from tests.support import packages
 from tests.support.helpers import TORCH, Python, clean_environment
+from tests.support.recipe_texts import recipe
 
 TRAINER = (
     TORCH
@@ -34,16 +35,22 @@ class Trainer:
         torch.ones(30, 30) + 1
 """
 )
-RECIPE = """
-target = "small"
-hook = [
-    { name = "step", module = "small", attribute = "Trainer.step", behaviour = "step.wrap",
-      options = { number = "self.global_step" } },
-    { name = "update", module = "small", attribute = "Trainer.update", behaviour = "stage",
-      options = { stage = "update_actor", role = "actor" } },
-]
-"""
+RECIPE = recipe(
+    "small",
+    ("step", "Trainer.step", "step.wrap", 'number = "self.global_step"'),
+    ("update", "Trainer.update", "stage", 'stage = "update_actor", role = "actor"'),
+)
 BEGIN = "from small import *\n"
+
+
+def write(folder: Path, trainer: str = TRAINER) -> Path:
+    """Write the trainer and its recipe into a folder `lib` of `folder`, and return its path."""
+    packages.need("torch")
+    lib = folder / "lib"
+    lib.mkdir()
+    (lib / "small.py").write_text(trainer)
+    (lib / "small.toml").write_text(RECIPE)
+    return lib
 
 
 def prepare(folder: Path, python: Python) -> Python:
@@ -51,15 +58,11 @@ def prepare(folder: Path, python: Python) -> Python:
 
     The code follows `from small import *`. autoprof is on and captures step 2.
     """
-    packages.need("torch")
-    (folder / "lib").mkdir()
-    (folder / "lib" / "small.py").write_text(TRAINER)
-    recipe = folder / "lib" / "small.toml"
-    recipe.write_text(RECIPE.replace("\n    {", " {").replace(",\n      ", ", "))
+    lib = write(folder)
 
     def go(code: str, *, check: bool = True, **variables: str) -> subprocess.CompletedProcess[str]:
-        settings = {"AUTOPROF": "1", "AUTOPROF_STEPS": "2", "AUTOPROF_RECIPES": str(recipe)}
-        path = {"PYTHONPATH": str(folder / "lib"), "OMP_NUM_THREADS": "1"}
+        settings = {"AUTOPROF": "1", "AUTOPROF_STEPS": "2", "AUTOPROF_RECIPES": str(lib / "small.toml")}
+        path = {"PYTHONPATH": str(lib), "OMP_NUM_THREADS": "1"}
         return python(BEGIN + code, check=check, **settings | path | variables)
 
     return go
@@ -70,9 +73,7 @@ def torchrun(folder: Path, script: str, *options: str, trainer: str = TRAINER, *
 
     The script can import the small trainer, or the one given as `trainer`. Their stderr is written to a file `stderr`.
     """
-    prepare(folder, lambda *_, **__: None)  # type: ignore[arg-type,return-value]
-    lib = folder / "lib"
-    (lib / "small.py").write_text(trainer)
+    lib = write(folder, trainer)
     (folder / "train.py").write_text(script)
     environment = clean_environment(
         AUTOPROF="1",

@@ -57,5 +57,4 @@ def save(path: Path, content: bytes) -> Path:
 
 
 def load(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(gzip.decompress(path.read_bytes()))
-    return found
+    return json.loads(gzip.decompress(path.read_bytes()))

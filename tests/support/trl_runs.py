@@ -27,8 +27,7 @@ class Ran:
     def said(self) -> dict[str, Any]:
         """Result that the script printed in its last line of JSON."""
         lines = [line for line in self.output.splitlines() if line.startswith("{") and '"global_step"' in line]
-        result: dict[str, Any] = json.loads(lines[-1])
-        return result
+        return json.loads(lines[-1])
 
     @property
     def run(self) -> Path:

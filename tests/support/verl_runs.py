@@ -115,8 +115,7 @@ class VerlRun:
         """Return the only trace of a step whose file name starts with `beginning`."""
         (path,) = self.step_folder(number).glob(f"{beginning}*.pt.trace.json.gz")
         # msgspec, because json takes half a minute for a trace with stacks.
-        trace: dict[str, Any] = msgspec.json.decode(gzip.decompress(path.read_bytes()))
-        return trace
+        return msgspec.json.decode(gzip.decompress(path.read_bytes()))
 
     def probed(self) -> dict[str, list[str]]:
         """Return the modules that each started interpreter imported, as recorded by the import probe."""

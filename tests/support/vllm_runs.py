@@ -52,8 +52,7 @@ class Driven:
     def meta(self, number: int) -> dict[str, Any]:
         """Return the meta file of the only worker of a step."""
         (path,) = self.step(number).glob("rollout.replica1.*rank*.meta.json")
-        meta: dict[str, Any] = json.loads(path.read_text())
-        return meta
+        return json.loads(path.read_text())
 
     def metas(self, number: int) -> list[dict[str, Any]]:
         """Return all meta files of a step."""
@@ -62,8 +61,7 @@ class Driven:
     def events(self, number: int, part: str = "*rank*") -> list[dict[str, Any]]:
         """Return the events of the only trace of a step's worker, or of its `frontend`."""
         (path,) = self.step(number).glob(f"rollout.replica1.{part}.*.gz")
-        events: list[dict[str, Any]] = msgspec.json.decode(gzip.decompress(path.read_bytes()))["traceEvents"]
-        return events
+        return msgspec.json.decode(gzip.decompress(path.read_bytes()))["traceEvents"]
 
     def annotations(self, number: int, name: str) -> int:
         """Return the number of times that an annotation is in the front end's trace of a step."""

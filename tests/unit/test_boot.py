@@ -15,6 +15,7 @@ import pytest
 from autoprof._boot import Command
 from autoprof.config import settings
 from tests.support.helpers import ROOT, Python
+from tests.support.recipe_texts import recipe
 
 BOOT = ["autoprof", "autoprof._boot", "autoprof._boot.finder"]
 SHOW = "import sys; print(sorted(name for name in sys.modules if name.split('.')[0] == 'autoprof'))"
@@ -148,6 +149,12 @@ print(child.stdout.strip(), repr(child.stderr))
     assert result.stderr.strip().endswith("autoprof is off for this run")
 
 
+@pytest.fixture
+def tiny(tmp_path: Path) -> None:
+    (tmp_path / "tiny.py").write_text("def step(number): return number\n")
+    (tmp_path / "tiny.toml").write_text(recipe("tiny", ("step", "step", "step.wrap", 'number = "number"')))
+
+
 HOSTILE = {"long": b"x" * 30_000, "controls": b"a\x1b[31m\x07\r\nb\x7f", "no UTF-8": b"\xff\xfe\x80/\xed\xa0\x80"}
 TWICE = """
 import subprocess, sys, tiny
@@ -157,6 +164,7 @@ if len(sys.argv) == 1:
 """
 
 
+@pytest.mark.usefixtures("tiny")
 @pytest.mark.fault("a variable has any content", "continues, and so do its children", "the captures")
 @pytest.mark.parametrize(
     ("content", "names"),
@@ -165,9 +173,6 @@ if len(sys.argv) == 1:
 def test_any_content_of_variables_costs_at_most_one_line(
     content: str, names: str, tmp_path: Path, python: Python
 ) -> None:
-    (tmp_path / "tiny.py").write_text("def step(number): return number\n")
-    options = 'attribute = "step", behaviour = "step.wrap", options = { number = "number" }'
-    (tmp_path / "tiny.toml").write_text(f'target = "tiny"\nhook = [{{ name = "step", {options} }}]\n')
     (tmp_path / "main.py").write_text(TWICE)
     # Leave out the variables that autoprof passes to child processes: with them it does not read the settings.
     every = [name for name in settings.VARIABLES if name not in ("RUN_INFO", "STARTER", "RECIPES")]
@@ -180,11 +185,9 @@ def test_any_content_of_variables_costs_at_most_one_line(
     assert result.stderr.replace("\n", "").isprintable()
 
 
+@pytest.mark.usefixtures("tiny")
 @pytest.mark.parametrize("argument", [b"caf\xe9", b"--name=caf\xe9", b"--name=\xff\xfe\x80"])
 def test_an_argument_that_is_not_utf_8_costs_nothing(argument: bytes, tmp_path: Path, python: Python) -> None:
-    (tmp_path / "tiny.py").write_text("def step(number): return number\n")
-    options = 'attribute = "step", behaviour = "step.wrap", options = { number = "number" }'
-    (tmp_path / "tiny.toml").write_text(f'target = "tiny"\nhook = [{{ name = "step", {options} }}]\n')
     (tmp_path / "main.py").write_text("import tiny\nprint(tiny.step(7))\n")
     arguments = ["main.py", "--token", "hunter2hunter2", os.fsdecode(argument), "--lr", "1"]
     result = python(arguments, AUTOPROF="1", AUTOPROF_STEPS="", AUTOPROF_RECIPES="tiny.toml")
@@ -194,9 +197,8 @@ def test_an_argument_that_is_not_utf_8_costs_nothing(argument: bytes, tmp_path: 
     assert json.loads(run.read_text())["command"].endswith(f" main.py --token '***' '{shown}' --lr 1")
 
 
+@pytest.mark.usefixtures("tiny")
 def test_a_trainer_first_imported_with_a_fake_os_runs_without_autoprof(tmp_path: Path, python: Python) -> None:
-    (tmp_path / "tiny.py").write_text("def step(number): return number\n")
-    (tmp_path / "tiny.toml").write_text('target = "tiny"\n')
     code = """
 import os, sys
 class FakeOsModule:

@@ -10,9 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support import judged_runs
-from tests.support.judged_runs import Ended, Place
-
-WHOLE_STEP = ["evaluate", "generate", "update_actor"]
+from tests.support.judged_runs import WHOLE_STEP, Ended, Place
 
 
 @pytest.fixture

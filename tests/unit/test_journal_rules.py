@@ -11,9 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import judged_runs
-from tests.support.judged_runs import STAGES, Ended, Place
-
-WHOLE_STEP = ["evaluate", "generate", "update_actor"]
+from tests.support.judged_runs import STAGES, WHOLE_STEP, Ended, Place
 
 
 @pytest.fixture

@@ -18,7 +18,8 @@ from autoprof.rundir import deaths, runs
 from autoprof.rundir.layout import CRASHES
 from autoprof.rundir.records import Death
 from autoprof.rundir.runs import Run
-from tests.support.helpers import Python, clean_environment
+from tests.support import helpers
+from tests.support.helpers import Python
 from tests.support.small_trainer import RECIPE
 
 TRAINER = """
@@ -51,20 +52,13 @@ def go(tmp_path: Path) -> Python:
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "small.py").write_text(TRAINER)
     recipe = tmp_path / "lib" / "small.toml"
-    recipe.write_text(RECIPE.replace("\n    {", " {").replace(",\n      ", ", "))
+    recipe.write_text(RECIPE)
 
     def run(code: str, *command: str, **variables: str) -> subprocess.CompletedProcess[str]:
         (tmp_path / "train.py").write_text(code)
         settings = {"AUTOPROF": "1", "AUTOPROF_STEPS": "", "AUTOPROF_RECIPES": str(recipe)}
-        return subprocess.run(
-            [sys.executable, *command, "train.py"],
-            cwd=tmp_path,
-            env=clean_environment(**{"PYTHONPATH": str(tmp_path / "lib")} | settings | variables),
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
+        settings |= {"PYTHONPATH": str(tmp_path / "lib")} | variables
+        return helpers.run([sys.executable, *command, "train.py"], cwd=tmp_path, **settings)
 
     return run
 

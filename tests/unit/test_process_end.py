@@ -16,12 +16,8 @@ from autoprof.cli import main
 from autoprof.rundir import layout, runs
 from autoprof.rundir.layout import RunDir, write_json
 from autoprof.rundir.records import RunFile
-from tests.support.small_trainer import Go, Python, metas, prepare, warnings
-
-
-@pytest.fixture
-def go(tmp_path: Path, python: Python) -> Go:
-    return prepare(tmp_path, python)
+from tests.support.helpers import Python
+from tests.support.small_trainer import metas, warnings
 
 
 def the_run(folder: Path) -> runs.Run:
@@ -40,7 +36,7 @@ def the_run(folder: Path) -> runs.Run:
     ],
 )
 def test_the_lost_capture_of_a_process_that_ends_in_a_window_is_listed(
-    go: Go, tmp_path: Path, end: str, status: int, capsys: pytest.CaptureFixture[str]
+    go: Python, tmp_path: Path, end: str, status: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     died = go(f"Trainer().fit(lambda: {end})", check=False)
     assert died.returncode == status
@@ -54,7 +50,7 @@ def test_the_lost_capture_of_a_process_that_ends_in_a_window_is_listed(
 
 
 @pytest.mark.fault("the previous run was killed", "reports it in one line", "nothing")
-def test_only_the_next_run_reports_that_a_run_was_killed(go: Go, tmp_path: Path) -> None:
+def test_only_the_next_run_reports_that_a_run_was_killed(go: Python, tmp_path: Path) -> None:
     go("Trainer().fit(lambda: os._exit(3))", check=False)
     run = the_run(tmp_path)
     (warning,) = warnings(go("Trainer().fit(steps=1)"))
@@ -64,7 +60,7 @@ def test_only_the_next_run_reports_that_a_run_was_killed(go: Go, tmp_path: Path)
 
 
 @pytest.mark.fault("a rank is killed in a window", "reports the capture in one line at its end", "the capture")
-def test_a_run_reports_unfinished_captures_at_its_end(go: Go, tmp_path: Path) -> None:
+def test_a_run_reports_unfinished_captures_at_its_end(go: Python, tmp_path: Path) -> None:
     (warning,) = warnings(
         go("""
 if os.fork() == 0:
@@ -79,7 +75,7 @@ os.wait()
     assert warnings(go("Trainer().fit(steps=1)")) == []
 
 
-def test_the_first_three_unfinished_captures_are_named_and_the_others_counted(go: Go, tmp_path: Path) -> None:
+def test_the_first_three_unfinished_captures_are_named_and_the_others_counted(go: Python, tmp_path: Path) -> None:
     (warning,) = warnings(
         go("""
 from pathlib import Path
@@ -101,7 +97,7 @@ Trainer().fit()
 
 
 @pytest.mark.fault("SIGKILL while a trace is written", "ends as without autoprof", "the trace; a `.part` remains")
-def test_no_file_of_a_process_killed_while_it_writes_has_a_final_name(go: Go, tmp_path: Path) -> None:
+def test_no_file_of_a_process_killed_while_it_writes_has_a_final_name(go: Python, tmp_path: Path) -> None:
     code = """
 from autoprof.capture.profilers import torch as tool
 def export(self, path):
@@ -140,7 +136,7 @@ finisher.finish({job!r} | {{"max_bytes": 1e9}})
     ("end", "status", "state", "reason"), [("sys.exit(7)", 7, "truncated", "the stage raised SystemExit")]
 )
 def test_a_script_that_ends_inside_a_stage_has_a_truncated_trace(
-    go: Go, tmp_path: Path, end: str, status: int, state: str, reason: str
+    go: Python, tmp_path: Path, end: str, status: int, state: str, reason: str
 ) -> None:
     ended = go(f"Trainer().fit(lambda: {end})", check=False)
     assert ended.returncode == status
@@ -158,7 +154,7 @@ def test_a_script_that_ends_inside_a_stage_has_a_truncated_trace(
     ("daemon", "lasts_s", "state"), [(True, 1, "complete"), (False, 1, "complete"), (True, 60, "failed")]
 )
 def test_a_script_can_end_while_a_thread_is_in_a_window(
-    go: Go, tmp_path: Path, daemon: bool, lasts_s: int, state: str
+    go: Python, tmp_path: Path, daemon: bool, lasts_s: int, state: str
 ) -> None:
     code = f"""
 there = threading.Event()
@@ -173,7 +169,7 @@ there.wait()
     assert ended.returncode in ((0, -signal.SIGSEGV) if state == "failed" else (0,))
 
 
-def test_the_users_signal_handlers_are_kept(go: Go) -> None:
+def test_the_users_signal_handlers_are_kept(go: Python) -> None:
     code = "print([signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)])"
     assert go(f"Trainer().fit(); {code}").stdout == go(code, AUTOPROF="0").stdout
 

@@ -8,13 +8,8 @@ from typing import Any
 import pytest
 
 from autoprof.rundir import runs
-from tests.support.helpers import processes_of
-from tests.support.small_trainer import Go, Python, metas, prepare
-
-
-@pytest.fixture
-def go(tmp_path: Path, python: Python) -> Go:
-    return prepare(tmp_path, python)
+from tests.support.helpers import Python, processes_of
+from tests.support.small_trainer import metas
 
 
 def processes(folder: Path) -> list[dict[str, Any]]:
@@ -32,7 +27,7 @@ CHILDREN = {
 
 
 @pytest.mark.fault("os.fork in a window", "parent and child continue", "nothing")
-def test_children_forked_in_a_window_do_not_change_their_parents_capture(go: Go, tmp_path: Path) -> None:
+def test_children_forked_in_a_window_do_not_change_their_parents_capture(go: Python, tmp_path: Path) -> None:
     code = f"""
 me = os.getpid()
 def inside():
@@ -65,7 +60,7 @@ Trainer().fit(inside)
 
 @pytest.mark.fault("fork, spawn and forkserver children", "continue", "nothing")
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-def test_children_of_multiprocessing_have_their_own_files(go: Go, tmp_path: Path, method: str) -> None:
+def test_children_of_multiprocessing_have_their_own_files(go: Python, tmp_path: Path, method: str) -> None:
     code = f"""
 import multiprocessing
 child = multiprocessing.get_context("{method}").Process(target=Trainer().fit, kwargs={{"steps": 2}})
@@ -87,7 +82,7 @@ print(child.exitcode)
 
 @pytest.mark.fault("os.fork while a thread first calls a hook", "continues", "nothing")
 @pytest.mark.parametrize("when", ["", "step>2x"])
-def test_the_first_call_of_a_hook_imports_nothing(go: Go, when: str) -> None:
+def test_the_first_call_of_a_hook_imports_nothing(go: Python, when: str) -> None:
     # A child forked while another thread imports a module would wait for that import forever.
     code = """
 trainer = Trainer()

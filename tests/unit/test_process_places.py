@@ -21,6 +21,7 @@ from autoprof.run import end
 from autoprof.run.journal import Span
 from autoprof.rundir import layout
 from autoprof.rundir import runs as run_reader
+from tests.support import helpers
 from tests.support.captures import SUBJECT, finished, work
 from tests.support.helpers import TOML, clean_environment, spans
 
@@ -39,14 +40,7 @@ def start(folder: Path, code: str = CODE, cwd: Path | None = None, **variables: 
     (lib / "tiny.py").write_text(TARGET)
     (lib / "tiny.toml").write_text(RECIPE)
     settings = {"AUTOPROF": "1", "AUTOPROF_RECIPES": str(lib / "tiny.toml"), "PYTHONPATH": str(lib)}
-    return subprocess.Popen(
-        [sys.executable, "-c", code],
-        cwd=cwd or folder,
-        env=clean_environment(**settings | variables),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    return helpers.started([sys.executable, "-c", code], cwd=cwd or folder, **settings | variables)
 
 
 def through(process: subprocess.Popen[str]) -> str:

@@ -35,8 +35,7 @@ def numbers(tmp_path: Path, python: Callable[..., object]) -> Callable[[str], di
 
     def run(code: str) -> dict[str, int]:
         python(CLOSED.replace("CODE", code))
-        found: dict[str, int] = json.loads((tmp_path / "found.json").read_text())
-        return found
+        return json.loads((tmp_path / "found.json").read_text())
 
     return run
 

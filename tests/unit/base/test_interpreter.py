@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from autoprof.base import interpreter
-from tests.support.helpers import ROOT, clean_environment
-from tests.support.small_trainer import BEGIN, Go, Python, metas, prepare, warnings
+from tests.support.helpers import ROOT, Python, clean_environment
+from tests.support.small_trainer import BEGIN, metas, warnings
 
 # Program that embeds Python and notes each of its starts.
 EMBEDDED = """
@@ -34,11 +34,6 @@ int main(int argc, char **argv) {
 """
 # Also waits for the work after the run, if any.
 MERGING = {"AUTOPROF_CONTENTS": "cpu,merge-profiles"}
-
-
-@pytest.fixture
-def go(tmp_path: Path, python: Python) -> Go:
-    return prepare(tmp_path, python)
 
 
 @pytest.fixture
@@ -67,7 +62,7 @@ def test_the_users_program_is_no_python(
 
 # Any other value that is not a Python is replaced by the same interpreter, as tested above.
 @pytest.mark.fault("sys.executable is no Python", "goes on; its program is not started", "nothing")
-def test_the_users_program_is_not_started_again(go: Go, tmp_path: Path, program: Path) -> None:
+def test_the_users_program_is_not_started_again(go: Python, tmp_path: Path, program: Path) -> None:
     done = go(f"sys.executable = {str(program)!r}; Trainer().fit(); sys.exit(7)", check=False, **MERGING)
     assert done.returncode == 7
     assert [meta["state"] for meta in metas(tmp_path)] == ["complete"]
@@ -89,7 +84,7 @@ def embedded(tmp_path: Path) -> Path:
 
 
 @pytest.mark.fault("Python is embedded in a program", "goes on; it is started once", "nothing")
-def test_a_program_with_python_in_it_is_started_once(go: Go, tmp_path: Path, embedded: Path) -> None:
+def test_a_program_with_python_in_it_is_started_once(go: Python, tmp_path: Path, embedded: Path) -> None:
     packages = [str(tmp_path / "lib"), str(ROOT), sysconfig.get_path("purelib")]
     environment = clean_environment(
         AUTOPROF="1",

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support import interrupted
-from tests.support.helpers import clean_environment, wait_for
+from tests.support import helpers, interrupted
+from tests.support.helpers import wait_for
 from tests.support.recipe_texts import recipe
 
 SMALL = """
@@ -74,15 +73,9 @@ def run(tmp_path: Path) -> Any:
         (tmp_path / "small.toml").write_text(RECIPE)
         environment = {"AUTOPROF": "1", "AUTOPROF_RECIPES": "small.toml", "AUTOPROF_STEPS": steps}
         environment |= {"AUTOPROF_CONTENTS": "cpu", "AUTOPROF_MAX_STEPS": "1000000", "AUTOPROF_RUN_ID": "made"}
-        done = subprocess.run(
-            [sys.executable, interrupted.__file__, *arguments],
-            cwd=tmp_path,
-            env=clean_environment(PYTHONPATH=str(tmp_path), **environment, **variables),
-            capture_output=True,
-            text=True,
-            timeout=1800,
-            check=False,
-        )
+        command = [sys.executable, interrupted.__file__, *arguments]
+        environment |= {"PYTHONPATH": str(tmp_path)} | variables
+        done = helpers.run(command, cwd=tmp_path, timeout_s=1800, **environment)
         assert done.returncode == 0, done.stderr[-5000:]
         *wrong, figures = done.stdout.splitlines()
         found = re.match(r"interrupted=(\d+) ", figures)

@@ -24,6 +24,7 @@ from autoprof.hooks import registry
 from autoprof.hooks.behaviour import CALL, Around, Behaviour, Call
 from autoprof.hooks.wrapper import wrap
 from tests.support.helpers import TORCH, Python
+from tests.support.recipe_texts import recipe
 
 
 class Alarm(Exception):
@@ -405,13 +406,20 @@ class Trainer:
     def update(self):
         sum(range(100))
 """
-RECIPE = """
-target = "small"
-hook = [
-    { name = "a", attribute = "Trainer.train_step", behaviour = "step.wrap", options = { number = "self.number" } },
-    { name = "b", attribute = "Trainer.update", behaviour = "stage", options = { stage = "update", role = "actor" } },
-]
-"""
+RECIPE = recipe(
+    "small",
+    ("a", "Trainer.train_step", "step.wrap", 'number = "self.number"'),
+    ("b", "Trainer.update", "stage", 'stage = "update", role = "actor"'),
+)
+
+
+@pytest.fixture
+def trained(tmp_path: Path, python: Python) -> Python:
+    """Run code that can import the trainer, without captures by default."""
+    (tmp_path / "small.py").write_text(SMALL)
+    (tmp_path / "small.toml").write_text(RECIPE)
+    on = {"AUTOPROF": "1", "AUTOPROF_STEPS": "", "AUTOPROF_RECIPES": "small.toml"}
+    return lambda code, **variables: python(code, **on | variables)
 
 
 @pytest.mark.fault("a watchdog's alarms at any moment", "every one reaches the user", "steps that were interrupted")
@@ -427,43 +435,31 @@ hook = [
         ("ConnectionError", ("lost",)),
     ],
 )
-def test_no_alarm_of_a_watchdog_is_lost(
-    python: Python, tmp_path: Path, kind: str, arguments: tuple[int | str, ...]
-) -> None:
-    (tmp_path / "small.py").write_text(SMALL)
-    (tmp_path / "small.toml").write_text(RECIPE)
+def test_no_alarm_of_a_watchdog_is_lost(trained: Python, kind: str, arguments: tuple[int | str, ...]) -> None:
     code = WATCHDOG.replace("Alarm = Own", FROZEN.format(kind=kind)).replace("MOST", "0")
     code = code.replace("arguments = ()", f"arguments = {arguments}")
     # The first step imports, and an import catches every OSError (docs/limits.md).
     code = code.replace("trainer = Trainer()", "trainer = Trainer()\ntrainer.train_step()")
-    result = python(code, AUTOPROF="1", AUTOPROF_STEPS="", AUTOPROF_RECIPES="small.toml")
+    result = trained(code)
     assert result.stdout == "equal\n"
     assert "error" not in result.stderr.lower()
 
 
 @pytest.mark.parametrize("name", ["datetime", "typing_extensions", "msgspec", "inspect"])
-def test_an_alarm_while_autoprof_imports_a_library_reaches_the_program(
-    python: Python, tmp_path: Path, name: str
-) -> None:
-    (tmp_path / "small.py").write_text(SMALL)
-    (tmp_path / "small.toml").write_text(RECIPE)
-    code = FIRST_IMPORT.replace("NAME", repr(name))
-    result = python(code, AUTOPROF="1", AUTOPROF_STEPS="", AUTOPROF_RECIPES="small.toml")
-    assert result.stdout == "equal\n"
+def test_an_alarm_while_autoprof_imports_a_library_reaches_the_program(trained: Python, name: str) -> None:
+    assert trained(FIRST_IMPORT.replace("NAME", repr(name))).stdout == "equal\n"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="timers of the process")
 @pytest.mark.fault("alarms while torch records", "every one reaches the user", "captures that were interrupted")
-def test_alarms_leave_no_recording_behind(python: Python, tmp_path: Path) -> None:
-    (tmp_path / "small.py").write_text(SMALL)
-    (tmp_path / "small.toml").write_text(RECIPE)
+def test_alarms_leave_no_recording_behind(trained: Python, tmp_path: Path) -> None:
     code = WATCHDOG.replace("range(4000)", "range(60)").replace("raised > 50 and done > 50", "raised > 5 and done > 5")
     code = code.replace("0.00002 + (number % 97) * 0.00002", "0.0001 + (number % 2) * 2 + (number % 31) * 0.004")
     code = code.replace("trainer = Trainer()", f"trainer = Trainer()\n{TORCH}trainer.train_step()")
     # torch and the standard library catch some exceptions themselves.
     code = code.replace("MOST", "raised // 100")
     code += "assert not torch.autograd._profiler_enabled()\n"
-    result = python(code, AUTOPROF="1", AUTOPROF_STEPS="::1", AUTOPROF_RECIPES="small.toml", AUTOPROF_MAX_STEPS="1000")
+    result = trained(code, AUTOPROF_STEPS="::1", AUTOPROF_MAX_STEPS="1000")
     assert result.stdout == "equal\n", result.stderr
     with contextlib.suppress(FileNotFoundError):
         assert len(list((tmp_path / "autoprof_runs" / "made").glob("global_step_*"))) > 5
@@ -473,12 +469,8 @@ def test_alarms_leave_no_recording_behind(python: Python, tmp_path: Path) -> Non
 @pytest.mark.fault(
     "a handler raises whatever autoprof catches elsewhere", "it reaches the user", "what was being recorded"
 )
-def test_exceptions_of_any_kind_reach_the_user_from_captured_steps(python: Python, tmp_path: Path) -> None:
-    (tmp_path / "small.py").write_text(SMALL)
-    (tmp_path / "small.toml").write_text(RECIPE)
-    result = python(
-        TORCH + KINDS, AUTOPROF="1", AUTOPROF_STEPS="::1", AUTOPROF_RECIPES="small.toml", AUTOPROF_MAX_STEPS="100000"
-    )
+def test_exceptions_of_any_kind_reach_the_user_from_captured_steps(trained: Python, tmp_path: Path) -> None:
+    result = trained(TORCH + KINDS, AUTOPROF_STEPS="::1", AUTOPROF_MAX_STEPS="100000")
     assert result.stdout == "[] True 150 False\n", result.stderr
     metas = sorted((tmp_path / "autoprof_runs").glob("*/global_step_*/*.meta.json"), key=lambda path: path.parent.name)
     assert [json.loads(path.read_text())["state"] for path in metas[-3:]] == ["complete"] * 3

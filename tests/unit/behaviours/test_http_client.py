@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.helpers import Python
 from tests.support.recipe_texts import recipe
+from tests.support.small_trainer import metas
 
 TRAINER = """
 class Client:
@@ -78,10 +79,6 @@ def drive(tmp_path: Path, python: Python) -> Callable[..., subprocess.CompletedP
     (tmp_path / "trainer.toml").write_text(RECIPE)
     variables = {"AUTOPROF": "1", "AUTOPROF_STEPS": "2", "AUTOPROF_RECIPES": str(tmp_path / "trainer.toml")}
     return lambda code, **others: python(code, **variables | others, PYTHONPATH=str(tmp_path))
-
-
-def metas(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(path.read_text()) for path in folder.glob("autoprof_runs/latest/global_step_*/*.meta.json")]
 
 
 def test_the_server_gets_one_lead_request_and_then_requests_around_the_captured_step(

@@ -85,22 +85,17 @@ def test_a_trainer_in_the_process_announces_the_step(asked: list[Any]) -> None:
     assert asked == [(7, 1, 2), "stop"]
 
 
-def test_other_ranks_are_not_recorded(asked: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANK", "2")
+@pytest.mark.parametrize(
+    "keep",
+    [
+        lambda mocker: mocker.patch.dict("os.environ", RANK="2"),
+        lambda mocker: mocker.patch.object(recorder, "current"),  # a stage that records contains the rollout
+        lambda mocker: mocker.patch.object(stages, "wholes", [object()]),
+    ],
+    ids=["another rank", "a recording stage", "an evaluation"],
+)
+def test_what_is_not_recorded_as_a_rollout(asked: list[Any], mocker: MockerFixture, keep: Any) -> None:
     cluster.announce_step("run", StepAnnouncement(step=7, captured=True))
-    Engine().generate()
-    assert asked == []
-
-
-def test_a_recording_stage_contains_the_rollout(asked: list[Any], mocker: MockerFixture) -> None:
-    cluster.announce_step("run", StepAnnouncement(step=7, captured=True))
-    mocker.patch.object(recorder, "current")
-    Engine().generate()
-    assert asked == []
-
-
-def test_an_evaluation_is_not_recorded_as_a_rollout(asked: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster.announce_step("run", StepAnnouncement(step=7, captured=True))
-    monkeypatch.setattr(stages, "wholes", [object()])
+    keep(mocker)
     Engine().generate()
     assert asked == []

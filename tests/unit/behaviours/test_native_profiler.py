@@ -13,6 +13,7 @@ from autoprof.capture import recorder
 from autoprof.capture.artifacts import Subject
 from autoprof.hooks.behaviour import CALL, Around, Call, Outcome
 from autoprof.rundir import file_names
+from tests.support.captures import begun
 
 SUBJECT = Subject(step=2, role="actor", stage="update_actor", rank=0)
 START = stages.NativeStart(whose="the target's own profiler", active=["self.this_step", "self.impl.this_step"])
@@ -32,8 +33,7 @@ def test_no_stage_is_captured_while_the_targets_own_profiler_is_on(joined: Any, 
     drive(START.around(Call("k", lambda self: None, (profiler,), {})))
     assert recorder.begin(run, SUBJECT) is None
     drive(stages.NativeStop().around(Call("k", lambda self: None, (profiler,), {})))
-    recording = recorder.begin(run, SUBJECT)
-    assert recording is not None
+    recording = begun(run, SUBJECT)
     recording.stop()
     (first,) = run.rundir.path.rglob(f"actor.update_actor.rank0.*{file_names.META}")
     meta = json.loads(first.read_text())
@@ -44,15 +44,13 @@ def test_no_stage_is_captured_while_the_targets_own_profiler_is_on(joined: Any, 
 def test_a_profiler_that_is_off_for_this_rank_is_ignored(joined: Any) -> None:
     run = joined()
     drive(START.around(Call("k", lambda self: None, (SimpleNamespace(this_step=False, impl=None),), {})))
-    recording = recorder.begin(run, SUBJECT)
-    assert recording is not None
+    recording = begun(run, SUBJECT)
     recording.stop()
 
 
 def test_a_running_capture_ends(joined: Any) -> None:
     run = joined()
-    recording = recorder.begin(run, SUBJECT)
-    assert recording is not None
+    recording = begun(run, SUBJECT)
     drive(START.around(Call("k", lambda self: None, (SimpleNamespace(this_step=True),), {})))
     assert recorder.current() is None
     recording.stop()

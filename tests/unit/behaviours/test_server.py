@@ -50,6 +50,11 @@ def run(mocker: MockerFixture, tmp_path: Path) -> Any:
     return made
 
 
+@pytest.fixture
+def engine() -> Engine:
+    return Engine()
+
+
 async def batch(engine: Engine, run: Any) -> None:
     await engine.server.request(run)
     engine.server.idle()
@@ -63,53 +68,42 @@ async def settled(engine: Engine) -> None:
         await asyncio.sleep(0)  # from Python 3.12 on there is no turn of the loop where all are done
 
 
-def test_the_chosen_batches_are_recorded_and_the_command_is_run_after_the_last(run: Any) -> None:
-    async def drive(engine: Engine) -> None:
-        for count in range(1, 5):
-            assert end.window_passed.call_count == (count == 4)  # type: ignore[attr-defined]
-            await batch(engine, run)
-
-    asyncio.run(drive(engine := Engine()))
+async def test_the_chosen_batches_are_recorded_and_the_command_is_run_after_the_last(run: Any, engine: Engine) -> None:
+    for count in range(1, 5):
+        assert end.window_passed.call_count == (count == 4)  # type: ignore[attr-defined]
+        await batch(engine, run)
     assert engine.log == [2, "stop", 3, "stop"]
 
 
-def test_a_trigger_counts_batches(run: Any) -> None:
+async def test_a_trigger_counts_batches(run: Any, engine: Engine) -> None:
     run.settings = Settings(steps="")
-
-    async def drive(engine: Engine) -> None:
+    await batch(engine, run)
+    requests.ask(run.rundir, requests.Trigger(steps=2))
+    for _ in range(3):
         await batch(engine, run)
-        requests.ask(run.rundir, requests.Trigger(steps=2))
-        for _ in range(3):
-            await batch(engine, run)
-
-    asyncio.run(drive(engine := Engine()))
     assert engine.log == [2, "stop", 3, "stop"]
     assert [(each.state, each.captured) for each in requests.states(run.rundir).values()] == [("done", [2, 3])]
 
 
-def test_an_engine_led_by_a_trainer_refuses_triggers_with_the_reason(run: Any) -> None:
-    async def drive(engine: Engine) -> None:
-        engine.server.follow()
-        requests.ask(run.rundir, requests.Trigger())
-        await batch(engine, run)
-
-    asyncio.run(drive(engine := Engine()))
+async def test_an_engine_led_by_a_trainer_refuses_triggers_with_the_reason(run: Any, engine: Engine) -> None:
+    engine.server.follow()
+    requests.ask(run.rundir, requests.Trigger())
+    await batch(engine, run)
     assert engine.log == []
     assert [(each.state, each.reason) for each in requests.states(run.rundir).values()] == [
         ("done", "a trainer decides what this server records; use autoprof trigger on the trainer's run")
     ]
 
 
-def test_an_engine_that_a_trainer_of_its_run_leads_counts_no_steps_and_takes_no_triggers(run: Any) -> None:
-    async def drive(engine: Engine) -> None:
-        engine.server.follow(same_run=True)
-        requests.ask(run.rundir, requests.Trigger())
-        for _ in range(3):
-            await batch(engine, run)
-        assert await engine.server.open_window(request=Request(action="start", step=7)) == ""
-        assert await engine.server.close_window() == ""
-
-    asyncio.run(drive(engine := Engine()))
+async def test_an_engine_that_a_trainer_of_its_run_leads_counts_no_steps_and_takes_no_triggers(
+    run: Any, engine: Engine
+) -> None:
+    engine.server.follow(same_run=True)
+    requests.ask(run.rundir, requests.Trigger())
+    for _ in range(3):
+        await batch(engine, run)
+    assert await engine.server.open_window(request=Request(action="start", step=7)) == ""
+    assert await engine.server.close_window() == ""
     assert engine.log == [7, "stop"]
     span = serving.Span.return_value  # type: ignore[attr-defined]
     assert (span.drop.call_count, span.end.call_count) == (3, 0)
@@ -117,103 +111,85 @@ def test_an_engine_that_a_trainer_of_its_run_leads_counts_no_steps_and_takes_no_
     assert requests.states(run.rundir) == {}
 
 
-def test_requests_of_a_batch_wait_until_it_is_recorded(run: Any) -> None:
-    async def drive(engine: Engine) -> None:
-        await batch(engine, run)
-        started = asyncio.Event()
-        engine.meanwhile = started.wait  # type: ignore[assignment]
-        waiting = [asyncio.create_task(engine.server.request(run)) for _ in range(3)]
-        for _ in range(10):
-            await asyncio.sleep(0)
-        assert not any(task.done() for task in waiting)
-        # A late output of the previous batch.
-        engine.server.idle()
-        started.set()
-        await asyncio.gather(*waiting)
-
-    asyncio.run(drive(engine := Engine()))
+async def test_requests_of_a_batch_wait_until_it_is_recorded(run: Any, engine: Engine) -> None:
+    await batch(engine, run)
+    started = asyncio.Event()
+    engine.meanwhile = started.wait  # type: ignore[assignment]
+    waiting = [asyncio.create_task(engine.server.request(run)) for _ in range(3)]
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not any(task.done() for task in waiting)
+    # A late output of the previous batch.
+    engine.server.idle()
+    started.set()
+    await asyncio.gather(*waiting)
     assert engine.log == [2]
 
 
-def test_a_request_that_is_given_up_leaves_no_engine_half_started(run: Any) -> None:
-    async def drive(engine: Engine) -> None:
-        await batch(engine, run)
-        started = asyncio.Event()
-        engine.meanwhile = started.wait  # type: ignore[assignment]
-        given_up = asyncio.create_task(engine.server.request(run))
-        while not engine.server._lock.locked():
-            await asyncio.sleep(0)
-        given_up.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await given_up
-        started.set()
-        await settled(engine)
-        engine.server.idle()
-        await settled(engine)
-
-    asyncio.run(drive(engine := Engine()))
+async def test_a_request_that_is_given_up_leaves_no_engine_half_started(run: Any, engine: Engine) -> None:
+    await batch(engine, run)
+    started = asyncio.Event()
+    engine.meanwhile = started.wait  # type: ignore[assignment]
+    given_up = asyncio.create_task(engine.server.request(run))
+    while not engine.server._lock.locked():
+        await asyncio.sleep(0)
+    given_up.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await given_up
+    started.set()
+    await settled(engine)
+    engine.server.idle()
+    await settled(engine)
     assert engine.log == [2, "stop"]
 
 
-def test_a_request_that_follows_at_once_is_in_the_next_batch(run: Any) -> None:
-    async def drive(engine: Engine) -> None:
-        for _ in range(3):
-            await engine.server.request(run)
-            engine.server.idle()
-        await settled(engine)
-
-    asyncio.run(drive(engine := Engine()))
+async def test_a_request_that_follows_at_once_is_in_the_next_batch(run: Any, engine: Engine) -> None:
+    for _ in range(3):
+        await engine.server.request(run)
+        engine.server.idle()
+    await settled(engine)
     assert engine.log == [2, "stop", 3, "stop"]
 
 
-def test_a_window_is_named_after_the_open_or_the_next_batch(run: Any) -> None:
-    async def drive(engine: Engine) -> None:
-        assert await engine.server.open_window() == ""
-        assert await engine.server.close_window() == ""
-        await engine.server.request(run)
-        assert await engine.server.open_window() == ""
-        engine.server.idle()
-        # A window stays open over batches, and no batch is recorded in it.
-        await batch(engine, run)
-        assert await engine.server.close_window() == ""
-        assert await engine.server.open_window(77) == ""
-        assert await engine.server.close_window() == ""
-
-    asyncio.run(drive(engine := Engine()))
+async def test_a_window_is_named_after_the_open_or_the_next_batch(run: Any, engine: Engine) -> None:
+    assert await engine.server.open_window() == ""
+    assert await engine.server.close_window() == ""
+    await engine.server.request(run)
+    assert await engine.server.open_window() == ""
+    engine.server.idle()
+    # A window stays open over batches, and no batch is recorded in it.
+    await batch(engine, run)
+    assert await engine.server.close_window() == ""
+    assert await engine.server.open_window(77) == ""
+    assert await engine.server.close_window() == ""
     assert engine.log == [1, "stop", 1, "stop", 77, "stop"]
 
 
-def test_windows_out_of_order_are_refused(run: Any) -> None:
-    async def drive(engine: Engine) -> None:
-        server = engine.server
-        assert await server.close_window() == "no window is open"
-        assert await server.open_window(5) == ""
-        assert await server.open_window(6) == "a window is open already"
-        assert await server.close_window() == ""
-        await batch(engine, run)
-        await server.request(run)
-        assert await server.open_window(7) == "a window is open already"
-
-    asyncio.run(drive(engine := Engine()))
+async def test_windows_out_of_order_are_refused(run: Any, engine: Engine) -> None:
+    server = engine.server
+    assert await server.close_window() == "no window is open"
+    assert await server.open_window(5) == ""
+    assert await server.open_window(6) == "a window is open already"
+    assert await server.close_window() == ""
+    await batch(engine, run)
+    await server.request(run)
+    assert await server.open_window(7) == "a window is open already"
     assert engine.log == [5, "stop", 2]
 
 
-def test_a_window_closes_by_itself_and_a_late_timer_closes_no_other(run: Any) -> None:
-    async def drive(engine: Engine) -> None:
-        server = engine.server
-        assert await server.open_window(5, 0.001) == ""
-        while engine.log[-1] != "stop":
-            await asyncio.sleep(0)
-        await settled(engine)
-        assert await server.close_window() == "no window is open"
-        assert await server.open_window(6, 600) == ""
-        first = server._window
-        assert await server.close_window() == ""
-        assert await server.open_window(7) == ""
-        assert await server._close(first) == "no window is open"
-        assert await server.close_window() == ""
-
-    asyncio.run(drive(engine := Engine()))
+async def test_a_window_closes_by_itself_and_a_late_timer_closes_no_other(run: Any, engine: Engine) -> None:
+    server = engine.server
+    assert await server.open_window(5, 0.001) == ""
+    while engine.log[-1] != "stop":
+        await asyncio.sleep(0)
+    await settled(engine)
+    assert await server.close_window() == "no window is open"
+    assert await server.open_window(6, 600) == ""
+    first = server._window
+    assert await server.close_window() == ""
+    assert await server.open_window(7) == ""
+    assert await server._close(first) == "no window is open"
+    assert await server.close_window() == ""
     assert engine.log == [5, "stop", 6, "stop", 7, "stop"]
 
 
@@ -234,19 +210,16 @@ def test_an_engine_that_can_not_be_recorded_continues(run: Any) -> None:
     assert engine.log == [3, 4]
 
 
-def test_another_caller_of_the_profiler_ends_the_recording_and_is_not_stopped(run: Any) -> None:
-    async def drive(engine: Engine) -> None:
-        assert await engine.server.open_window(5, 600) == ""
-        await engine.server.give_way()
-        await settled(engine)
-        assert await engine.server.close_window() == "no window is open"
-        await batch(engine, run)
-        await engine.server.request(run)
-        await engine.server.give_way()
-        engine.server.idle()
-        await settled(engine)
-
-    asyncio.run(drive(engine := Engine()))
+async def test_another_caller_of_the_profiler_ends_the_recording_and_is_not_stopped(run: Any, engine: Engine) -> None:
+    assert await engine.server.open_window(5, 600) == ""
+    await engine.server.give_way()
+    await settled(engine)
+    assert await engine.server.close_window() == "no window is open"
+    await batch(engine, run)
+    await engine.server.request(run)
+    await engine.server.give_way()
+    engine.server.idle()
+    await settled(engine)
     cut = "another caller started the engine's profiler"
     assert engine.log == [5, cut, 2, cut]
 
@@ -287,27 +260,26 @@ def test_wrong_bodies_are_named(body: bytes, said: str) -> None:
     assert str(caught.value) == said
 
 
-def test_batches_of_a_server_that_a_trainer_leads_are_not_chosen_by_their_numbers(run: Any) -> None:
-    async def drive(engine: Engine) -> None:
-        async def asked(**body: Any) -> tuple[int, dict[str, str]]:
-            return await serving.answer_trainer(engine.server, json.dumps(body).encode())
+async def test_batches_of_a_server_that_a_trainer_leads_are_not_chosen_by_their_numbers(
+    run: Any, engine: Engine
+) -> None:
+    async def asked(**body: Any) -> tuple[int, dict[str, str]]:
+        return await serving.answer_trainer(engine.server, json.dumps(body).encode())
 
-        assert await asked(action="stop") == (409, {"problem": "no window is open"})
-        assert await asked(action="lead") == (200, {"problem": "", "run": str(run.rundir.path)})
-        await batch(engine, run)
-        await batch(engine, run)
-        assert await asked(action="start", global_step=40) == (200, {"problem": "", "run": str(run.rundir.path)})
-        await batch(engine, run)
-        assert await asked(action="start", global_step=41) == (
-            409,
-            {"problem": "a window is open already", "run": str(run.rundir.path)},
-        )
-        assert await asked(action="stop") == (200, {"problem": ""})
-        assert await asked(action="start", global_step=-1) == (
-            400,
-            {"problem": "Expected `int` >= 0 - at `$.global_step`"},
-        )
-        assert await asked(action="end") == (400, {"problem": "Invalid enum value 'end' - at `$.action`"})
-
-    asyncio.run(drive(engine := Engine()))
+    assert await asked(action="stop") == (409, {"problem": "no window is open"})
+    assert await asked(action="lead") == (200, {"problem": "", "run": str(run.rundir.path)})
+    await batch(engine, run)
+    await batch(engine, run)
+    assert await asked(action="start", global_step=40) == (200, {"problem": "", "run": str(run.rundir.path)})
+    await batch(engine, run)
+    assert await asked(action="start", global_step=41) == (
+        409,
+        {"problem": "a window is open already", "run": str(run.rundir.path)},
+    )
+    assert await asked(action="stop") == (200, {"problem": ""})
+    assert await asked(action="start", global_step=-1) == (
+        400,
+        {"problem": "Expected `int` >= 0 - at `$.global_step`"},
+    )
+    assert await asked(action="end") == (400, {"problem": "Invalid enum value 'end' - at `$.action`"})
     assert engine.log == [40, "stop"]

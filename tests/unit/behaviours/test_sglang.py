@@ -117,48 +117,36 @@ def test_an_engine_that_raises_is_not_recording(run: Any) -> None:
     assert not hasattr(manager, engine.OPEN)
 
 
-def test_a_second_start_and_a_second_stop_are_not_sent(run: Any) -> None:
+async def test_a_second_start_and_a_second_stop_are_not_sent(run: Any) -> None:
     manager = Manager()
-
-    async def scenario() -> list[dict[str, Any]]:
-        answers = [await engine.stop(manager)]
-        answers += [await engine.start(manager, REQUEST), await engine.start(manager, REQUEST)]
-        return [*answers, await engine.stop(manager), await engine.stop(manager)]
-
-    again = {"problem": "it is recording already"}
-    assert asyncio.run(scenario()) == [IDLE, {"problem": ""}, again, {"problem": ""}, IDLE]
+    answers = [await engine.stop(manager)]
+    answers += [await engine.start(manager, REQUEST), await engine.start(manager, REQUEST)]
+    answers += [await engine.stop(manager), await engine.stop(manager)]
+    assert answers == [IDLE, {"problem": ""}, {"problem": "it is recording already"}, {"problem": ""}, IDLE]
     assert manager.actions == ["start", "stop"]
 
 
-def test_a_stop_that_takes_too_long_is_not_waited_for(run: Any) -> None:
+async def ended(manager: Manager) -> None:
+    while hasattr(manager, engine.OPEN):
+        await asyncio.sleep(0.01)
+
+
+async def test_a_stop_that_takes_too_long_is_not_waited_for(run: Any) -> None:
     run.settings = msgspec.structs.replace(run.settings, stop_timeout_s=0.05)
     manager = Manager(hangs_s={"stop": 0.3})
-
-    async def scenario() -> list[dict[str, Any]]:
-        answers = [await engine.start(manager, REQUEST), await engine.stop(manager)]
-        answers += [await engine.start(manager, REQUEST), await engine.stop(manager)]
-        while hasattr(manager, engine.OPEN):
-            await asyncio.sleep(0.01)
-        return answers
-
-    _, late, again, stopping = asyncio.run(asyncio.wait_for(scenario(), 10))
-    assert late == {"problem": "the engine did not answer within 0.05 s"}
-    assert again == {"problem": "it is recording already"}
-    assert stopping == {"problem": "it is being stopped already"}
+    assert await engine.start(manager, REQUEST) == {"problem": ""}
+    assert await engine.stop(manager) == {"problem": "the engine did not answer within 0.05 s"}
+    assert await engine.start(manager, REQUEST) == {"problem": "it is recording already"}
+    assert await engine.stop(manager) == {"problem": "it is being stopped already"}
+    await asyncio.wait_for(ended(manager), 10)
     assert manager.actions == ["start", "stop"]
 
 
-def test_a_start_that_takes_too_long_is_stopped_when_it_comes(run: Any) -> None:
+async def test_a_start_that_takes_too_long_is_stopped_when_it_comes(run: Any) -> None:
     run.settings = msgspec.structs.replace(run.settings, stop_timeout_s=0.05)
     manager = Manager(hangs_s={"start": 0.2})
-
-    async def scenario() -> dict[str, Any]:
-        answer = await engine.start(manager, REQUEST)
-        while hasattr(manager, engine.OPEN):
-            await asyncio.sleep(0.01)
-        return answer
-
-    assert asyncio.run(asyncio.wait_for(scenario(), 10))["problem"] == "the engine did not answer within 0.05 s"
+    assert await engine.start(manager, REQUEST) == {"problem": "the engine did not answer within 0.05 s"}
+    await asyncio.wait_for(ended(manager), 10)
     assert manager.actions == ["start", "stop"]
     assert manager.sent[1].reason == "the engine started too late"
 

@@ -5,7 +5,6 @@ SGLang is made up here; `tests/engines/test_serve.py` runs the real one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -89,36 +88,23 @@ def test_its_routes_come_first_and_need_the_key_that_sglangs_need(manager: Any, 
     assert requested(manager, "a")
 
 
-def several(manager: Any) -> None:
-    manager.server_args.tokenizer_worker_num = 2
+WORKER = ["python", "/ray/_private/workers/default_worker.py"]
 
 
-def no_lock(manager: Any) -> None:
-    del manager.model_update_lock
-
-
-@pytest.mark.parametrize("change", [several, no_lock])
-def test_a_process_that_is_not_the_one_server_is_left_alone(
-    manager: Any, app: Any, change: Callable[[Any], None]
-) -> None:
-    change(manager)
+@pytest.mark.parametrize(
+    ("change", "routes"),
+    [
+        (lambda manager, mocker: setattr(manager.server_args, "tokenizer_worker_num", 2), 2),
+        (lambda manager, mocker: delattr(manager, "model_update_lock"), 2),
+        (lambda manager, mocker: mocker.patch.object(_boot, "COMMAND", _boot.Command(WORKER)), 2),
+        (lambda manager, mocker: setattr(manager, "model_update_lock", Lock()), 4),
+    ],
+    ids=["several servers", "no lock", "a server actor of a trainer", "no hook on the lock"],
+)
+def test_no_batch_is_counted(manager: Any, app: Any, mocker: MockerFixture, change: Any, routes: int) -> None:
+    change(manager, mocker)
     set_up(manager, app)
-    assert len(app.router.routes) == 2
-    assert not requested(manager, "a")
-
-
-def test_a_server_actor_of_a_trainer_is_left_alone(manager: Any, app: Any, mocker: MockerFixture) -> None:
-    worker = ["python", "/ray/_private/workers/default_worker.py"]
-    mocker.patch.object(_boot, "COMMAND", _boot.Command(worker))
-    set_up(manager, app)
-    assert len(app.router.routes) == 2
-    assert not requested(manager, "a")
-
-
-def test_without_its_hook_on_the_lock_no_batch_is_counted(manager: Any, app: Any) -> None:
-    manager.model_update_lock = Lock()
-    set_up(manager, app)
-    assert len(app.router.routes) == 4
+    assert len(app.router.routes) == routes
     assert not requested(manager, "a")
 
 

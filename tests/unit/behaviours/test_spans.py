@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import json
-import threading
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 from types import SimpleNamespace
@@ -23,6 +22,7 @@ from autoprof.hooks.behaviour import Call
 from autoprof.run import cluster
 from autoprof.run.runtime import Runtime
 from tests.support import helpers
+from tests.support.helpers import in_thread
 
 SAMPLE: dict[str, Any] = {
     "kind": "sample",
@@ -85,12 +85,9 @@ def trajectory(number: int, **values: Any) -> dict[str, Any]:
     return {"step": 3, "sample_index": number, "rollout_n": 0, "validate": False} | values
 
 
-def test_each_task_has_the_ids_and_the_step_of_its_sample(run: Runtime, loop: Any) -> None:
-    async def batch() -> list[str]:
-        samples = (loop(trajectory(n), session_id=n % 2, raw_prompt="secret") for n in range(20))
-        return await asyncio.gather(*samples)
-
-    assert asyncio.run(batch()) == ["answer"] * 20
+async def test_each_task_has_the_ids_and_the_step_of_its_sample(run: Runtime, loop: Any) -> None:
+    samples = (loop(trajectory(n), session_id=n % 2, raw_prompt="secret") for n in range(20))
+    assert await asyncio.gather(*samples) == ["answer"] * 20
     found = spans(run)
     assert "secret" not in json.dumps(found)
     assert {line["step"] for line in found} == {3}
@@ -109,8 +106,8 @@ def test_each_task_has_the_ids_and_the_step_of_its_sample(run: Runtime, loop: An
         assert tool["end_ns"] <= whole["end_ns"]
 
 
-def test_a_validation_sample_and_all_its_spans_are_marked(run: Runtime, loop: Any) -> None:
-    asyncio.run(loop(trajectory(1, validate=True, step=-1)))
+async def test_a_validation_sample_and_all_its_spans_are_marked(run: Runtime, loop: Any) -> None:
+    await loop(trajectory(1, validate=True, step=-1))
     found = spans(run)
     assert [line["ids"]["validate"] for line in found] == [True] * 3
     assert [line["step"] for line in found] == [None] * 3
@@ -123,14 +120,11 @@ def test_a_failure_inside_is_recorded_by_its_type(run: Runtime, loop: Any) -> No
     assert [line.get("error") for line in spans(run)] == [None, "KeyError", "KeyError"]
 
 
-def test_a_sample_that_is_cancelled_ends(run: Runtime, loop: Any) -> None:
-    async def cut() -> None:
-        task = asyncio.create_task(loop(trajectory(1)))
-        await asyncio.sleep(0)
-        task.cancel()
-        await asyncio.wait({task})
-
-    asyncio.run(cut())
+async def test_a_sample_that_is_cancelled_ends(run: Runtime, loop: Any) -> None:
+    task = asyncio.create_task(loop(trajectory(1)))
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait({task})
     assert [(line["kind"], line["error"]) for line in spans(run)] == [
         ("turn", "CancelledError"),
         ("sample", "CancelledError"),
@@ -138,14 +132,9 @@ def test_a_sample_that_is_cancelled_ends(run: Runtime, loop: Any) -> None:
     assert not run.timeline.running
 
 
-def test_a_sample_leaves_no_context_behind(run: Runtime, loop: Any, hooked: Any) -> None:
-    alone = hooked(lambda: None, "span", kind="request", stage="generate", role="rollout")
-
-    async def both() -> None:
-        await loop(trajectory(1))
-        alone()
-
-    asyncio.run(both())
+async def test_a_sample_leaves_no_context_behind(run: Runtime, loop: Any, hooked: Any) -> None:
+    await loop(trajectory(1))
+    hooked(lambda: None, "span", kind="request", stage="generate", role="rollout")()
     line = spans(run)[-1]
     assert (line["kind"], line["step"], "ids" in line) == ("request", None, False)
 
@@ -154,9 +143,7 @@ def test_a_function_in_a_thread_with_the_context_is_inside(run: Runtime, hooked:
     score = hooked(lambda: 1.0, "span", kind="reward", stage="compute_score", role="agent_loop")
 
     def work(trajectory: dict[str, Any]) -> None:
-        thread = threading.Thread(target=contextvars.copy_context().run, args=(score,))
-        thread.start()
-        thread.join()
+        in_thread(contextvars.copy_context().run, score)
 
     hooked(work, "span", **SAMPLE)(trajectory(5))
     assert [line["ids"] for line in spans(run)] == [{"sample": 5, "rollout": 0}] * 2

@@ -4,7 +4,6 @@ functions and the real torch.profiler."""
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,6 +19,7 @@ from autoprof.run import cluster, runtime
 from autoprof.run.runtime import Runtime
 from tests.support import helpers
 from tests.support.captures import finished
+from tests.support.helpers import in_thread
 
 TASK = {"stage": {"path": "self.name", "names": {"*.generate*": "generate", "*._score": "compute_log_prob"}}}
 
@@ -192,9 +192,7 @@ def test_an_outermost_stage_is_part_of_any_other(run: Runtime, hooked: Any) -> N
 def test_an_end_in_another_thread_is_in_the_meta_file(run: Runtime, task: Any) -> None:
     opened = task("T.generate")
     opened.__enter__()
-    thread = threading.Thread(target=opened.__exit__)
-    thread.start()
-    thread.join()
+    in_thread(opened.__exit__)
     ((meta, trace),) = finished(run).values()
     assert (meta["state"], trace) == ("failed", None)
     assert meta["reason"] == "the stage ended in another thread than it began in"

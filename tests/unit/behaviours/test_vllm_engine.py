@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import inspect
 from collections.abc import Callable
@@ -120,29 +119,23 @@ every_release = pytest.mark.parametrize("engine", stored.versions("vllm"), indir
 
 
 @every_release
-def test_the_users_arguments_pass_unchanged(engine: Any) -> None:
-    async def calls() -> None:
-        await engine.start_profile(**taken(engine))
-        assert await vllm_engine.start(engine, REQUEST) == {"problem": "another caller is profiling the engine"}
-        await engine.stop_profile()
-        for name in ARGUMENTS.keys() - taken(engine):
-            with pytest.raises(TypeError, match=name):
-                await engine.start_profile(**{name: ARGUMENTS[name]})
-
-    asyncio.run(calls())
+async def test_the_users_arguments_pass_unchanged(engine: Any) -> None:
+    await engine.start_profile(**taken(engine))
+    assert await vllm_engine.start(engine, REQUEST) == {"problem": "another caller is profiling the engine"}
+    await engine.stop_profile()
+    for name in ARGUMENTS.keys() - taken(engine):
+        with pytest.raises(TypeError, match=name):
+            await engine.start_profile(**{name: ARGUMENTS[name]})
     assert engine.calls == [("start", taken(engine)), ("stop", {})]
     assert engine.worker.calls[0] == taken(engine)
 
 
 @every_release
 @pytest.mark.needs("torch")
-def test_autoprofs_own_calls_give_no_argument(engine: Any) -> None:
-    async def calls() -> None:
-        assert await vllm_engine.start(engine, REQUEST) == {"problem": ""}
-        assert await vllm_engine.stop(engine) == {"problem": ""}
-        await engine.start_profile(**taken(engine))
-
-    asyncio.run(calls())
+async def test_autoprofs_own_calls_give_no_argument(engine: Any) -> None:
+    assert await vllm_engine.start(engine, REQUEST) == {"problem": ""}
+    assert await vllm_engine.stop(engine) == {"problem": ""}
+    await engine.start_profile(**taken(engine))
     assert engine.calls == [("start", dict.fromkeys(taken(engine))), ("stop", {}), ("start", taken(engine))]
     assert engine.worker.profiler is None
     run = runtime.current()
@@ -152,11 +145,8 @@ def test_autoprofs_own_calls_give_no_argument(engine: Any) -> None:
 
 
 @every_release
-def test_the_users_start_during_a_capture_has_its_arguments(engine: Any) -> None:
-    async def calls() -> None:
-        await vllm_engine.start(engine, REQUEST)
-        await engine.start_profile(**taken(engine))
-        assert await vllm_engine.stop(engine) == {"problem": "it was not recording"}
-
-    asyncio.run(calls())
+async def test_the_users_start_during_a_capture_has_its_arguments(engine: Any) -> None:
+    await vllm_engine.start(engine, REQUEST)
+    await engine.start_profile(**taken(engine))
+    assert await vllm_engine.stop(engine) == {"problem": "it was not recording"}
     assert engine.calls[-2:] == [("stop", {}), ("start", taken(engine))]

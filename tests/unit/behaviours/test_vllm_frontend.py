@@ -18,6 +18,7 @@ from autoprof.capture.artifacts import Subject
 from autoprof.run import end
 from autoprof.run.runtime import Runtime
 from autoprof.rundir import file_names
+from tests.support.captures import begun
 
 SUBJECT = Subject(step=3, role="rollout", stage="rollout", rank=8, replica=1, part="frontend")
 
@@ -129,8 +130,7 @@ def test_passes_that_never_came_leave_nothing(made: Any) -> None:
 
 def test_it_gives_way_to_what_records_already(made: Any) -> None:
     run, engine = made(), Engine()
-    stage = recorder.begin(run, Subject(step=3, role="trainer", stage="x", rank=0))
-    assert stage is not None
+    stage = begun(run, Subject(step=3, role="trainer", stage="x", rank=0))
     record(run, engine, 3)
     stage.stop()
     end.wait_for_files(run)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +15,7 @@ from autoprof.capture import recorder
 from autoprof.capture.artifacts import Subject
 from autoprof.capture.profilers.torch import TorchTool
 from autoprof.run import end
+from tests.support.helpers import in_thread
 from tests.support.vllm_workers import ASKED, ERAS, V012, V032, V09, found, passes
 
 
@@ -79,9 +79,7 @@ def test_rays_executor_which_calls_the_model_runner_is_counted(start: Any) -> No
 def test_passes_in_another_thread_do_not_stop_the_recording_there(start: Any) -> None:
     run = start(rollout_iterations="0:2", contents=("cpu",))
     worker = started(V032(), 0)
-    thread = threading.Thread(target=passes, args=(worker, 4))
-    thread.start()
-    thread.join()
+    in_thread(passes, worker, 4)
     stop(worker)
     assert found(run)[0]["state"] == "complete"
 
@@ -102,9 +100,7 @@ def test_a_capture_that_is_cut_before_its_first_pass_answers_the_reason(start: A
 def test_a_stop_in_another_thread_gives_the_capture_up(start: Any) -> None:
     run = start(rollout_iterations="all", contents=("cpu",))
     worker = started(V032(), 0)
-    thread = threading.Thread(target=worker.profile, args=(False,))
-    thread.start()
-    thread.join()
+    in_thread(worker.profile, False)
     worker.autoprof_release()
     meta, names = found(run)
     assert (meta["state"], names) == ("failed", [])

@@ -12,9 +12,8 @@ import torch
 from autoprof.capture import finisher
 from autoprof.capture.profilers import foreign
 from autoprof.cli import doctor as doctor_run
-from autoprof.run.runtime import Runtime
 from autoprof.rundir import file_names, layout, runs
-from tests.support.captures import captured
+from tests.support.captures import captured, job
 
 KERNEL = '{\n    "ph": "X", "cat": "kernel", "name": "gemm"\n  }'
 HOST = '{\n    "ph": "X", "cat": "cpu_op", "name": "\\"cat\\": \\"kernel\\""\n  }'
@@ -24,12 +23,6 @@ HOST = '{\n    "ph": "X", "cat": "cpu_op", "name": "\\"cat\\": \\"kernel\\""\n  
 def _nothing_in_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("NVTX_INJECTION64_PATH", "CUDA_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID", "KINETO_USE_DAEMON"):
         monkeypatch.delenv(name, raising=False)
-
-
-def recorded(run: Runtime) -> dict[str, Any]:
-    """Return the meta file of a stage in a process that seems to use a GPU, without events of it."""
-    meta, _ = captured(run)
-    return meta
 
 
 @pytest.fixture
@@ -44,7 +37,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_trace_without_a_gpus_work_says_so(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_INJECTION64_PATH", "/opt/libdcgm.so")
     run = made()
-    meta = recorded(run)
+    meta, _ = captured(run)
     assert (meta["state"], meta["reason"], meta["device_events"]) == ("complete", "", False)
     assert "loads libdcgm.so" in meta["device_reason"]
     notes, (problem,) = doctor_run.devices(runs.read(run.rundir.path))
@@ -57,11 +50,11 @@ def test_a_trace_without_a_gpus_work_says_so(made: Any, monkeypatch: pytest.Monk
 @pytest.mark.filterwarnings("ignore:CUDA is not available")
 @pytest.mark.parametrize("contents", [("cpu",), ("cpu", "stack")])
 def test_a_trace_that_was_to_hold_none_says_nothing(made: Any, contents: tuple[str, ...]) -> None:
-    assert "device_events" not in recorded(made(contents=contents))
+    assert "device_events" not in captured(made(contents=contents))[0]
 
 
 def test_a_process_that_uses_no_gpu_says_nothing(made: Any) -> None:
-    assert "device_events" not in recorded(made())
+    assert "device_events" not in captured(made())[0]
 
 
 @pytest.mark.parametrize("piece", [1, 7, 64, 1 << 20])
@@ -85,10 +78,8 @@ def test_they_are_found_wherever_the_pieces_end(
 
 
 def test_a_trace_that_is_cut_is_looked_at_whole(tmp_path: Path) -> None:
-    raw = tmp_path / "raw.part"
-    raw.write_text('{\n  "traceEvents": [\n  ' + ",\n  ".join([HOST] * 200 + [KERNEL]) + "\n  ]}")
-    job = {"raw": str(raw), "trace": str(tmp_path / "x.gz"), "meta_path": str(tmp_path / "x.meta.json")}
-    finisher.finish(job | {"meta": {"state": "complete", "reason": ""}, "max_bytes": 1000, "suspicion": "why"})
+    trace = '{\n  "traceEvents": [\n  ' + ",\n  ".join([HOST] * 200 + [KERNEL]) + "\n  ]}"
+    finisher.finish(job(tmp_path, trace, suspicion="why"))
     meta = json.loads((tmp_path / "x.meta.json").read_text())
     assert (meta["state"], meta["device_events"], meta.get("device_reason")) == ("truncated", True, None)
 

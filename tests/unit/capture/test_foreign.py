@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from typing import Any
 
 import pytest
 
-from tests.support.helpers import TORCH, clean_environment
+from tests.support import captures, helpers
 
 # Profilers that a program may start; True if one in another thread than autoprof's is not in the way.
 KINDS = {
@@ -23,22 +22,17 @@ KINDS = {
 }
 
 PROGRAM = (
-    TORCH
+    captures.PROGRAM
     + """
 import json, sys, threading, warnings
 from torch._C._profiler import _ExperimentalConfig
 from torch.autograd import profiler_legacy
 from torch.profiler import ProfilerActivity, schedule
 from torch.profiler.profiler import _KinetoProfile
-from autoprof.capture import recorder
-from autoprof.capture.artifacts import Subject
-from autoprof.run import runtime
 
 warnings.simplefilter("ignore")
 CPU = [ProfilerActivity.CPU]
-run = runtime.start()
 recorder.watch_others()
-
 
 
 class Entered(_KinetoProfile):
@@ -51,7 +45,7 @@ class Entered(_KinetoProfile):
 
 
 def begin():
-    return recorder.begin(run, Subject(step=2, role="actor", stage="update_actor", rank=3))
+    return recorder.begin(run, subject)
 
 
 def work(profiler):
@@ -148,18 +142,10 @@ print(json.dumps(outcomes))
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Run the program. Return, by kind, if autoprof recorded beside each profiler, and what the profiler saw."""
-    result = subprocess.run(
-        [sys.executable, "-c", PROGRAM, json.dumps(KINDS)],
-        cwd=tmp_path_factory.mktemp("foreign"),
-        env=clean_environment(AUTOPROF="1", AUTOPROF_RUN_ID="run"),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    command = [sys.executable, "-c", PROGRAM, json.dumps(KINDS)]
+    result = helpers.run(command, cwd=tmp_path_factory.mktemp("foreign"), AUTOPROF="1", AUTOPROF_RUN_ID="run")
     assert result.returncode == 0, result.stderr
-    found: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
-    return found
+    return json.loads(result.stdout.splitlines()[-1])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -181,13 +167,8 @@ def test_autoprof_records_again_after_a_profiler_of_the_program(kind: str, outco
 
 
 FROZEN = (
-    TORCH
+    captures.PROGRAM
     + """
-from autoprof.capture import recorder
-from autoprof.capture.artifacts import Subject
-from autoprof.run import runtime
-
-run = runtime.start()
 recorder.watch_others()
 readings = []
 
@@ -204,7 +185,7 @@ def read(profiled):
 
 
 def captured():
-    recorder.begin(run, Subject(step=2, role="actor", stage="update_actor", rank=3)).stop()
+    recorder.begin(run, subject).stop()
 
 
 def own():

@@ -28,7 +28,7 @@ from autoprof.rundir import file_names, runs
 from autoprof.rundir.runs import UNFINISHED
 from autoprof.traces import merge_step
 from tests.support.allocators import REAL, Allocator, install
-from tests.support.captures import SUBJECT, finished, work
+from tests.support.captures import SUBJECT, begun, finished, work
 from tests.support.helpers import TORCH
 
 
@@ -48,8 +48,7 @@ def name_of(ending: str) -> str:
 def test_a_snapshot_lies_beside_the_trace(made: Any, allocator: Allocator) -> None:
     run = made(tool=("torch", "memory"), contents=("cpu", "shapes"))
     allocator.allocate("before")
-    recording = recorder.begin(run, SUBJECT)
-    assert recording is not None
+    recording = begun(run)
     assert recording.tool.name == "torch"
     work()
     allocator.allocate("inside")
@@ -90,8 +89,7 @@ def test_a_snapshot_is_a_capture_and_no_trace(made: Any, allocator: Allocator) -
 
 def test_alone_it_has_the_same_name(made: Any, allocator: Allocator) -> None:
     run = made(tool=("memory",), contents=("memory", "stack"))
-    recording = recorder.begin(run, SUBJECT)
-    assert recording is not None
+    recording = begun(run)
     assert recording.tool.name == "memory"
     recording.stop()
     ((name, (meta, trace)),) = finished(run).items()
@@ -201,8 +199,7 @@ def test_a_history_that_the_user_switches_meanwhile(made: Any, allocator: Alloca
 def test_what_torch_refuses_costs_the_snapshot_only(made: Any, allocator: Allocator, fault: str) -> None:
     run = made(tool=("torch", "memory"))
     allocator.refuses = fault
-    recording = recorder.begin(run, SUBJECT)
-    recording.stop()
+    begun(run).stop()
     found = finished(run)
     assert found[name_of("")][0]["state"] == "complete"
     meta = found[name_of(".memory")][0]

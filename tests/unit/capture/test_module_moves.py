@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from tests.support import packages
-from tests.support.helpers import WHOLE_TORCH, clean_environment
-
-Python = Callable[..., subprocess.CompletedProcess[str]]
+from tests.support.helpers import WHOLE_TORCH, Python, clean_environment
+from tests.support.recipe_texts import recipe
 
 # Like verl's workers with `param_offload` (verl 0.9.1, fsdp_utils.py), it swaps parameters before and after an update.
 TRAINER = f"""
@@ -50,13 +49,8 @@ class Trainer:
             self.model.to("cpu")
         return round(loss.item(), 5), round(norm.full_tensor().item(), 5)
 """
-RECIPE = """
-target = "sharded"
-hook = [
-    { name = "a", attribute = "Trainer.train_step", behaviour = "step.wrap" },
-    { name = "b", attribute = "Trainer.update", behaviour = "stage", options = { stage = "update", role = "actor" } },
-]
-"""
+STAGE = ("b", "Trainer.update", "stage", 'stage = "update", role = "actor"')
+RECIPE = recipe("sharded", ("a", "Trainer.train_step", "step.wrap", ""), STAGE)
 CODE = """
 import sharded
 trainer = sharded.Trainer()

@@ -18,7 +18,8 @@ from autoprof.run import end
 from autoprof.rundir import file_names, runs
 from autoprof.rundir.runs import UNFINISHED
 from tests.support import npu_stand_in
-from tests.support.npu_records import SUBJECT, folder_of, meta_file, record, recorded
+from tests.support.captures import SUBJECT, begun
+from tests.support.npu_records import folder_of, meta_file, record, recorded
 from tests.support.npu_stand_in import RELEASES
 
 
@@ -156,9 +157,7 @@ def test_devices(make: Any, contents: tuple[str, ...], activities: list[str]) ->
 def test_several_windows_in_one_process(make: Any, torch_npu: Any) -> None:
     run = make()
     for step in (2, 3):
-        recording = recorder.begin(run, Subject(step=step, role="ref", stage="compute_ref_log_prob", rank=0))
-        assert recording is not None
-        recording.stop()
+        begun(run, Subject(step=step, role="ref", stage="compute_ref_log_prob", rank=0)).stop()
     end.wait_for_files(run)
     assert [len(list(run.rundir.step(step).glob("*_ascend_pt"))) for step in (2, 3)] == [1, 1]
 

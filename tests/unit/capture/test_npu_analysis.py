@@ -26,8 +26,9 @@ from autoprof.run.runtime import Runtime
 from autoprof.rundir import layout, runs
 from tests.contracts import stored
 from tests.support import npu_stand_in
-from tests.support.helpers import WHOLE_TORCH
-from tests.support.npu_records import SUBJECT, folder_of, meta_file, record, recorded
+from tests.support.captures import PROGRAM, SUBJECT, begun
+from tests.support.helpers import TORCH, WHOLE_TORCH
+from tests.support.npu_records import folder_of, meta_file, record, recorded
 from tests.support.npu_stand_in import RELEASES
 
 _HERE = "torch_npu.profiler.profiler"
@@ -41,9 +42,7 @@ def unanalysed(made: Any, *steps: int) -> Runtime:
     run: Runtime = made(npu=NpuOptions(analyse=False, export="db"))
     layout.write_json(run.rundir.run_json, run.describe())
     for step in steps:
-        recording = recorder.begin(run, Subject(step=step, role="actor", stage="update_actor", rank=3))
-        assert recording is not None
-        recording.stop()
+        begun(run, Subject(step=step, role="actor", stage="update_actor", rank=3)).stop()
     end.wait_for_files(run)
     return run
 
@@ -121,8 +120,7 @@ def test_autoprof_yields_to_another_profiler_of_torch_npus(make: Any, torch_npu:
     run = make()
     with users():
         assert recorder.begin(run, SUBJECT) is None
-    recording = recorder.begin(run, SUBJECT)
-    assert recording is not None
+    recording = begun(run)
     with users():
         pass
     recording.stop()
@@ -136,21 +134,17 @@ def test_autoprof_yields_to_verls_own_npu_profiler(python: Any, tmp_path: Path) 
 from verl.utils.profiler import ProfilerConfig
 from verl.utils.profiler.config import NPUToolConfig
 from verl.utils.profiler.mstx_profile import NPUProfiler
-from autoprof.capture import recorder
-from autoprof.run import runtime
-from autoprof.capture.artifacts import Subject
-run = runtime.start()
 recorder.watch_others()
 tool = NPUToolConfig(contents=["npu"], level="level1", analysis=False, discrete=True)
 theirs = NPUProfiler(rank=0, config=ProfilerConfig(save_path="verls"), tool_config=tool)
-recording = recorder.begin(run, Subject(step=2, role="actor", stage="update_actor", rank=3))
+recording = recorder.begin(run, subject)
 assert recording.tool.name == "npu"
 theirs.annotate(role="actor_update")(lambda: print("called"))()
 recording.stop()
 """
     here = {"PYTHONPATH": str(npu_stand_in.STAND_INS), "TORCH_NPU_STAND_IN": RELEASES[-1]}
     on = {"AUTOPROF": "1", "AUTOPROF_RUN_ID": "run"}
-    result = python(f"{WHOLE_TORCH}\n{code}", **here, **on)
+    result = python(PROGRAM.replace(TORCH, WHOLE_TORCH) + code, **here, **on)
     assert result.stdout.count("called") == 1
     (verls,) = (tmp_path / "verls" / "actor_update").iterdir()
     assert recorded(verls)[1]["mstx_domain_exclude"] == ["communication"]

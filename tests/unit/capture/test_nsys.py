@@ -14,6 +14,7 @@ from autoprof.capture.profilers.memory import MemoryTool
 from autoprof.capture.profilers.nsys import NsysTool
 from autoprof.capture.profilers.torch import TorchTool
 from autoprof.config.settings import Settings
+from tests.support.captures import begun
 from tests.support.nsys_runs import NSYS, SUBJECT, finished, record
 
 
@@ -86,8 +87,7 @@ def test_ranges_in_the_window_of_a_whole_step(made: Any, cuda: list[str], under_
 
 
 def test_ranges_inside_of_a_stage_have_their_own_names(made: Any, cuda: list[str], under_nsys: None) -> None:
-    recording = recorder.begin(made(tool=("nsys",)), SUBJECT)
-    assert recording is not None
+    recording = begun(made(tool=("nsys",)))
     recording.mark("mini_batch 0")()
     recording.stop()
     assert [call for call in cuda if call.startswith("range")] == [

@@ -36,8 +36,7 @@ def job(folder: Path, report: Path | str, number: int = 1, **more: Any) -> dict[
 
 
 def meta_of(folder: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads((folder / "x.meta.json").read_text())
-    return content
+    return json.loads((folder / "x.meta.json").read_text())
 
 
 def test_windows_are_paired_with_reports_by_their_order(made: Any, cuda: list[str], actor: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -14,8 +12,9 @@ from autoprof.capture import recorder
 from autoprof.capture.artifacts import OverBudget, Subject
 from autoprof.capture.profilers.torch import TorchTool
 from autoprof.capture.recorder import PassCapture
-from autoprof.run import end
 from autoprof.run.runtime import Runtime
+from tests.support.helpers import in_thread
+from tests.support.npu_records import meta_file
 
 SUBJECT = Subject(step=3, role="rollout", stage="rollout", rank=0, replica=0, part="rank0")
 Make = Callable[..., PassCapture]
@@ -23,20 +22,12 @@ Make = Callable[..., PassCapture]
 
 @pytest.fixture
 def run(joined: Any) -> Runtime:
-    made: Runtime = joined(contents=("cpu",))
-    return made
+    return joined(contents=("cpu",))
 
 
 @pytest.fixture
 def make(run: Runtime) -> Make:
     return lambda first, stop: PassCapture(run, SUBJECT, run.settings, TorchTool(), (first, stop))
-
-
-def meta(run: Runtime) -> dict[str, Any]:
-    end.wait_for_files(run)
-    (path,) = run.rundir.path.rglob("*.meta.json")
-    found: dict[str, Any] = json.loads(path.read_text())
-    return found
 
 
 @pytest.mark.parametrize(
@@ -49,7 +40,7 @@ def test_passes_are_recorded_from_the_first_to_the_one_to_stop_before(
     assert [number for number in range(5) if capture.before_pass()] == recorded
     capture.stop()
     assert capture.close() == ""
-    assert (meta(run)["state"], capture.passed) == ("complete", 5)
+    assert (meta_file(run)["state"], capture.passed) == ("complete", 5)
     assert recorder.current() is None
 
 
@@ -66,12 +57,10 @@ def test_passes_that_are_counted_at_their_end_begin_with_the_next(run: Runtime, 
 def test_a_pass_in_another_thread_does_not_end_it(run: Runtime, make: Make) -> None:
     capture = make(0, 1)
     capture.before_pass()
-    thread = threading.Thread(target=capture.before_pass)
-    thread.start()
-    thread.join()
+    in_thread(capture.before_pass)
     assert capture.recording
     capture.stop()
-    assert meta(run)["state"] == "complete"
+    assert meta_file(run)["state"] == "complete"
 
 
 def test_a_process_that_records_already_goes_on_and_nothing_is_left(run: Runtime, make: Make) -> None:
@@ -82,7 +71,7 @@ def test_a_process_that_records_already_goes_on_and_nothing_is_left(run: Runtime
     assert outer is not None
     assert not outer.ended.is_set()
     outer.stop()
-    assert meta(run)["role"] == "actor"
+    assert meta_file(run)["role"] == "actor"
     assert capture.state == "waiting"
 
 
@@ -103,7 +92,7 @@ def test_a_profiler_that_does_not_start_is_given_back_and_said(
     assert recorder.current() is None
     assert not capture.before_pass()
     assert capture.close() == reason
-    assert (meta(run)["state"], meta(run)["reason"]) == ("failed", reason)
+    assert (meta_file(run)["state"], meta_file(run)["reason"]) == ("failed", reason)
 
 
 def test_a_disk_that_is_full_at_the_end_is_said(run: Runtime, make: Make, mocker: MockerFixture) -> None:
@@ -113,4 +102,4 @@ def test_a_disk_that_is_full_at_the_end_is_said(run: Runtime, make: Make, mocker
     with pytest.raises(OSError, match="No space"):
         capture.stop()
     assert "No space" in capture.close()
-    assert "No space" in meta(run)["reason"]
+    assert "No space" in meta_file(run)["reason"]

@@ -7,8 +7,7 @@ from unittest import mock
 
 import pytest
 
-from autoprof.capture import recorder
-from tests.support.captures import SUBJECT, finished, torch, work
+from tests.support.captures import begun, finished, torch, work
 
 pytestmark = pytest.mark.needs("torch")
 
@@ -31,8 +30,7 @@ def spans(trace: dict[str, Any], *names: str) -> list[tuple[float, float]]:
 
 def test_a_range_open_at_the_end_of_a_capture_ends_with_it(made: Any, capfd: pytest.CaptureFixture[str]) -> None:
     run = made()
-    recording = recorder.begin(run, SUBJECT)
-    assert recording is not None
+    recording = begun(run)
     outer, inner = entered("outer"), entered("inner")
     recording.stop()
     ((_, trace),) = finished(run).values()
@@ -46,8 +44,7 @@ def test_a_range_open_at_the_end_of_a_capture_ends_with_it(made: Any, capfd: pyt
 
 def test_a_range_that_autoprof_begins_ends_with_the_capture(made: Any, capfd: pytest.CaptureFixture[str]) -> None:
     run = made()
-    recording = recorder.begin(run, SUBJECT)
-    assert recording is not None
+    recording = begun(run)
     end_range = recording.mark("mini_batch 1")
     recording.stop()
     assert "mini_batch" not in capfd.readouterr().err
@@ -57,8 +54,7 @@ def test_a_range_that_autoprof_begins_ends_with_the_capture(made: Any, capfd: py
 def test_record_function_is_torchs_own_outside_of_captures(made: Any) -> None:
     kind = torch.profiler.record_function
     before = vars(kind)["__enter__"]
-    recording = recorder.begin(made(), SUBJECT)
-    assert recording is not None
+    recording = begun(made())
     assert vars(kind)["__enter__"] is not before
     recording.stop()
     assert vars(kind)["__enter__"] is before
@@ -68,12 +64,10 @@ def test_record_function_is_torchs_own_outside_of_captures(made: Any) -> None:
 def test_a_method_that_the_program_puts_in_its_place_stays(replaced: Any, made: Any) -> None:
     kind = torch.profiler.record_function
     before = vars(kind)["__enter__"]
-    recording = recorder.begin(made(), SUBJECT)
-    assert recording is not None
+    recording = begun(made())
     with mock.patch.object(kind, "__enter__", replaced):
         recording.stop()
-        recording = recorder.begin(made(), SUBJECT)
-        assert recording is not None
+        recording = begun(made())
         kind("name").__enter__()
         recording.stop()
         assert vars(kind)["__enter__"] is replaced

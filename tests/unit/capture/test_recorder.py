@@ -15,8 +15,8 @@ import torch
 from autoprof.capture import finisher, recorder
 from autoprof.capture.artifacts import Subject
 from autoprof.rundir import file_names
-from tests.support.captures import SUBJECT, finished, work
-from tests.support.helpers import TORCH, spans
+from tests.support.captures import PROGRAM, SUBJECT, begun, captured, finished, job, work
+from tests.support.helpers import spans
 
 
 def test_a_capture_leaves_a_trace_and_a_meta_file_that_agree(made: Any) -> None:
@@ -46,10 +46,7 @@ def test_a_capture_leaves_a_trace_and_a_meta_file_that_agree(made: Any) -> None:
 
 def test_the_timeline_has_the_start_the_stop_and_the_export(made: Any) -> None:
     run = made()
-    recording = recorder.begin(run, SUBJECT)
-    work()
-    recording.stop()
-    finished(run)
+    captured(run)
     run.timeline.flush()
     costs = [span for span in spans(run.rundir.path) if span["kind"] == "profiling"]
     assert [span["name"] for span in costs] == ["profiler start", "profiler stop", "export"]
@@ -77,9 +74,7 @@ def test_a_thread_with_a_small_stack_is_not_captured_and_one_line_says_so(
     line = "actor update_actor is not captured: the stack of its thread has 248 KiB and a profiler needs 256"
     assert caplog.messages == [f"{line}; see threading.stack_size"]
     mocker.patch("autoprof.base.process.stack_bytes", return_value=256 << 10)
-    recording = recorder.begin(run, SUBJECT)
-    assert recording is not None
-    recording.stop()
+    begun(run).stop()
 
 
 def test_a_stage_inside_a_stage_is_part_of_its_capture(made: Any) -> None:
@@ -91,12 +86,7 @@ def test_a_stage_inside_a_stage_is_part_of_its_capture(made: Any) -> None:
 
 
 def test_a_trace_over_the_limit_is_cut_to_whole_events_and_says_so(made: Any) -> None:
-    run = made(max_trace_mb=0.05)
-    recording = recorder.begin(run, SUBJECT)
-    for _ in range(100):
-        work()
-    recording.stop()
-    ((meta, trace),) = finished(run).values()
+    meta, trace = captured(made(max_trace_mb=0.05), lambda: [work() for _ in range(100)])
     assert meta["state"] == "truncated"
     assert meta["reason"] == "the trace was over 50000 bytes"
     assert 10 < len(trace["traceEvents"]) < 1000
@@ -110,11 +100,9 @@ def test_a_cut_ends_with_a_whole_event_wherever_the_pieces_end(
     piece: int, limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events = ",\n".join(f'  {{\n    "ph": "X", "name": "{number}"\n  }}' for number in range(400))
-    raw = tmp_path / "raw.part"
-    raw.write_text(f'{{\n  "traceEvents": [\n{events}\n  ],\n  "baseTimeNanoseconds": 5\n}}')
+    whole = f'{{\n  "traceEvents": [\n{events}\n  ],\n  "baseTimeNanoseconds": 5\n}}'
     monkeypatch.setattr(finisher, "_PIECE", piece)
-    job = {"raw": str(raw), "trace": str(tmp_path / "x.gz"), "meta_path": str(tmp_path / "x.meta.json")}
-    finisher.finish(job | {"meta": {"state": "complete", "reason": ""}, "max_bytes": limit})
+    finisher.finish(job(tmp_path, whole, max_bytes=limit))
     assert json.loads((tmp_path / "x.meta.json").read_text())["state"] == "truncated"
     content = gzip.decompress((tmp_path / "x.gz").read_bytes())
     trace = json.loads(content)
@@ -125,10 +113,7 @@ def test_a_cut_ends_with_a_whole_event_wherever_the_pieces_end(
 
 
 def test_a_trace_that_can_not_be_cut_says_failed(tmp_path: Path) -> None:
-    raw = tmp_path / "raw.part"
-    raw.write_text("x" * 2000)
-    job = {"raw": str(raw), "trace": str(tmp_path / "x.gz"), "meta_path": str(tmp_path / "x.meta.json")}
-    finisher.finish(job | {"meta": {"state": "complete", "reason": ""}, "max_bytes": 1000})
+    finisher.finish(job(tmp_path, "x" * 2000))
     assert json.loads((tmp_path / "x.meta.json").read_text())["state"] == "failed"
     assert [path.name for path in tmp_path.iterdir()] == ["x.meta.json"]
 
@@ -139,21 +124,19 @@ def test_autoprof_yields_to_a_profiler_that_was_first(made: Any, capsys: pytest.
         assert recorder.begin(made(), SUBJECT) is None
         work()
     assert any("Backward" in event.name for event in theirs.events())
-    recording = recorder.begin(made(), SUBJECT)
-    assert recording is not None
-    recording.stop()
+    begun(made()).stop()
 
 
 def test_autoprof_yields_to_a_profiler_that_comes_later(made: Any) -> None:
     recorder.watch_others()
-    run = made()
-    recording = recorder.begin(run, SUBJECT)
-    work()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as theirs:
+
+    def users() -> None:
         work()
-    assert any("Backward" in event.name for event in theirs.events())
-    recording.stop()
-    ((meta, trace),) = finished(run).values()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as theirs:
+            work()
+        assert any("Backward" in event.name for event in theirs.events())
+
+    meta, trace = captured(made(), users)
     assert meta["state"] == "truncated"
     assert "another torch profiler was started" in meta["reason"]
     assert any("Backward" in event["name"] for event in trace["traceEvents"])
@@ -184,15 +167,10 @@ def test_a_profiler_in_another_thread_waits_for_the_captures_own_thread(made: An
 
 def test_a_capture_whose_thread_does_not_come_back_is_given_up(made: Any, python: Any) -> None:
     # In a separate process, since torch treats the thread that began as recording from then on.
-    code = f"""
+    code = """
 import threading
-{TORCH}
-from autoprof.capture import recorder
-from autoprof.run import runtime
-from autoprof.capture.artifacts import Subject
-run = runtime.start()
 recorder.watch_others()
-recording = recorder.begin(run, Subject(step=2, role="actor", stage="update_actor", rank=3))
+recording = recorder.begin(run, subject)
 def profile():
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
         torch.ones(2) + 1
@@ -203,23 +181,17 @@ thread.join()
 recording.stop()
 """
     variables = {"AUTOPROF": "1", "AUTOPROF_RUN_ID": "run", "AUTOPROF_STOP_TIMEOUT_S": "0.2"}
-    assert python(code, **variables).stdout.strip().endswith("True")
+    assert python(PROGRAM + code, **variables).stdout.strip().endswith("True")
 
 
 def test_a_stage_that_ends_in_another_thread_is_given_up(made: Any, python: Any, tmp_path: Path) -> None:
-    code = f"""
+    code = """
 import threading
-{TORCH}
-from autoprof.capture import recorder
-from autoprof.run import runtime
-from autoprof.capture.artifacts import Subject
-run = runtime.start()
-recording = recorder.begin(run, Subject(step=2, role="actor", stage="update_actor", rank=3))
-thread = threading.Thread(target=recording.stop)
+thread = threading.Thread(target=recorder.begin(run, subject).stop)
 thread.start()
 thread.join()
 """
-    python(code, AUTOPROF="1", AUTOPROF_RUN_ID="run")
+    python(PROGRAM + code, AUTOPROF="1", AUTOPROF_RUN_ID="run")
     (path,) = (tmp_path / "autoprof_runs" / "run" / "global_step_000002").iterdir()
     meta = json.loads(path.read_text())
     assert meta["state"] == "failed"

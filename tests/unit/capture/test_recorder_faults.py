@@ -17,7 +17,7 @@ from autoprof.capture import finisher, recorder
 from autoprof.capture.artifacts import Subject
 from autoprof.capture.profilers import torch as torch_profiler
 from autoprof.config.settings import Settings
-from tests.support.captures import SUBJECT, captured, finished, work
+from tests.support.captures import PROGRAM, SUBJECT, captured, finished, job, work
 from tests.support.helpers import TORCH, room_for
 
 
@@ -25,23 +25,23 @@ from tests.support.helpers import TORCH, room_for
 @pytest.mark.parametrize("limit", [1_000, 20_000, 2_000_000])
 def test_a_full_disk_leaves_nothing_half_written(python: Any, tmp_path: Path, limit: int, action: str) -> None:
     # A limit of file sizes has the same effect on the raw trace as a full disk.
-    code = f"""
+    limits = f"""
 import resource, signal
-{TORCH}
-from autoprof.capture import recorder
-from autoprof.run import runtime
-from autoprof.capture.artifacts import Subject
 signal.signal(signal.SIGXFSZ, signal.{action})
 resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))
-run = runtime.start()
-recording = recorder.begin(run, Subject(step=2, role="actor", stage="update_actor", rank=3))
+run = """
+    code = """
+recording = recorder.begin(run, subject)
 x = torch.randn(20, 20, requires_grad=True)
 for _ in range(30):
     (x @ x).sum().backward()
 recording.stop()
 print("goes on")
 """
-    assert python(code, AUTOPROF="1", AUTOPROF_RUN_ID="run").stdout.strip() == "goes on"
+    assert (
+        python(PROGRAM.replace("run = ", limits) + code, AUTOPROF="1", AUTOPROF_RUN_ID="run").stdout.strip()
+        == "goes on"
+    )
     folder = tmp_path / "autoprof_runs" / "run" / "global_step_000002"
     deadline = time.monotonic() + 30
     while (not list(folder.glob("*.meta.json")) or list(folder.glob("*.part"))) and time.monotonic() < deadline:
@@ -56,20 +56,15 @@ def test_a_stderr_over_the_size_limit_ends_no_process(python: Any, tmp_path: Pat
     # torch writes lines to stderr when a recording starts, stops and is given up (2.13).
     code = f"""
 import contextlib, os, resource, signal
-{TORCH}
-from autoprof.capture import recorder
-from autoprof.run import runtime
-from autoprof.capture.artifacts import Subject
-run = runtime.start()
 signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
 os.dup2(os.open("stderr", os.O_WRONLY | os.O_CREAT), 2)
 resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-recording = recorder.begin(run, Subject(step=2, role="actor", stage="update_actor", rank=3))
+recording = recorder.begin(run, subject)
 with contextlib.suppress(OSError):  # its meta file
     {ending}
 print(recording is not None, signal.pthread_sigmask(signal.SIG_BLOCK, []), signal.sigpending())
 """
-    assert python(code, AUTOPROF="1", AUTOPROF_RUN_ID="run").stdout.strip() == "True set() set()"
+    assert python(PROGRAM + code, AUTOPROF="1", AUTOPROF_RUN_ID="run").stdout.strip() == "True set() set()"
     assert (tmp_path / "stderr").read_text() == ""
 
 
@@ -145,31 +140,18 @@ def test_without_another_process_the_trace_is_finished_here(made: Any, mocker: A
 
 
 def test_a_trace_that_can_not_be_written_says_failed(tmp_path: Path) -> None:
-    raw = tmp_path / "raw.part"
-    raw.write_text("{}")
-    finisher.finish(
-        {
-            "raw": str(raw),
-            "base": str(tmp_path / "x"),
-            "trace": str(tmp_path / "no" / "folder.gz"),
-            "meta_path": str(tmp_path / "x.meta.json"),
-            "meta": {"state": "complete", "reason": ""},
-            "max_bytes": 1000,
-        }
-    )
+    finisher.finish(job(tmp_path, base=str(tmp_path / "x"), trace=str(tmp_path / "no" / "folder.gz")))
     meta = json.loads((tmp_path / "x.meta.json").read_text())
     assert meta["state"] == "failed"
     assert [path.name for path in tmp_path.iterdir()] == ["x.meta.json"]
 
 
 def test_a_disk_that_is_full_when_the_trace_is_compressed_costs_the_trace_only(tmp_path: Path) -> None:
-    raw = tmp_path / "raw.part"
-    raw.write_bytes(os.urandom(20_000))
     taken = tmp_path / "x.meta.json.part"
     taken.touch()
-    job = {"raw": str(raw), "trace": str(tmp_path / "x.gz"), "meta_path": str(tmp_path / "x.meta.json")}
+    given = job(tmp_path, os.urandom(20_000), max_bytes=50_000, taken=[str(taken)])
     with room_for(10_000):
-        finisher.finish(job | {"meta": {"state": "complete", "reason": ""}, "max_bytes": 50_000, "taken": [str(taken)]})
+        finisher.finish(given)
     meta = json.loads((tmp_path / "x.meta.json").read_text())
     assert meta["state"] == "failed"
     assert "File too large" in meta["reason"]
@@ -177,13 +159,11 @@ def test_a_disk_that_is_full_when_the_trace_is_compressed_costs_the_trace_only(t
 
 
 def test_a_disk_that_has_no_room_for_a_meta_file_either_keeps_the_name_of_what_was_lost(tmp_path: Path) -> None:
-    raw = tmp_path / "raw.part"
-    raw.write_text("{}")
     taken = tmp_path / "x.meta.json.part"
     taken.touch()
-    job = {"raw": str(raw), "trace": str(tmp_path / "x.gz"), "meta_path": str(tmp_path / "x.meta.json")}
+    given = job(tmp_path, taken=[str(taken)])
     with room_for(0):
-        finisher.finish(job | {"meta": {"state": "complete", "reason": ""}, "max_bytes": 1000, "taken": [str(taken)]})
+        finisher.finish(given)
     assert list(tmp_path.iterdir()) == [taken]
 
 

@@ -18,6 +18,7 @@ from autoprof.config.settings import Settings
 from autoprof.run.runtime import Runtime
 from autoprof.rundir import file_names
 from tests.support.captures import SUBJECT
+from tests.support.helpers import in_thread
 
 
 class Tool(profilers.NothingTool):
@@ -57,12 +58,6 @@ class Tool(profilers.NothingTool):
         Path(path).write_text('{\n  "traceEvents": [\n\n  ]}')
 
 
-def elsewhere(work: Callable[[], object]) -> None:
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-
-
 def fork(capture: Capture) -> None:
     recorder._state.in_child()
 
@@ -74,10 +69,10 @@ EVENTS: dict[str, Callable[[Any], object]] = {
     "fail": lambda capture: capture.fail("it failed"),
     "claim": lambda capture: capture.claim(),
     "close": lambda capture: capture.close(),
-    "stop elsewhere": lambda capture: elsewhere(capture.stop),
-    "abort elsewhere": lambda capture: elsewhere(lambda: capture.abort("it was aborted")),
+    "stop elsewhere": lambda capture: in_thread(capture.stop),
+    "abort elsewhere": lambda capture: in_thread(lambda: capture.abort("it was aborted")),
     "other profiler": lambda capture: recorder.make_way("a profiler was started"),
-    "other profiler elsewhere": lambda capture: elsewhere(lambda: recorder.make_way("a profiler was started")),
+    "other profiler elsewhere": lambda capture: in_thread(lambda: recorder.make_way("a profiler was started")),
     "suspend": lambda capture: recorder.suspend("a profiler"),
     "process ends": lambda capture: recorder._state.at_exit(),
     "fork": fork,

@@ -18,7 +18,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from autoprof.capture import finisher, recorder
-from tests.support.captures import SUBJECT, finished, work
+from tests.support.captures import SUBJECT, captured, finished, work
 
 
 def written(content: bytes, piece: int = 1 << 20) -> bytes:
@@ -40,13 +40,13 @@ def kineto(name: bytes) -> bytes:
 
 def test_names_with_quotes_are_in_the_trace_as_they_are(made: Any) -> None:
     names = ['say "hi"', '", "cat": "x', "layer(0): attn", "plain"]
-    run = made()
-    recording = recorder.begin(run, SUBJECT)
-    for name in names:
-        with torch.profiler.record_function(name):
-            work()
-    recording.stop()
-    ((meta, trace),) = finished(run).values()
+
+    def named() -> None:
+        for name in names:
+            with torch.profiler.record_function(name):
+                work()
+
+    meta, trace = captured(made(), named)
     assert meta["state"] == "complete"
     assert {event["name"] for event in trace["traceEvents"]} >= set(names)
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
-import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +21,7 @@ from autoprof.run import cluster
 from autoprof.run.runtime import Runtime
 from autoprof.rundir import file_names, runs
 from tests.support.captures import finished
-from tests.support.helpers import TORCH
-
-Python = Callable[..., "subprocess.CompletedProcess[str]"]
+from tests.support.helpers import TORCH, Python, in_thread
 
 
 class Trainer:
@@ -152,9 +149,7 @@ def test_a_stage_in_another_thread_than_its_step_leaves_the_capture_to_that(
     generate = hooked(lambda: torch.ones(3).tan(), "stage", role="rollout", stage="generate")
 
     def both(number: int) -> None:
-        thread = threading.Thread(target=generate)
-        thread.start()
-        thread.join()
+        in_thread(generate)
         trainer.update()
 
     step = hooked(both, "step.wrap", number="number")
@@ -254,9 +249,7 @@ def test_an_end_in_another_thread_says_so(joined: Any, trainer: Trainer) -> None
     run = joined(steps="1", mode="continuous")
     cluster.announce_step("run", cluster.StepAnnouncement(step=1, captured=True))
     trainer.log_prob()
-    ending = threading.Thread(target=lambda: whole_step.step_ended(together=False))
-    ending.start()
-    ending.join()
+    in_thread(lambda: whole_step.step_ended(together=False))
     ((meta, trace),) = finished(run).values()
     assert (meta["state"], trace) == ("failed", None)
     assert "another thread" in meta["reason"]

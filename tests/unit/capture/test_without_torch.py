@@ -83,27 +83,23 @@ step(2, second)
     assert (second["tool"], second["state"], second["bytes"] > 0) == ("torch", "complete", True)
 
 
-def test_a_stage_that_ends_in_another_thread_is_complete(captured: Any) -> None:
-    code = """
-def run():
-    stage = autoprof.stage("generate", role="rollout")
+ENDS_ELSEWHERE = """
+stage = autoprof.stage("generate", role="rollout")
+with autoprof.step(1):
     stage.__enter__()
     thread = threading.Thread(target=stage.__exit__, args=(None, None, None))
     thread.start()
     thread.join()
-with autoprof.step(1):
-    run()
 """
-    (meta,) = captured(code)
-    assert (meta["state"], meta["reason"]) == ("complete", "no torch in this process")
-
-
-def test_a_stage_that_raises_is_complete_as_nothing_is_lost(captured: Any) -> None:
-    code = """
+RAISES = """
 try:
     step(1, lambda: {}["a"])
 except KeyError:
     pass
 """
+
+
+@pytest.mark.parametrize("code", [ENDS_ELSEWHERE, RAISES], ids=["it ends in another thread", "it raises"])
+def test_a_stage_is_complete_as_nothing_is_lost(captured: Any, code: str) -> None:
     (meta,) = captured(code)
     assert (meta["state"], meta["reason"]) == ("complete", "no torch in this process")

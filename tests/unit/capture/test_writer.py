@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import gzip
 import os
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -22,7 +21,7 @@ from autoprof.capture.profilers import torch as torch_profiler
 from autoprof.hooks.behaviour import Call
 from autoprof.run import end
 from autoprof.rundir import file_names
-from tests.support.captures import SUBJECT, finished
+from tests.support.captures import SUBJECT, begun, finished, job
 from tests.support.helpers import TORCH
 
 
@@ -41,8 +40,7 @@ def held(mocker: Any) -> threading.Event:
 
 
 def record(run: Any, size: int = 100) -> None:
-    recording = recorder.begin(run, SUBJECT)
-    assert recording is not None
+    recording = begun(run)
     for _ in range(size):
         torch.ones(3) + 1
     recording.stop()
@@ -135,17 +133,15 @@ for number in range({captures}):
 
 
 def test_what_another_process_finishes_is_left_to_it(made: Any, tmp_path: Path) -> None:
-    raw, trace = tmp_path / "x.pt.trace.json.part", tmp_path / "x.pt.trace.json.gz"
-    raw.write_text("{}")
-    job = {"raw": str(raw), "trace": str(trace), "meta": {}, "meta_path": str(tmp_path / "x.meta.json"), "max_bytes": 9}
-    with raw.open() as theirs:
+    given, trace = job(tmp_path), tmp_path / "x.gz"
+    with open(given["raw"]) as theirs:
         fcntl.flock(theirs, fcntl.LOCK_EX)
-        finisher.finish(job)
+        finisher.finish(given)
     assert not trace.exists()
-    finisher.finish(job)
+    finisher.finish(given)
     assert trace.exists()
     before = trace.stat()
-    finisher.finish(job)
+    finisher.finish(given)
     assert trace.stat() == before
 
 
@@ -157,13 +153,12 @@ def test_zlib_ng_compresses_if_it_is_installed(
     monkeypatch.setattr(sys, "path", [path for path in sys.path if "site-packages" not in path])
     for name in ("zlib_ng", "zlib_ng.gzip_ng"):
         monkeypatch.delitem(sys.modules, name, raising=False)
-    raw, trace, content = tmp_path / "x.json.part", tmp_path / "x.json.gz", b'{\n  "name": "a"\n}' * 1000
-    raw.write_bytes(content)
-    job = {"raw": str(raw), "trace": str(trace), "meta": {}, "meta_path": str(tmp_path / "m"), "max_bytes": 10**6}
+    content, packages = b'{\n  "name": "a"\n}' * 1000, writer._DEPENDENCIES if installed else str(tmp_path)
+    given = job(tmp_path, content, max_bytes=10**6, packages=packages)
     copy = mocker.spy(finisher, "copy")
-    finisher.finish(job | {"packages": writer._DEPENDENCIES if installed else str(tmp_path)})
+    finisher.finish(given)
     assert type(copy.call_args.args[1]).__module__ == ("zlib_ng.gzip_ng" if installed else "gzip")
-    assert gzip.decompress(trace.read_bytes()) == content
+    assert gzip.decompress((tmp_path / "x.gz").read_bytes()) == content
 
 
 def test_the_end_of_ray_waits_for_what_workers_are_writing(joined: Any, mocker: Any) -> None:
@@ -208,30 +203,20 @@ def test_a_trace_that_is_still_written_beside_its_place_is_waited_for(made: Any,
     assert pause in sleep.mock_calls
 
 
-def test_a_process_that_ends_while_it_writes_waits_for_it(tmp_path: Path) -> None:
-    code = """
-import time
-from autoprof.capture import writer
-writer.later(writer.Job(lambda: (time.sleep(0.3), open("there", "w")), 1.0))
-"""
-    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=60)
+BEGIN = "import os, time\nfrom autoprof.capture import writer\n"
+
+
+def test_a_process_that_ends_while_it_writes_waits_for_it(python: Any, tmp_path: Path) -> None:
+    python(BEGIN + 'writer.later(writer.Job(lambda: (time.sleep(0.3), open("there", "w")), 1.0))')
     assert (tmp_path / "there").exists()
 
 
-def test_a_process_that_ends_waits_no_longer_than_a_stop_may_take(tmp_path: Path) -> None:
-    code = """
-import time
-from autoprof.capture import writer
-writer.later(writer.Job(lambda: time.sleep(600), 0.2))
-"""
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=False, timeout=60)
-    assert done.returncode == 0
+def test_a_process_that_ends_waits_no_longer_than_a_stop_may_take(python: Any) -> None:
+    python(BEGIN + "writer.later(writer.Job(lambda: time.sleep(600), 0.2))")
 
 
-def test_a_forked_child_waits_for_none_of_its_parents_threads(tmp_path: Path) -> None:
+def test_a_forked_child_waits_for_none_of_its_parents_threads(python: Any, tmp_path: Path) -> None:
     code = """
-import os, time
-from autoprof.capture import writer
 for _ in range(2):
     writer.later(writer.Job(lambda: time.sleep(3), 30.0))
 child = os.fork()
@@ -242,5 +227,5 @@ if not child:
     os._exit(int(not writer.wait(1.0) or time.monotonic() - begun > 2))
 assert os.waitpid(child, 0)[1] == 0
 """
-    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=60)
+    python(BEGIN + code)
     assert (tmp_path / "there").exists()

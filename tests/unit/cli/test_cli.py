@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,8 @@ from autoprof.cli.arguments import Parser
 from autoprof.cli.documents import Report
 from autoprof.cli.open import Server
 from autoprof.report.model import RunFigures
-from tests.support.helpers import ROOT, Autoprof, clean_environment, process_lines, processes_of
+from tests.support import helpers
+from tests.support.helpers import ROOT, Autoprof, process_lines, processes_of
 from tests.support.made_runs import make_run
 from tests.support.recipe_texts import recipe
 
@@ -87,14 +87,7 @@ def test_wrong_use_is_one_line(autoprof: Autoprof, arguments: tuple[str, ...], s
 def test_lost_output_is_no_traceback(tmp_path: Path, places: str, unbuffered: str) -> None:
     make_run(tmp_path / "autoprof_runs", "20261120-101010-aaaaaa")
     command = f"{sys.executable} -m autoprof ls {places}"
-    result = subprocess.run(
-        ["bash", "-o", "pipefail", "-c", command],
-        cwd=tmp_path,
-        env=clean_environment(PYTHONUNBUFFERED=unbuffered),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    result = helpers.run(["bash", "-o", "pipefail", "-c", command], cwd=tmp_path, PYTHONUNBUFFERED=unbuffered)
     full = places == ">/dev/full"
     assert result.returncode == full
     assert result.stderr == ("autoprof: standard output: No space left on device\n" if full else "")
@@ -157,7 +150,7 @@ def test_a_command_loads_no_other(tmp_path: Path, arguments: list[str], loaded: 
         "from autoprof.cli.main import main; main(sys.argv[1:])"
     )
     command = [sys.executable, "-c", code, *arguments]
-    done = subprocess.run(command, cwd=tmp_path, env=clean_environment(), capture_output=True, text=True, check=False)
+    done = helpers.run(command, cwd=tmp_path)
     modules = set(done.stdout.splitlines()[-1].split())
     commands = {f"autoprof.cli.{place}" for place, _, _ in main.COMMANDS.values()}
     assert modules & commands == {f"autoprof.cli.{place}" for place in loaded}
@@ -190,7 +183,7 @@ with contextlib.suppress(ImportError): import sitecustomize
 print(os.environ["PYTHONPATH"], "autoprof._boot" in sys.modules)
 """
     command = [sys.executable, "-c", code, str(ROOT), "run", "--", sys.executable, "-S", "-c", show]
-    result = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, check=True)
+    result = helpers.run(command, check=True)
     assert result.stdout.split() == [str(ROOT / "sitecustomize"), "True"]
 
 
@@ -292,7 +285,7 @@ def test_doctor_imports_no_target(tmp_path: Path) -> None:
         "from autoprof.cli.main import main; main(['doctor'])"
     )
     command = [sys.executable, "-c", code]
-    done = subprocess.run(command, cwd=tmp_path, env=clean_environment(), capture_output=True, text=True, check=False)
+    done = helpers.run(command, cwd=tmp_path)
     lines = done.stdout.splitlines()
     assert not {"torch", "ray", "verl", "vllm", "transformers", "numpy"} & set(lines[-1].split())
     assert "  verl: 0.9.1; 50 hooks found, 51 for other releases" in lines

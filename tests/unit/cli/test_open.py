@@ -22,8 +22,7 @@ import pytest
 from autoprof.cli import main, open
 from autoprof.cli.open import Content, Server
 from autoprof.rundir import runs as run_reader
-from tests.support import report_runs
-from tests.support.helpers import clean_environment
+from tests.support import helpers, report_runs
 
 PERFETTO = "https://ui.perfetto.dev"
 Say = Callable[..., "tuple[int, dict[str, str], bytes]"]
@@ -45,12 +44,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @contextmanager
 def opened(runs: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
     """A real `autoprof open` and the lines that it printed; it is ended by Ctrl-C, and must then end well."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "autoprof", "open", "--dir", str(runs), "--no-browser", *arguments],
-        env=clean_environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+    process = helpers.started(
+        [sys.executable, "-m", "autoprof", "open", "--dir", str(runs), "--no-browser", *arguments]
     )
     lines = []
     assert process.stdout is not None

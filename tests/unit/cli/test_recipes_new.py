@@ -170,6 +170,14 @@ def new(tmp_path: Path, draft: Autoprof) -> Any:
     return measured
 
 
+def write_package(parent: Path, step: str) -> None:
+    """Write a trainer whose loop has this step."""
+    folder = parent / "mytrainer"
+    folder.mkdir()
+    (folder / "main.py").write_text(MAIN)
+    (folder / "loop.py").write_text(TRAINER.replace("LOOP", step))
+
+
 def behaviours(hooks: dict[str, recipe.Hook]) -> dict[str, tuple[str, dict[str, Any]]]:
     return {attribute: (hook.behaviour, hook.options) for attribute, hook in hooks.items()}
 
@@ -202,10 +210,7 @@ def test_a_script_with_a_loop(new: Any, tmp_path: Path) -> None:
 
 def test_a_trainer_in_a_package(new: Any, tmp_path: Path) -> None:
     """An epoch is no step. Methods are named by the class that defines them; callees stand for nested functions."""
-    folder = tmp_path / "mytrainer"
-    folder.mkdir()
-    (folder / "main.py").write_text(MAIN)
-    (folder / "loop.py").write_text(TRAINER.replace("LOOP", "self._run_batch(batch)"))
+    write_package(tmp_path, "self._run_batch(batch)")
     hooks, text = new("mytrainer", "-m", "mytrainer.main")
     assert behaviours(hooks) == {
         "Trainer._run_batch": ("step.wrap", {"number": "self.state.global_step"}),
@@ -220,10 +225,7 @@ def test_a_trainer_in_a_package(new: Any, tmp_path: Path) -> None:
 
 def test_a_step_that_is_several_calls_of_a_method(new: Any, tmp_path: Path) -> None:
     """The method that makes them is the loop, so that the last step ends."""
-    folder = tmp_path / "mytrainer"
-    folder.mkdir()
-    (folder / "main.py").write_text(MAIN)
-    (folder / "loop.py").write_text(TRAINER.replace("LOOP", "self._collect(batch); self.update_actor(batch)"))
+    write_package(tmp_path, "self._collect(batch); self.update_actor(batch)")
     hooks, _ = new("mytrainer", "-m", "mytrainer.main")
     assert hooks["Trainer._collect"].behaviour == "step.begin"
     assert hooks["Trainer.train_epoch"].behaviour == "step.loop"
@@ -232,10 +234,7 @@ def test_a_step_that_is_several_calls_of_a_method(new: Any, tmp_path: Path) -> N
 
 def test_a_step_that_calls_the_method_of_its_base_class(new: Any, tmp_path: Path) -> None:
     """The base class's method is no stage, though its name stands for one."""
-    folder = tmp_path / "mytrainer"
-    folder.mkdir()
-    (folder / "main.py").write_text(MAIN)
-    (folder / "loop.py").write_text(TRAINER.replace("LOOP", "self.training_step(batch)"))
+    write_package(tmp_path, "self.training_step(batch)")
     hooks, _ = new("mytrainer", "-m", "mytrainer.main")
     assert hooks["Trainer.training_step"].behaviour == "step.wrap"
     assert set(hooks) == {"Trainer.training_step", "Policy.generate", "Base.update_actor", "Trainer.evaluate"}
@@ -265,9 +264,7 @@ def test_ctrl_c_stops_a_command_and_its_workers(new: Any, tmp_path: Path) -> Non
 
 
 def test_an_installed_package_is_measured_if_it_is_named(new: Any, tmp_path: Path, draft: Autoprof) -> None:
-    folder = tmp_path / "site-packages" / "mytrainer"
-    folder.mkdir(parents=True)
-    (folder / "loop.py").write_text(TRAINER.replace("LOOP", "self._run_batch(batch)"))
+    write_package(tmp_path / "site-packages", "self._run_batch(batch)")
     (tmp_path / "run.py").write_text(MAIN)
     done = draft("--", sys.executable, "run.py")
     assert done.returncode == 1

@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import re
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -24,8 +23,8 @@ from autoprof.cli.documents import Lacking
 from autoprof.cli.stacks import Answer
 from autoprof.run import stacks
 from autoprof.rundir.records import Frame, OpenSpan, ProcessStacks, Task, Thread
-from tests.support import standing
-from tests.support.helpers import autoprof, clean_environment, process_lines, wait_for
+from tests.support import helpers, standing
+from tests.support.helpers import autoprof, process_lines, started, wait_for
 
 LONG_S = 120
 SCRIPT = Path(standing.__file__)
@@ -38,14 +37,8 @@ class Run:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.process = subprocess.Popen(
-            [sys.executable, str(SCRIPT)],
-            cwd=folder,
-            env=clean_environment(AUTOPROF="1", AUTOPROF_LOOK_MS="500", PYTHONUNBUFFERED="1"),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+        self.process = helpers.started(
+            [sys.executable, str(SCRIPT)], cwd=folder, AUTOPROF="1", AUTOPROF_LOOK_MS="500", PYTHONUNBUFFERED="1"
         )
         self.pids = {
             kind: int(wait_for(folder / f"{kind}{rank}.ready", LONG_S)) for rank, kind in enumerate(standing.KINDS)
@@ -136,19 +129,11 @@ def test_the_dead_are_named_with_what_they_were_at(run: Run) -> None:
 
 
 def test_the_run_goes_on_unchanged(run: Run, tmp_path: Path) -> None:
-    plain = subprocess.run(
-        [sys.executable, str(SCRIPT)],
-        cwd=tmp_path,
-        env=clean_environment(PYTHONUNBUFFERED="1"),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=LONG_S,
-        check=False,
-    )
-    assert (run.process.returncode, run.output) == (plain.returncode, plain.stdout)
+    plain = started([sys.executable, str(SCRIPT)], cwd=tmp_path, PYTHONUNBUFFERED="1")
+    output, errors = plain.communicate(timeout=LONG_S)
+    assert (run.process.returncode, run.output) == (plain.returncode, output)
     assert run.process.returncode == 5
-    assert [line for line in run.errors.splitlines() if "AUTOPROF" not in line] == plain.stderr.splitlines()
+    assert [line for line in run.errors.splitlines() if "AUTOPROF" not in line] == errors.splitlines()
 
 
 def test_the_page_names_the_file_of_the_run(run: Run) -> None:

@@ -17,8 +17,9 @@ from autoprof.rundir import runs
 from autoprof.rundir.layout import RunDir
 from autoprof.windows import requests
 from autoprof.windows.requests import Trigger
+from tests.support import helpers
 from tests.support.helpers import clean_environment, wait_for
-from tests.support.small_trainer import BEGIN, prepare
+from tests.support.small_trainer import BEGIN, write
 
 # Steps until the file `enough` exists.
 LOOP = """
@@ -81,9 +82,7 @@ class Going:
     def shell(self, *options: str) -> subprocess.Popen[str]:
         """Begin `autoprof trigger`, with `--wait`."""
         command = [sys.executable, "-m", "autoprof", "trigger", "--wait", *options]
-        shell = subprocess.Popen(
-            command, cwd=self.folder, env=clean_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+        shell = helpers.started(command, cwd=self.folder)
         self._shells.append(shell)
         return shell
 
@@ -104,10 +103,7 @@ class Going:
 
 @pytest.fixture
 def going(tmp_path: Path) -> Iterator[Going]:
-    def nobody(*args: object, **variables: object) -> subprocess.CompletedProcess[str]:
-        raise AssertionError
-
-    prepare(tmp_path, nobody)
+    write(tmp_path)
     going = Going(tmp_path)
     yield going
     going.close()

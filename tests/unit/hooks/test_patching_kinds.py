@@ -163,8 +163,7 @@ def check(tmp_path: Path, python: Python) -> Callable[..., tuple[list[str], dict
 
     def go(**variables: str) -> tuple[list[str], dict[str, str]]:
         settings = {"AUTOPROF_RECIPES": str(tmp_path / "target.toml"), "PYTHONPATH": str(tmp_path / "lib")}
-        found: tuple[list[str], dict[str, str]] = json.loads(python(CHECK, **settings, **variables).stdout)
-        return found
+        return json.loads(python(CHECK, **settings, **variables).stdout)
 
     return go
 

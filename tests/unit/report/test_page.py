@@ -59,8 +59,7 @@ class Read(HTMLParser):
     @property
     def plots(self) -> dict[str, Any]:
         (content,) = [text for kind, text in self.scripts if kind == "application/json"]
-        plots: dict[str, Any] = json.loads(content)
-        return plots
+        return json.loads(content)
 
 
 @pytest.fixture(scope="module")

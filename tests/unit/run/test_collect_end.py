@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -26,7 +25,8 @@ from autoprof.rundir import processes, runs
 from autoprof.rundir.layout import RunDir
 from autoprof.rundir.records import CollectedFile, Missing, NodeState
 from autoprof.windows.requests import Registered, registered
-from tests.support.helpers import clean_environment, process_lines
+from tests.support import helpers
+from tests.support.helpers import process_lines
 
 
 class Store:
@@ -304,9 +304,7 @@ def test_a_run_without_ray_is_asked_nowhere(addresses: list[str], tmp_path: Path
 
 def test_without_a_cluster_and_without_a_run_here_both_are_said(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "autoprof", "collect", "--ray", "127.0.0.1:1"]
-    done = subprocess.run(
-        command, cwd=tmp_path, env=clean_environment(), capture_output=True, text=True, timeout=120, check=False
-    )
+    done = helpers.run(command, cwd=tmp_path)
     assert done.returncode == 1
     assert done.stderr.startswith("autoprof: no Ray cluster at '127.0.0.1:1': nothing answers there (")
     assert f"); there is no folder '{tmp_path}/autoprof_runs'" in done.stderr

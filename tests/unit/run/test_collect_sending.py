@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +16,7 @@ from autoprof.base import redact
 from autoprof.config.settings import Settings, load
 from autoprof.run import upload
 from autoprof.run.upload import NoTarget, Sending, lacks
-from tests.support.helpers import clean_environment
+from tests.support.helpers import Autoprof, Python
 
 TRACE = "global_step_000002/a.pt.trace.json.gz"
 
@@ -198,48 +196,23 @@ def test_a_url_is_shown_without_what_may_be_secret(url: str, shown: str) -> None
     assert redact.url(url) == shown
 
 
-def test_at_the_end_of_a_run_it_is_copied_when_it_is_whole(tmp_path: Path) -> None:
+def test_at_the_end_of_a_run_it_is_copied_when_it_is_whole(tmp_path: Path, go: Python) -> None:
     """No Ray, no captures: the timeline alone."""
-    from tests.support.small_trainer import prepare
-
-    prepare(tmp_path, lambda *_, **__: None)  # type: ignore[arg-type,return-value]
-    python = subprocess.run(
-        [sys.executable, "-c", "import small; small.Trainer().fit()"],
-        cwd=tmp_path,
-        env=clean_environment(
-            AUTOPROF="1",
-            AUTOPROF_STEPS="",
-            AUTOPROF_COLLECT=f"file://{tmp_path}/there",
-            AUTOPROF_RECIPES=str(tmp_path / "lib" / "small.toml"),
-            PYTHONPATH=str(tmp_path / "lib"),
-        ),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-    assert "autoprof" not in python.stderr
+    done = go("Trainer().fit()", AUTOPROF_STEPS="", AUTOPROF_COLLECT=f"file://{tmp_path}/there")
+    assert "autoprof" not in done.stderr
     run = (tmp_path / "autoprof_runs" / "latest").resolve()
     there = tmp_path / "there" / run.name
     assert json.loads((there / "run.json").read_text())["state"] == "ended"
     assert [path.name for path in (there / "journal").iterdir()] == [path.name for path in run.glob("journal/*")]
 
 
-def test_other_processes_are_told_that_it_is_collected_and_not_where_to(tmp_path: Path) -> None:
+def test_other_processes_are_told_that_it_is_collected_and_not_where_to(python: Python) -> None:
     code = """
 import os
 from autoprof.run import runtime
 print(runtime.start().settings.collect, os.environ["AUTOPROF_RUN_INFO"])
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        env=clean_environment(AUTOPROF="1", AUTOPROF_RUN_ID="x", AUTOPROF_COLLECT="sftp://me:secret@host/x"),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
+    done = python(code, AUTOPROF="1", AUTOPROF_RUN_ID="x", AUTOPROF_COLLECT="sftp://me:secret@host/x")
     own, _, handed = done.stdout.partition(" ")
     assert own == "sftp://me:secret@host/x"
     assert json.loads(handed)["settings"]["collect"] == "1"
@@ -258,16 +231,8 @@ def test_the_setting(text: str, meant: str, tmp_path: Path) -> None:
     assert load({"AUTOPROF_COLLECT": text}, tmp_path).collect == meant
 
 
-def test_a_wrong_value_is_named_without_its_secrets(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "autoprof", "run", "--collect", "me:pw@host ftp://me:secret@host/x", "--", "true"],
-        cwd=tmp_path,
-        env=clean_environment(),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+def test_a_wrong_value_is_named_without_its_secrets(autoprof: Autoprof) -> None:
+    done = autoprof("run", "--collect", "me:pw@host ftp://me:secret@host/x", "--", "true")
     assert done.returncode == 2
     assert "AUTOPROF_COLLECT: got " in done.stderr
     assert "it takes 1, 0, or a URL such as s3://bucket/folder" in done.stderr

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from autoprof.base import identity
+from tests.support import helpers
 from tests.support.helpers import clean_environment
 
 # Start of each program, which uses the crash file of `autoprof.run.watcher`.
@@ -32,9 +33,7 @@ def say(**what):
 def ran(folder: Path, code: str, *flags: str) -> tuple[int, list[dict], str]:
     """Run a program; return its status, its output and its stderr."""
     command = [sys.executable, *flags, "-c", BEGIN + code]
-    done = subprocess.run(
-        command, cwd=folder, env=clean_environment(), capture_output=True, text=True, timeout=120, check=False
-    )
+    done = helpers.run(command, cwd=folder)
     return done.returncode, [json.loads(line) for line in done.stdout.splitlines()], done.stderr
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -24,7 +22,7 @@ from autoprof.run.runtime import Runtime
 from autoprof.run.watcher import HangWatch, Limit, Watcher, hang_limits, usual_s, watched_span
 from autoprof.rundir import layout
 from autoprof.rundir.records import ProcessStacks, Why
-from tests.support import helpers, small_trainer
+from tests.support import helpers
 
 Made = Callable[..., Runtime]
 HOUR = 3600 * 10**9
@@ -292,10 +290,8 @@ def test_switched_off_nothing_is_looked_at(made: Made, monkeypatch: pytest.Monke
     assert not run.settings.compares
 
 
-def test_a_real_process_whose_step_hangs_says_where_and_goes_on(tmp_path: Path) -> None:
-    small_trainer.prepare(tmp_path, lambda *_, **__: None)  # type: ignore[arg-type,return-value]
+def test_a_real_process_whose_step_hangs_says_where_and_goes_on(tmp_path: Path, go: helpers.Python) -> None:
     code = """
-from small import *
 from pathlib import Path
 
 def fetch_score():
@@ -306,18 +302,7 @@ def fetch_score():
 Trainer().fit(fetch_score)
 print("threads", threading.active_count())
 """
-    environment = helpers.clean_environment(
-        AUTOPROF="1",
-        AUTOPROF_LOOK_MS="200",
-        AUTOPROF_STEPS="",
-        AUTOPROF_WHEN="hang>1s",
-        AUTOPROF_RECIPES=str(tmp_path / "lib" / "small.toml"),
-        PYTHONPATH=str(tmp_path / "lib"),
-    )
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200, check=True
-    )
+    done = go(code, AUTOPROF_LOOK_MS="200", AUTOPROF_STEPS="", AUTOPROF_WHEN="hang>1s")
     (folder,) = tmp_path.glob("autoprof_runs/2*/hangs/*")
     (path,) = folder.glob("*-[0-9]*.json")
     told = layout.read_json(path, ProcessStacks)

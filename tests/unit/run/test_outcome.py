@@ -9,14 +9,14 @@ import pytest
 
 from autoprof.rundir import runs
 from tests.support.helpers import Python
+from tests.support.recipe_texts import recipe
 
 
 @pytest.fixture
 def ended(tmp_path: Path, python: Python) -> Callable[..., runs.Run]:
     """Return a function that runs code after a step of a trainer and returns the run."""
     (tmp_path / "tiny.py").write_text("class Trainer:\n    def step(self, value): return value\n")
-    options = 'attribute = "Trainer.step", behaviour = "step.wrap", options = { number = "value" }'
-    (tmp_path / "tiny.toml").write_text(f'target = "tiny"\nhook = [{{ name = "step", {options} }}]\n')
+    (tmp_path / "tiny.toml").write_text(recipe("tiny", ("step", "Trainer.step", "step.wrap", 'number = "value"')))
 
     def run(code: str, status: int, **variables: str) -> runs.Run:
         settings = {"AUTOPROF": "1", "AUTOPROF_STEPS": "", "AUTOPROF_RECIPES": "tiny.toml", "PYTHONPATH": "."}

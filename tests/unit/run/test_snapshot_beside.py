@@ -86,8 +86,7 @@ def written(folder: Path) -> dict[str, Any]:
     (path,) = folder.iterdir()
     assert path.name == f"{identity.HOST}-{os.getpid()}-rank_3"
     assert path.stat().st_size <= MAX_STACKS_BYTES
-    read: dict[str, Any] = pickle.loads(path.read_bytes())
-    return read
+    return pickle.loads(path.read_bytes())
 
 
 def test_the_record_of_nccl_and_that_of_other_backends_are_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

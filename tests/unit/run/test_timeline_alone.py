@@ -8,16 +8,11 @@ from pathlib import Path
 import pytest
 
 from autoprof.config.settings import load
-from tests.support.helpers import spans
-from tests.support.small_trainer import Go, Python, prepare, warnings
+from tests.support.helpers import Python, spans
+from tests.support.small_trainer import warnings
 
 
-@pytest.fixture
-def go(tmp_path: Path, python: Python) -> Go:
-    return prepare(tmp_path, python)
-
-
-def test_a_run_leaves_its_timeline_and_no_capture(go: Go, tmp_path: Path, python: Python) -> None:
+def test_a_run_leaves_its_timeline_and_no_capture(go: Python, tmp_path: Path, python: Python) -> None:
     result = go("Trainer().fit()", AUTOPROF_STEPS="", AUTOPROF_MODE="continuous")
     assert warnings(result) == []
     run = (tmp_path / "autoprof_runs" / "latest").resolve()
@@ -35,7 +30,7 @@ def test_a_run_leaves_its_timeline_and_no_capture(go: Go, tmp_path: Path, python
     assert python(["-m", "autoprof", "ls", "latest"]).returncode == 0
 
 
-def test_a_window_can_still_be_opened(go: Go, tmp_path: Path) -> None:
+def test_a_window_can_still_be_opened(go: Python, tmp_path: Path) -> None:
     code = """
 from autoprof.cli import main
 trainer = Trainer()
