@@ -22,6 +22,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from types import ModuleType
+    from typing import Any
 
 
 ON = ("1", "true", "on", "yes")
@@ -207,8 +208,7 @@ def activate() -> None:
     if _activated or not enabled():
         return
     _activated = True
-    with _Guard("could not start", switch_off):
-        _activate()
+    _guarded("could not start", switch_off, _activate)
 
 
 def switch_off(reason: str) -> None:
@@ -284,14 +284,16 @@ def _end(pid: int) -> None:
     is_ctrl_c = issubclass(type(getattr(sys, "last_value", None)), KeyboardInterrupt)
     try:
         if enabled() and not is_ctrl_c:
-            with _Guard("could not find out why there is no profile", _say):
-                from autoprof.hooks import empty_run
-
-                empty_run.report()
+            _guarded("could not find out why there is no profile", _say, _report_empty_run)
     finally:
         if at_last is not None:
-            with _Guard("could not keep the exit status", _say):
-                at_last()
+            _guarded("could not keep the exit status", _say, at_last)
+
+
+def _report_empty_run() -> None:
+    from autoprof.hooks import empty_run
+
+    empty_run.report()
 
 
 def install() -> None:
@@ -332,11 +334,14 @@ def when_imported(name: str, hook: "Callable[[ModuleType], None]") -> None:
 
 def run_script(script: str) -> None:
     """Load the recipes for a script that is about to run as `__main__`. Errors in this code are only printed."""
-    with _Guard(f"could not load the recipes for {script}", _say):
-        name = os.path.basename(script).removesuffix(".py")
-        finder = _finder()
-        if finder is not None and name in finder.targets and name in recipe_files(own=False):
-            finder.load(name)
+    _guarded(f"could not load the recipes for {script}", _say, _run_script, script)
+
+
+def _run_script(script: str) -> None:
+    name = os.path.basename(script).removesuffix(".py")
+    finder = _finder()
+    if finder is not None and name in finder.targets and name in recipe_files(own=False):
+        finder.load(name)
 
 
 def add_recipes() -> None:
@@ -361,48 +366,44 @@ def _new_finder(targets: "Iterable[str]") -> "Finder":
 
 
 def _load(target: str) -> bool:
-    with _Guard(f"could not load the recipes for {target}", switch_off) as root:
-        agent().load(target)
-    return not root.failed
+    return _guarded(f"could not load the recipes for {target}", switch_off, _load_recipes, target) is True
+
+
+def _load_recipes(target: str) -> bool:
+    agent().load(target)
+    return True
 
 
 def _look(folders: "list[str]") -> "Iterable[str]":
-    with _Guard("could not look for recipes of distributions", _say):
-        from autoprof._boot import entry_points
-
-        known_folders = declared_folders() or []
-        new_folders = entry_points.new_folders(folders, known_folders)
-        os.environ[FOUND] = os.pathsep.join([sys.prefix, *known_folders, *new_folders])
-        if new_folders:
-            return recipe_files()
-    return ()
+    return _guarded("could not look for recipes of distributions", _say, _declared_targets, folders) or ()
 
 
-class _Guard:
-    """Root of the boot's code, where autoprof's errors end, as in `seam.guard`. It imports the seam only for an error.
+def _declared_targets(folders: "list[str]") -> "Iterable[str]":
+    """Return all targets if distributions in `folders` declare more recipes, else nothing."""
+    from autoprof._boot import entry_points
 
-    Attributes:
-        failed: True if an error ended here.
+    known_folders = declared_folders() or []
+    new_folders = entry_points.new_folders(folders, known_folders)
+    os.environ[FOUND] = os.pathsep.join([sys.prefix, *known_folders, *new_folders])
+    return recipe_files() if new_folders else ()
+
+
+def _guarded(what: str, report: "Callable[[str], None]", work: "Callable[..., Any]", *arguments: "Any") -> "Any":
+    """Call `work`, and return its result. Root of the boot's code, where autoprof's errors end, as in `seam.guard`.
+
+    Args:
+        what: The failure if `work` raises an error, as text for the report: `could not start`.
+        report: Function of the text of the report.
+        work: Function of `arguments`.
     """
-
-    def __init__(self, what: str, report: "Callable[[str], None]") -> None:
-        self.failed = False
-        self._what = what
-        self._report = report
-
-    def __enter__(self) -> "_Guard":
-        return self
-
-    def __exit__(self, kind: object, error: "BaseException | None", traceback: object) -> bool:
-        if error is None:
-            return False
-        from autoprof.base import seam
+    try:
+        return work(*arguments)
+    except BaseException as error:
+        from autoprof.base import seam  # only needed for an error
 
         if seam.of_user(error) is not None:
-            return False
-        self.failed = True
-        self._report(f"{self._what} ({type(error).__name__}: {error})")
-        return True
+            raise
+        report(f"{what} ({type(error).__name__}: {error})")
 
 
 def _say(text: str) -> None:

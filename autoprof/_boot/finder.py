@@ -405,13 +405,10 @@ class _WaitEntry:
         _importing._blocking_on.pop(self._thread, None)
 
 
-def _no_lock(name: str) -> None:
-    """Return None. Replaces `_get_module_lock` in an interpreter whose module locks autoprof does not know."""
-
-
 # CPython 3.10 to 3.14, importlib/_bootstrap.py: a lock's `owner` is the thread that holds it. `has_deadlock` returns
 # True if that thread waits for this thread, directly or through other threads. It looks at the registered waits.
 _importing: "Any" = sys.modules["_frozen_importlib"]
 _known = hasattr(getattr(_importing, "_ModuleLock", None), "has_deadlock") and hasattr(_importing, "_blocking_on")
 _Entry: "Any" = getattr(_importing, "_BlockingOnManager", _WaitEntry)
-_lock_of: "Callable[[str], Any]" = getattr(_importing, "_get_module_lock", _no_lock) if _known else _no_lock
+# In an interpreter whose module locks autoprof does not know, no thread waits.
+_lock_of: "Callable[[str], Any]" = _importing._get_module_lock if _known else lambda name: None

@@ -137,7 +137,6 @@ _NEXT = r",|\s+"
 _ASSIGNED = r"[\w.+-]*[=:][^=]"
 # A shell's script in quotes: an assignment in it ends at the next space.
 _SCRIPT = r"""(?:(?<![\w-])-[a-z]{0,4}c["']?,?[ \t]+|\bCommand )["']{1,2}\Z"""
-_RUNS_SCRIPT = r"-[a-z]{0,4}c"
 _VARIABLE = r"[A-Za-z_]\w*"
 _TO_NEXT_OPTION = r"[^\r\n]*?(?=[ \t]--?[A-Za-z]|[\r\n]|\Z)"
 # Quotes inside single quotes, as `shlex.quote` and people write them, and the end of `it's`.
@@ -172,11 +171,6 @@ class Value(NamedTuple):
 def compiled(pattern: str) -> re.Pattern[str]:
     """Compile a regular expression at its first use: most processes need only a few of the expressions."""
     return re.compile(pattern)
-
-
-def is_script(name: str, before: str) -> bool:
-    """Return True if an argument `name=...` is a shell script. `before` is the previous argument, such as `-c`."""
-    return bool(compiled(_RUNS_SCRIPT).fullmatch(before) and compiled(_VARIABLE).fullmatch(name))
 
 
 def places(text: str) -> Iterator[tuple[int, int]]:
@@ -321,7 +315,8 @@ def _secrets(text: str, position: int, match: re.Match[str], certainty: int) -> 
 
 def _is_of_tokenizer(text: str, start: int, end: int) -> bool:
     """Return True if the words around a `token` show that it is a token of a tokenizer, not a credential."""
-    return has_words_of_tokenizers(f"{text[max(0, start - _NEAR) : start]} {text[end : end + _NEAR]}")
+    words = f"{text[max(0, start - _NEAR) : start]} {text[end : end + _NEAR]}"
+    return "has no id" in words or not _NEAR_TOKENS.isdisjoint(re.findall(r"\w+", words.lower()))
 
 
 def _is_secret(text: str, match: re.Match[str], value: Value, end: int, certainty: int) -> bool:
@@ -546,11 +541,6 @@ def is_option(word: str) -> bool:
     if name == word:
         return False
     return "=" in name.rstrip("=") or not is_secret(RANDOM if word.startswith("--") else MAYBE, name)
-
-
-def has_words_of_tokenizers(text: str) -> bool:
-    """Return True if a text has a word about tokenizers. A `token` near such a word is a token of a text."""
-    return "has no id" in text or not _NEAR_TOKENS.isdisjoint(re.findall(r"\w+", text.lower()))
 
 
 def _is_harmless(value: str) -> bool:

@@ -22,13 +22,11 @@ from autoprof.base.named_secrets import (
     NONE,
     PASSWORD,
     RANDOM,
-    SURE,
     certainty_of,
     closing,
     compiled,
     is_name,
     is_option,
-    is_script,
     is_secret,
     kind,
     value_at,
@@ -172,6 +170,7 @@ _FORMATS: dict[str, str] = {
 _JWT = r"\beyJ(?:[\w-]{8,}\.[\w-]{8,}\.[\w-]*(?P<whole>)|[\w-]*)"
 _BEARER = r"(?i)\b(bearer|basic)([ \t]+)([\w.~+/=-]{8,})"
 _ARGUMENT = r"[\w.+~/@-]+"
+_RUNS_SCRIPT = r"-[a-z]{0,4}c"
 _URL = re.compile(r"[a-z][a-z0-9+.-]*(::[a-z][a-z0-9+.-]*)*://\S*", re.IGNORECASE)
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _BEHIND_URLS = " \t\n\r\v\f\"'<>"
@@ -197,8 +196,6 @@ _OPTIONS = {
 }
 # In these programs, the word after `-p` is not the password.
 _JOINED = ("mysql", "mariadb")
-# This command takes a key without an option.
-_WANDB_LOGIN = "wandb login"
 _NAMES = "|".join(name.replace("*", "[a-z_]*") for name in _OPTIONS)
 # Words of shell commands, and of lists in JSON or Python. The quotes around the words may be escaped.
 _PROGRAM = rf"""(?<![\w.+-])({_NAMES})(?=[ \t]|\\{{0,3}}["'],)"""
@@ -218,40 +215,36 @@ def redacted(command: Sequence[str]) -> str:
     Bytes of an argument that are not UTF-8 become escapes, because the files of a run contain only UTF-8.
     """
     words: list[str] = []
-    certainty, program, previous_argument = NONE, "", ""
+    certainty, previous_argument, rest = NONE, "", ""
     room = _MAX_CHARS
     for i, argument in enumerate(command):
         if room <= 0:
-            return writable(f"{shlex.join(words)} ... ({len(command) - i} more arguments)")
+            rest = f" ... ({len(command) - i} more arguments)"
+            break
         part = argument[: room + 1]
-        redacted_part, certainty = _without_secret(part, previous_argument, program, certainty)
+        redacted_part, certainty = _without_secret(part, previous_argument, certainty)
         words.append(hidden(argument if redacted_part is part else redacted_part, room))
-        program = _program_of(part, previous_argument) or program
         previous_argument = part
         room -= len(argument) + 1
-    return writable(shlex.join(words))
+    line = shlex.join(words)
+    if any(compiled(_NAMES).fullmatch(word.rpartition("/")[2]) for word in words):
+        line = _without(_option_places(line), line)
+    return writable(line + rest)
 
 
-def _without_secret(argument: str, previous_argument: str, program: str, certainty: int) -> tuple[str, int]:
+def _without_secret(argument: str, previous_argument: str, certainty: int) -> tuple[str, int]:
     """Return an argument without its secret, and the certainty that the next argument is a secret.
 
     Args:
         argument: The argument.
         previous_argument: The argument before `argument`.
-        program: The program that an earlier argument names, if short options of the program may have secrets.
         certainty: The certainty that this argument is a secret.
     """
-    if program == _WANDB_LOGIN and not argument.startswith("-"):
-        certainty = SURE
     if _is_value(argument, certainty):
         return HIDDEN, RANDOM
-    short, length = _short_option(program, argument)
-    if short != NONE and length < len(argument):
-        return (f"{argument[:length]}{HIDDEN}" if is_secret(short, argument[length:]) else argument), NONE
-    if short != NONE:
-        return argument, short if _takes_next(program) else NONE
     name, equals, value = argument.partition("=")
-    if equals and not is_script(name, previous_argument) and _holds_secret(name, value):
+    is_script = name.isidentifier() and compiled(_RUNS_SCRIPT).fullmatch(previous_argument)
+    if equals and not is_script and _holds_secret(name, value):
         return f"{name}={HIDDEN}", NONE
     return argument, NONE if equals else _announced(name, previous_argument)
 
@@ -332,17 +325,13 @@ def _without_last_word(text: str) -> str:
     return text[:end]
 
 
-def hidden_in(content: Any) -> Any:
-    """Return the content of a JSON file without its secrets."""
+def hidden_in(content: Any, name: str = "") -> Any:
+    """Return the content of a JSON file without its secrets. `name` is the name of the content in its object."""
     if isinstance(content, str):
-        return hidden(content)
+        return HIDDEN if is_secret(kind(name), content) else hidden(content)
     if isinstance(content, dict):
-        return {key: _hidden_value(str(key), value) for key, value in content.items()}
+        return {key: hidden_in(value, str(key)) for key, value in content.items()}
     return [hidden_in(value) for value in content] if isinstance(content, (list, tuple)) else content
-
-
-def _hidden_value(name: str, value: Any) -> Any:
-    return HIDDEN if isinstance(value, str) and is_secret(kind(name), value) else hidden_in(value)
 
 
 def is_url(text: str) -> bool:
@@ -365,24 +354,11 @@ def writable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def _program_of(argument: str, before: str = "") -> str:
-    """Return the program that an argument names, or an empty text. `before` is the previous argument.
-
-    Only programs whose options may have secrets count.
-    """
-    name = argument.rpartition("/")[2]
-    if name == "login" and before.rpartition("/")[2] == "wandb":
-        return _WANDB_LOGIN
-    return name if compiled(_NAMES).fullmatch(name) else ""
-
-
 def _short_option(program: str, argument: str) -> tuple[int, int]:
     """Return the certainty that the value of an option is a secret, and the length of the option without the value.
 
     If `argument` is not such an option of `program`, return `NONE` and 0.
     """
-    if not program:
-        return NONE, 0
     options = next((_OPTIONS[name] for name in _OPTIONS if compiled(name.replace("*", ".*")).fullmatch(program)), {})
     if argument in options:
         return options[argument], len(argument)
@@ -394,11 +370,6 @@ def _short_option(program: str, argument: str) -> tuple[int, int]:
     return NONE, 0
 
 
-def _takes_next(program: str) -> bool:
-    """Return True if the argument after an option of `program` is the value of the option."""
-    return not program.startswith(_JOINED)
-
-
 def _option_places(text: str) -> Iterator[tuple[int, int]]:
     """Yield the start and the end of each secret in commands, in order. The search takes linear time."""
     match = compiled(_PROGRAM).search(text)
@@ -408,7 +379,8 @@ def _option_places(text: str) -> Iterator[tuple[int, int]]:
         if match[1] == "login" and text[max(0, match.start() - _BEFORE) : match.start()].rstrip(" \t\"',\\").endswith(
             "wandb"
         ):
-            yield from _words(text, match.end(), stop)
+            words = compiled(_SHELL_WORD).finditer(text, match.end(), stop)
+            yield from (word.span() for word in words if is_secret(RANDOM, word[0]))
         else:
             yield from _values(text, match, stop)
         match = following
@@ -421,12 +393,6 @@ def _end_of_command(text: str, start: int, stop: int) -> int:
             position = text.find(end, position + 1, stop)
         stop = position if position >= 0 else stop
     return stop
-
-
-def _words(text: str, start: int, stop: int) -> Iterator[tuple[int, int]]:
-    for word in compiled(_SHELL_WORD).finditer(text, start, stop):
-        if is_secret(RANDOM, word[0]):
-            yield word.span()
 
 
 def _values(text: str, program: re.Match[str], stop: int) -> Iterator[tuple[int, int]]:
@@ -447,7 +413,7 @@ def _value(text: str, option: re.Match[str], length: int, program: str) -> tuple
     position, quote = option.start() + length, text[option.start() - 1]
     if length == len(option[0]) and (separator := compiled(_SEPARATOR).match(text, position)):
         value = value_at(text, separator.end(), _VALUE)
-        is_value = separator[0] == "=" or (_takes_next(program) and not is_option(value.text))
+        is_value = separator[0] == "=" or not (program.startswith(_JOINED) or is_option(value.text))
         return (value.start, value.end) if is_value else (position, position)
     if quote in ("'", '"'):
         close = closing(text, quote, position)

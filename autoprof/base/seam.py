@@ -371,21 +371,15 @@ def no_size_signal(call: Callable[..., Any], *args: Any) -> Any:
     signals = {_signal.SIGXFSZ}
     blocked = signals <= _signal.pthread_sigmask(_signal.SIG_BLOCK, ())
     restore = _signal.SIG_BLOCK if blocked else _signal.SIG_UNBLOCK
+    pending = signals.intersection(_signal.sigpending())
     # The signal mask is restored twice, because a signal handler that raises may interrupt the first call.
     try:
         try:
-            return _blocking(signals, call, args)
+            _signal.pthread_sigmask(_signal.SIG_BLOCK, signals)
+            return call(*args)
         finally:
+            if signals.intersection(_signal.sigpending()) - pending:
+                _signal.sigtimedwait(signals, 0)
             _signal.pthread_sigmask(restore, signals)
     finally:
         _signal.pthread_sigmask(restore, signals)
-
-
-def _blocking(signals: set[int], call: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    pending = signals.intersection(_signal.sigpending())
-    try:
-        _signal.pthread_sigmask(_signal.SIG_BLOCK, signals)
-        return call(*args)
-    finally:
-        if signals.intersection(_signal.sigpending()) - pending:
-            _signal.sigtimedwait(signals, 0)

@@ -6,8 +6,6 @@ from collections.abc import Iterable, Sequence
 
 from autoprof.base.originals import time
 
-_SHORT = 60
-
 
 def seconds(value: float | None) -> str:
     """Return a duration in s as text: `11.2 s`, `340 ms`, `3 min 20 s`, `2 h 5 min`; `-` if it is unknown."""
@@ -95,7 +93,7 @@ def moment(unix_ns: int | None) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(unix_ns / 1e9))
 
 
-def short(name: str, max_chars: int = _SHORT) -> str:
+def short(name: str, max_chars: int = 60) -> str:
     """Return a name of at most `max_chars` characters. A longer name loses its middle."""
     if len(name) <= max_chars:
         return name

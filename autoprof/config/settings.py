@@ -43,7 +43,7 @@ from autoprof.config.values import (
     thread_safe,
 )
 
-# Dict from the name of a setting to its parser, and to a text for messages that says what the setting takes.
+# Dict from the name of a setting to its parser, and to the allowed values as a text for messages.
 Fields: TypeAlias = Mapping[str, tuple[Callable[[object], Any], str]]
 
 

@@ -174,7 +174,7 @@ def kind_of(name: str, of_hook: Kind | Mapping[str, Kind] | None = None) -> str:
     Args:
         name: The stage's name.
         of_hook: The option `kind` of the stage's hook: one kind, or a dict from patterns for stage names to kinds. The
-            first pattern that matches decides. If there is none, the stage's name decides.
+            first pattern that matches decides. If no pattern matches, the stage's name decides.
     """
     if isinstance(of_hook, str):
         return of_hook

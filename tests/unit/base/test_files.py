@@ -135,14 +135,14 @@ print(signal.pthread_sigmask(signal.SIG_BLOCK, []) == {signal.SIGUSR1})
 def test_a_signal_handler_that_raises_leaves_the_mask_of_signals(python: Callable[..., Any]) -> None:
     code = """
 # Python calls handlers of signals at the end of this function.
-real, calls = files._signal.pthread_sigmask, []
+real, calls = seam._signal.pthread_sigmask, []
 def pthread_sigmask(*given):
     calls.append(given)
     if len(calls) == 2:
         real(*given)
         raise TimeoutError
     return real(*given)
-files._signal.pthread_sigmask = pthread_sigmask
+seam._signal.pthread_sigmask = pthread_sigmask
 try:
     seam.no_size_signal(int)
 except TimeoutError:
