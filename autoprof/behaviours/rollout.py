@@ -179,25 +179,22 @@ class EngineActor(Behaviour):
         if content is None:
             yield CALL
             return None
-        if call.at(self.node_rank, 0) != 0:
-            return Reply({})
-        try:
-            engine = call.at(self.engine or self.default_engine)
-            if engine is None:
-                return Reply({})
-            request = Request.read(content)
-            work = self.start(engine, request) if request.action == "start" else self.stop(engine)
-            answer = yield dispatch.Coroutine(work)
-        except Exception as error:
-            seam.pass_on(error)
-            return Reply({"problem": f"{type(error).__name__}: {error}"})
-        return Reply(answer)
+        problem = yield dispatch.Coroutine(awaited_problem("", self._obey(call, content)))
+        return Reply({"problem": problem})
+
+    async def _obey(self, call: Call, content: dict[str, Any]) -> str:
+        """Carry out a request. Return the problem, or an empty string, also on a node without an engine."""
+        if call.at(self.node_rank, 0) != 0 or (engine := call.at(self.engine or self.default_engine)) is None:
+            return ""
+        request = Request.read(content)
+        answer = await (self.start(engine, request) if request.action == "start" else self.stop(engine))
+        return str(answer["problem"])
 
     def supply(self, owner: type, name: str, key: str) -> bool:
         """Add the method to a server class that lacks the method (verl 0.5.0 to 0.7.0).
 
         Ray pickles the method by value. So the method must not refer to other objects. In a process without autoprof,
-        the method gives the same answer as a node without an engine.
+        the method reports no problem, as on a node without an engine.
         """
 
         async def method(self: Any, **kwargs: Any) -> dict[str, Any]:
@@ -518,7 +515,8 @@ def _problem(answer: Any) -> str:
     """Return the problem in an engine's answer, or an empty string."""
     if isinstance(answer, Exception):
         return f"{type(answer).__name__}: {str(answer).splitlines()[-1] if str(answer) else ''}"
-    # A node without an engine answers {}. The target's own method, without autoprof, answers None.
+    # Without autoprof in its process, a method that `EngineActor.supply` has added answers {}, and the target's own
+    # method answers None.
     no_autoprof = {"problem": "its process runs without autoprof"}
     return str((answer if isinstance(answer, dict) else no_autoprof).get("problem", ""))
 

@@ -147,9 +147,9 @@ def drive(
             raise
         hook_call.proceed(Outcome(result, None))
         return result
-    except BaseException as error:
-        hook_call.abort(error)
-        raise
+    finally:
+        if hook_call._around is not None:  # an exception has interrupted the behaviour
+            hook_call.abort(sys.exc_info()[1])
 
 
 async def drive_coroutine(
@@ -176,9 +176,9 @@ async def drive_coroutine(
             raise
         await hook_call.proceed_coroutine(Outcome(result, None))
         return result
-    except BaseException as error:
-        hook_call.abort(error)
-        raise
+    finally:
+        if hook_call._around is not None:  # an exception has interrupted the behaviour
+            hook_call.abort(sys.exc_info()[1])
 
 
 def advance(call: Call, resume: Callable[[Any], Any], value: Any) -> Any:
@@ -346,15 +346,15 @@ class HookCall(Call, eq=False):
             self._concerns = behaviour.concerns(self)
         return behaviour.around(self)
 
-    def abort(self, error: BaseException) -> None:
+    def abort(self, error: BaseException | None) -> None:
         """If `error` has interrupted the behaviour, close the behaviour and end its recording.
 
-        Afterwards, the caller raises `error`.
+        Afterwards, the caller raises `error`. Without an error, do nothing.
 
         If `error` is the cancellation of the call, only the spans and captures that the behaviour opened are ended. The
         recording of this thread is not ended, because it may belong to another task.
         """
-        if self._around is not None:
+        if error is not None and self._around is not None:
             outer = sys.exc_info()[1]
             closed = issubclass(type(error), (asyncio.CancelledError, GeneratorExit))
             try:

@@ -123,6 +123,7 @@ async def test_requests_of_a_batch_wait_until_it_is_recorded(run: Any, engine: E
     engine.server.idle()
     started.set()
     await asyncio.gather(*waiting)
+    await settled(engine)
     assert engine.log == [2]
 
 
@@ -174,6 +175,7 @@ async def test_windows_out_of_order_are_refused(run: Any, engine: Engine) -> Non
     await batch(engine, run)
     await server.request(run)
     assert await server.open_window(7) == "a window is open already"
+    await settled(engine)
     assert engine.log == [5, "stop", 2]
 
 
