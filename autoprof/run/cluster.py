@@ -63,23 +63,16 @@ def get(key: str) -> bytes | None:
     return value
 
 
-def keys(prefix: str) -> Sequence[str]:
-    """Return the keys that begin with `prefix`, sorted. If Ray is not up, the result is empty."""
-    if not is_up():
-        return ()
-    return sorted(key.decode() for key in _kv()._internal_kv_list(prefix.encode(), namespace=_NAMESPACE))
-
-
 def entries(prefix: str) -> dict[str, bytes]:
-    """Return a dict from key to value for all keys that begin with `prefix`.
+    """Return a dict from key to value for all keys that begin with `prefix`, sorted; empty if Ray is not up.
 
     With Ray 2.60, this takes two round trips.
     """
-    matching = keys(prefix)
-    client = getattr(_kv(), "global_gcs_client", None) if matching else None
+    keys = sorted(_kv()._internal_kv_list(prefix.encode(), namespace=_NAMESPACE)) if is_up() else []
+    client = getattr(_kv(), "global_gcs_client", None) if keys else None
     if client is None or not hasattr(client, "internal_kv_multi_get"):
-        return {key: value for key in matching if (value := get(key)) is not None}
-    values = client.internal_kv_multi_get([key.encode() for key in matching], _NAMESPACE)
+        return {key.decode(): value for key in keys if (value := get(key.decode())) is not None}
+    values = client.internal_kv_multi_get(keys, _NAMESPACE)
     return {key.decode(): value for key, value in values.items()}
 
 
@@ -296,7 +289,7 @@ def disk_of(directory: str) -> str:
     return "" if status is None else f"{identity.machine()}:{status.st_dev}:{status.st_ino}"
 
 
-# The module with the functions that `clocks.py` and `collect/` run on other nodes.
+# The module with the functions that `clocks.py` and `gather.py` run on other nodes.
 NODE_FUNCTIONS = "autoprof.run.node_functions"
 
 

@@ -207,7 +207,7 @@ class Timeline:
     def __init__(
         self,
         run: RunDir,
-        restore: Callable[[], None] | None = None,
+        restore: Callable[[], None] = lambda: None,
         head: Callable[[bool], tuple[dict[str, Any], list[HookLine | ErrorLine]]] = lambda whole: ({}, []),
     ) -> None:
         self._run = run
@@ -277,10 +277,8 @@ class Timeline:
             at_once |= self._raised(line, error)
         elif at_once:
             key = line.kind, line.name
-            if key in self.durations_ns:
-                self.durations_ns[key].append(now - span.begun_ns)
-            elif len(self.durations_ns) < _MAX_NAMES:
-                self.durations_ns[key] = deque((now - span.begun_ns,), maxlen=_MAX_DURATIONS)
+            if key in self.durations_ns or len(self.durations_ns) < _MAX_NAMES:
+                self.durations_ns.setdefault(key, deque(maxlen=_MAX_DURATIONS)).append(now - span.begun_ns)
         self._steps += line.kind == "step"
         if self.listener is not None:
             self.listener.hear(line)
@@ -394,8 +392,7 @@ class Timeline:
             self._is_replaced = False
             if files.exists(self._run.run_json):
                 log.warning_once(f"a file of {self._run.path} was moved or removed; autoprof writes a new one")
-            if self._restore is not None:
-                self._restore()
+            self._restore()
 
     def _append(self, lines: Sequence[AnyLine]) -> None:
         """Append lines to the file, which is made if it does not exist. If a new part is due, begin it."""

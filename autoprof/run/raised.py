@@ -67,7 +67,7 @@ def of(error: BaseException) -> Raised:
     Only an exception from a signal handler can leave this function.
     """
     try:
-        return _of(error, _text(error))
+        return _of(error)
     except Exception as problem:  # a library may set any object as an attribute
         seam.pass_on(problem)
         return Raised(type=seam.type_name(error))
@@ -147,8 +147,8 @@ def _at(frames: list[Frame]) -> str:
     return f" in {os.path.basename(frames[-1].file)}:{frames[-1].line} {frames[-1].function}" if frames else ""
 
 
-def _of(error: BaseException, text_and_cut: tuple[str, int]) -> Raised:
-    kind, (text, cut_chars) = seam.type_name(error), text_and_cut
+def _of(error: BaseException) -> Raised:
+    kind, (text, cut_chars) = seam.type_name(error), _text(error)
     cause = seam.attribute(error, "cause")
     frames, message, pid = _frames(seam.traceback_of(error)), _message(text, cut_chars), 0
     if kind.startswith(_BROUGHT) and issubclass(type(cause), BaseException):
@@ -156,10 +156,9 @@ def _of(error: BaseException, text_and_cut: tuple[str, int]) -> Raised:
         remote = seam.attribute(error, "traceback_str")
         remote_frames, pid = _remote(remote if isinstance(remote, str) else text)
         frames, pid = remote_frames or frames, pid or seam.attribute(error, "pid")
-        cause_text = _text(cause)
-        inner = _of(cause, cause_text)
+        inner = _of(cause)
         kind, message = inner.type, inner.message
-        text = f"{text}\n{cause_text[0]}"
+        text = f"{text}\n{_text(cause)[0]}"
     return Raised(
         type=kind[:100],
         message=_without_type(message, kind),
@@ -289,6 +288,7 @@ def _bytes(number: str, unit: str) -> int:
 _NO_FAULT = (StopIteration, StopAsyncIteration, GeneratorExit, KeyboardInterrupt, asyncio.CancelledError)
 # Maximum number of `raised` lines for stages and windows that a process writes.
 _MAX_STAGE_LINES = 50
+_STAGES = ("step", "stage", "window")
 # Kinds of spans for which an exception means that a sample is lost. Exceptions of tools and turns may be caught later.
 _LOST = ("sample", "reward")
 # Maximum number of `raised` lines for samples and rewards per LIMIT_BYTES of the file: for the same span name and
@@ -311,9 +311,8 @@ class Exceptions:
 
     def __init__(self) -> None:
         self.count = 0
-        # The id of the last exception, and the start of the span that it left: in stages, and in samples.
-        self._stage: tuple[int, int] = 0, 0
-        self._lost: tuple[int, int] = 0, 0
+        # The id of the last exception, and the start of the span that it left: in stages (False), in samples (True).
+        self._left: dict[bool, tuple[int, int]] = {False: (0, 0), True: (0, 0)}
         self._stages = self._samples = 0
         self._alike: Counter[tuple[str, str, str]] = Counter()
 
@@ -324,9 +323,15 @@ class Exceptions:
             line: The journal line for the end of the span.
             error: The exception.
         """
-        if issubclass(type(error), _NO_FAULT):
+        if issubclass(type(error), _NO_FAULT) or line.kind not in (*_LOST, *_STAGES):
             return None
-        if not (self._takes_sample if line.kind in _LOST else self._takes_stage)(line, error):
+        is_sample = line.kind in _LOST
+        last_error, last_start_ns = self._left[is_sample]
+        self._left[is_sample] = id(error), line.start_ns
+        # If the exception already left a span that began later, it is now leaving the spans around that span.
+        if last_error == id(error) and line.start_ns <= last_start_ns:
+            return None
+        if not (self._takes_sample(line, error) if is_sample else self._takes_stage(line)):
             return None
         self.count += 1
         return RaisedLine(time.time_ns(), line.kind, line.name, line.step, line.role, line.rank, of(error))
@@ -336,20 +341,13 @@ class Exceptions:
         self._alike.clear()
         self._samples = 0
 
-    def _takes_stage(self, line: Line, error: BaseException) -> bool:
-        if line.kind not in ("step", "stage", "window"):
-            return False
-        # If the exception already left a span that began later, it is now leaving the spans around that span.
-        is_leaving_outer_span = self._stage[0] == id(error) and line.start_ns <= self._stage[1]
-        self._stage = id(error), line.start_ns
+    def _takes_stage(self, line: Line) -> bool:
         self._stages += line.kind != "step"
-        return not is_leaving_outer_span and (line.kind == "step" or self._stages <= _MAX_STAGE_LINES)
+        return line.kind == "step" or self._stages <= _MAX_STAGE_LINES
 
     def _takes_sample(self, line: Line, error: BaseException) -> bool:
-        is_leaving_outer_span = self._lost[0] == id(error) and line.start_ns <= self._lost[1]
-        self._lost = id(error), line.start_ns
         key = line.kind, line.name, seam.type_name(error)
-        if is_leaving_outer_span or self._alike[key] >= _MAX_ALIKE_LINES or self._samples >= _MAX_SAMPLE_LINES:
+        if self._alike[key] >= _MAX_ALIKE_LINES or self._samples >= _MAX_SAMPLE_LINES:
             return False
         self._alike[key] += 1
         self._samples += 1

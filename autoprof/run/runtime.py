@@ -247,39 +247,33 @@ class Runtime:
             self._registered = bool(self.hooks.node)
 
     def _make(self) -> None:
+        """Make the run directory and `run.json`. If this process resumes the run, write that into `run.json`."""
         if self._joined:
             return
-        if files.exists(self.rundir.run_json):
-            self._joined = True
-            if self.started_here:
-                self._resume()
-            return
-        warning = runs.killed(self.rundir.path.with_name("latest"))
-        self.rundir.make(self.rundir.path)
-        layout.write_json(self.rundir.run_json, self.describe())
-        self.rundir.point_latest()
+        is_new = not files.exists(self.rundir.run_json)
+        if is_new or (self.started_here and self._is_resumed()):
+            warning = runs.killed(self.rundir.path.with_name("latest") if is_new else self.rundir.path)
+            self.rundir.make(self.rundir.path)
+            files.remove(str(self.rundir.exit_status))
+            layout.write_json(self.rundir.run_json, self.describe())
+            self.rundir.point_latest()
+            if warning:
+                log.warning(warning)
         self._joined = True
-        if warning:
-            log.warning(warning)
 
-    def _resume(self) -> None:
-        """If an earlier attempt with the same run id has ended, write in `run.json` that this process resumes the run.
+    def _is_resumed(self) -> bool:
+        """Return True if an earlier attempt with the same run id has ended, and keep the attempts.
 
-        Do nothing if the earlier attempt is running, or if this process itself wrote `run.json`.
+        Return False if the earlier attempt is running, or if this process itself wrote `run.json`.
         """
         info = layout.read_json(self.rundir.run_json, RunFile)
         own = (self.info.host, self.info.pid, self.info.ticks)
         state = runs.state(info, self.rundir.path)
         if (info.host, info.pid, info.ticks) == own or state == "running":
-            return
-        warning = runs.killed(self.rundir.path)
+            return False
         last_attempt = Attempt(host=info.host, pid=info.pid, started=info.started, ended=info.ended, state=state)
         self._earlier = [*info.earlier, last_attempt]
-        files.remove(str(self.rundir.exit_status))
-        layout.write_json(self.rundir.run_json, self.describe())
-        self.rundir.point_latest()
-        if warning:
-            log.warning(warning)
+        return True
 
     def describe(self, **result: Any) -> dict[str, Any]:
         """Return the fields of `run.json` that this process knows. The state is `running`, unless `result` has a state.

@@ -18,8 +18,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 from weakref import ref
 
-import msgspec
-
 from autoprof.base import files, identity, log, process, seam
 from autoprof.base.originals import os, time
 from autoprof.base.units import seconds as in_words
@@ -29,7 +27,7 @@ from autoprof.run import stacks
 from autoprof.run.journal import Span, Timeline
 from autoprof.rundir import file_names, layout
 from autoprof.rundir.layout import CRASHES, RunDir
-from autoprof.rundir.records import HANGS, MAX_STACKS_BYTES, STACKS, WHY, Why
+from autoprof.rundir.records import HANGS, STACKS, WHY, BegunLine, Why
 
 # Default limits of the duration of a span: in seconds, and as a multiple of the median. A span that exceeds both limits
 # hangs. As long as the median is unknown, a span that exceeds the first limit hangs.
@@ -152,22 +150,17 @@ class HangWatch:
         existing = self._folders()
         if name in existing or len(existing) >= self._at_most or layout.switched_off(self._run.rundir):
             return
-        subject = line.name if line.span == "step" else f"{line.span} {line.name}"
-        if line.step is not None:
-            subject = f"step {line.step}" if line.span == "step" else f"{subject} of step {line.step}"
         times = f", {duration_s / median_s:.1f} times the median of {in_words(median_s)}" if median_s else ""
-        self._ask(
-            name,
-            Why(
-                host=identity.HOST,
-                pid=os.getpid(),
-                unix_ns=time.time_ns(),
-                step=line.step,
-                since_ns=line.start_ns,
-                condition=limit.text,
-                reason=f"{subject} has taken {in_words(duration_s)}{times}",
-            ),
+        why = Why(
+            host=identity.HOST,
+            pid=os.getpid(),
+            unix_ns=time.time_ns(),
+            step=line.step,
+            since_ns=line.start_ns,
+            condition=limit.text,
+            reason=f"{_subject(line)} has taken {in_words(duration_s)}{times}",
         )
+        self._ask(name, why)
 
     def _asked_since(self, unix_ns: int) -> bool:
         """Return True if stacks were requested because of a hang after `unix_ns` (nanoseconds since the epoch)."""
@@ -201,14 +194,20 @@ class HangWatch:
             self._reported.add(name)
             run = self._run.rundir.path
             folder = run / HANGS / name
-            with seam.suppress(ValueError):  # another program made the folder
-                reason = msgspec.json.decode(files.try_read(folder / WHY, MAX_STACKS_BYTES) or b"", type=Why).reason
+            if reason := layout.read_json(folder / WHY, Why).reason:  # otherwise, another program made the folder
                 log.warning_aside(
                     f"{reason}; stacks are in {folder}; autoprof doctor {run} shows which process is late"
                 )
 
     def _folders(self) -> list[str]:
         return _visible(self._run.rundir.path / HANGS)
+
+
+def _subject(line: BegunLine) -> str:
+    """Return the name of an open span for a message: `step 5`, or `stage update_actor of step 5`."""
+    if line.span == "step":
+        return line.name if line.step is None else f"step {line.step}"
+    return f"{line.span} {line.name}" if line.step is None else f"{line.span} {line.name} of step {line.step}"
 
 
 def _visible(folder: Path) -> list[str]:

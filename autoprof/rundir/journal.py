@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import itertools
-import operator
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -100,6 +98,40 @@ def span_line(content: bytes) -> Line:
         return msgspec.convert({**layout.blanks(Line), **msgspec.json.decode(content, type=dict[str, Any])}, Line)
 
 
+AnyLine: TypeAlias = ProcessLine | HookLine | ErrorLine | BegunLine | DroppedLine | ExitLine | RaisedLine | MemoryLine
+_decode_other: Callable[[bytes], AnyLine] = msgspec.json.Decoder(AnyLine).decode
+_decode_others: Callable[[bytes], list[AnyLine]] = msgspec.json.Decoder(list[AnyLine]).decode
+
+
+def decoded(text: bytes) -> AnyLine | Line | None:
+    """Decode a journal line of any kind. Return None if the line is damaged or of an unknown kind."""
+    # `seam.suppress` is not used, because it would take a fifth of the time of this function.
+    try:
+        if text[9:13] in _OTHER_KINDS:
+            return _decode_other(text)
+        span = span_line(text)
+    except NO_LINE as error:
+        seam.pass_on(error)
+        return None
+    return span if span.kind in SPAN_KINDS else None
+
+
+def all_decoded(texts: Sequence[bytes]) -> Sequence[AnyLine | Line | None]:
+    """Decode journal lines of any kind, as `decoded` does for one line. This is twice as fast if no line is damaged."""
+    others = [text for text in texts if text[9:13] in _OTHER_KINDS]
+    spans = [text for text in texts if text[9:13] not in _OTHER_KINDS] if others else texts
+    with seam.suppress(*NO_LINE):
+        span_lines, other_lines = _decode_batch(b"[%b]" % b",".join(spans)), _decode_others(b"[%b]" % b",".join(others))
+        # If a line has two JSON values, there are more decoded values than lines.
+        is_complete = (len(span_lines), len(other_lines)) == (len(spans), len(others))
+        if is_complete and {span.kind for span in span_lines} <= SPAN_KINDS.keys():
+            if not others:
+                return span_lines
+            next_span, next_other = iter(span_lines).__next__, iter(other_lines).__next__
+            return [next_other() if text[9:13] in _OTHER_KINDS else next_span() for text in texts]
+    return [decoded(text) for text in texts]
+
+
 class Batch(NamedTuple):
     """The ended spans of a group of consecutive journal lines.
 
@@ -149,22 +181,14 @@ class SpanReader:
             yield from (span for span in batch.spans if 0 < span.start_ns <= span.end_ns)
 
     def _decoded(self, journal: Journal, texts: list[bytes]) -> list[Line]:
-        with seam.suppress(*NO_LINE):
-            spans = _decode_batch(b"[" + b",".join(texts) + b"]")
-            if len(spans) == len(texts) and {span.kind for span in spans} <= SPAN_KINDS.keys():
-                return spans
-        lines = (self._line(journal, text) for text in texts)
-        return [line for line in lines if line is not None and line.kind in SPAN_KINDS]
-
-    def _line(self, journal: Journal, text: bytes) -> Line | None:
-        if len(text) > _MAX_LINE_BYTES:
-            self.left_out[journal.name, "too long"] += 1
-            return None
-        with seam.suppress(*NO_LINE):
-            return span_line(text)
-        if text.strip() and not is_foreign(text):
-            self.left_out[journal.name, "truncated, or not a span"] += 1
-        return None
+        lines = all_decoded(texts)
+        if None in lines:
+            for line, text in zip(lines, texts, strict=True):
+                if line is None and len(text) > _MAX_LINE_BYTES:
+                    self.left_out[journal.name, "too long"] += 1
+                elif line is None and text.strip() and not is_foreign(text):
+                    self.left_out[journal.name, "truncated, or not a span"] += 1
+        return [line for line in lines if type(line) is Line]
 
 
 def is_foreign(text: bytes) -> bool:
@@ -285,42 +309,6 @@ class JournalIndex(Struct, kw_only=True):
     attempts: list[int]
     trainers: list[int]
     beyond: dict[str, int]
-
-
-AnyLine: TypeAlias = ProcessLine | HookLine | ErrorLine | BegunLine | DroppedLine | ExitLine | RaisedLine | MemoryLine
-_decode_other: Callable[[bytes], AnyLine] = msgspec.json.Decoder(AnyLine).decode
-_decode_others: Callable[[bytes], list[AnyLine]] = msgspec.json.Decoder(list[AnyLine]).decode
-
-
-def decoded(text: bytes) -> AnyLine | Line | None:
-    """Decode a journal line of any kind. Return None if the line is damaged or of an unknown kind."""
-    # `seam.suppress` is not used, because it would take a fifth of the time of this function.
-    try:
-        if text[9:13] in _OTHER_KINDS:
-            return _decode_other(text)
-        span = span_line(text)
-    except NO_LINE as error:
-        seam.pass_on(error)
-        return None
-    return span if span.kind in SPAN_KINDS else None
-
-
-def all_decoded(texts: Sequence[bytes]) -> Sequence[AnyLine | Line | None]:
-    """Decode journal lines of any kind, as `decoded` does for one line. This is twice as fast if no line is damaged."""
-    are_other_kinds = [text[9:13] in _OTHER_KINDS for text in texts]
-    try:
-        are_spans = map(operator.not_, are_other_kinds)
-        spans = iter(_decode_batch(b"[%b]" % b",".join(itertools.compress(texts, are_spans))))
-        others = iter(_decode_others(b"[%b]" % b",".join(itertools.compress(texts, are_other_kinds))))
-        lines = [next(others) if is_other else next(spans) for is_other in are_other_kinds]
-    except (*NO_LINE, StopIteration) as error:
-        seam.pass_on(error)
-        return [decoded(text) for text in texts]
-    # If a line has two JSON values, there are more decoded values than lines.
-    is_complete = next(spans, None) is None and next(others, None) is None
-    if is_complete and all(type(line) is not Line or line.kind in SPAN_KINDS for line in lines):
-        return lines
-    return [decoded(text) for text in texts]
 
 
 def search(journal: Journal, texts: Sequence[bytes]) -> Iterator[Line]:

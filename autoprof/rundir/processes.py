@@ -335,14 +335,15 @@ class _History:
         """
         begin = 0 if whole else text.rfind(_PROCESS_LINE, 0, max(0, len(text) - _RECENT_BYTES)) + 1
         texts = list(filter(None, text[begin:].split(b"\n")))
-        for line, line_text in zip(journal.all_decoded(texts), texts, strict=True):
+        lines = journal.all_decoded(texts)
+        for line, line_text in zip(lines, texts, strict=True):
             if line is not None:
                 self.add(line)
             elif line_text.strip() and not journal.is_foreign(line_text):
                 self.state.damaged += 1
         if whole:
             return True
-        part = journal.decoded(text[begin : text.find(b"\n", begin)])
+        part = lines[0] if lines else None
         if not isinstance(part, ProcessLine):
             return False
         self.state.drives |= part.steps > 0
@@ -456,8 +457,16 @@ def _live_state(host: str, pid: int, namespace: int, ticks: int) -> str:
     """
     if host != identity.HOST or namespace not in (0, identity.pid_namespace()):
         return ELSEWHERE
+    return RUNNING if is_alive(pid, ticks) else GONE
+
+
+def is_alive(pid: int, ticks: int) -> bool:
+    """Return True if the process with this pid and start time is running on this host.
+
+    `ticks` is the start time. It must match because pids are reused. If it is 0 (unknown), only the pid must match.
+    """
     began = identity.start_ticks(pid)
-    return RUNNING if began is not None and ticks in (0, began) else GONE
+    return began is not None and ticks in (0, began)
 
 
 # Name of the part of the cache with the states of processes.
@@ -532,7 +541,7 @@ def merged_hooks(processes: Iterable[Mapping[str, HookLine]], *states: str) -> d
     return hooks
 
 
-def summary(states: Iterable[ProcessState], versions: Mapping[str, str] | None = None) -> dict[str, Any]:
+def summary(states: Iterable[ProcessState], versions: Mapping[str, str]) -> dict[str, Any]:
     """Return fields of `run.json` that summarize all processes of a run: `hosts`, `versions` and `recipes`.
 
     Args:
@@ -541,7 +550,7 @@ def summary(states: Iterable[ProcessState], versions: Mapping[str, str] | None =
     """
     hosts: set[str] = set()
     recipes: set[str] = set()
-    all_versions = dict(versions or {})
+    all_versions = dict(versions)
     for state in states:
         hosts.add(state.host)
         all_versions.update(state.versions)

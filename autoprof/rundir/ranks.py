@@ -47,11 +47,6 @@ class Seat:
         # True if this process made the file of the rank. Another process of the same program may have the same rank.
         self._holds = False
 
-    @property
-    def leads(self) -> bool:
-        """Return True if this process joined first. The process that joined first writes `run.json`."""
-        return self.first == self._own
-
     def take(self) -> bool:
         """Take the place, and read which rank joined first. Return False if another program has the place.
 

@@ -182,6 +182,7 @@ class Step:
         number: The global step.
         captures: The captures, sorted by name.
         merged: The merged traces, sorted by name.
+        all_captures: The captures, then the merged traces.
         left_out: The reason why the folder could not be read, if it could not.
         folder: The path of the folder.
         stamp: The inode, size and time of change of the folder, as in `layout.stamp`.
@@ -205,10 +206,13 @@ class Step:
         except OSError as error:
             self.left_out.append(f"{os.path.basename(folder)}: it can't be read: {error.strerror}")
             captures = []
-        self.captures: list[CaptureFile] = []
-        self.merged: list[CaptureFile] = []
-        for capture in captures:
-            (self.merged if is_merged(capture.name) else self.captures).append(capture)
+        self.captures = [capture for capture in captures if not is_merged(capture.name)]
+        self.merged = [capture for capture in captures if is_merged(capture.name)]
+        self.all_captures = [*self.captures, *self.merged]
+
+    def problems(self) -> list[str]:
+        """Return the problems that were found in the files of the step that have been read so far."""
+        return [*self.left_out, *(problem for capture in self.all_captures for problem in capture.left_out)]
 
 
 def _captures(folder: str) -> list[CaptureFile]:
@@ -274,12 +278,9 @@ class Run:
             return
         steps: dict[str, _CachedStep] = {}
         for step in self.steps:
-            step_captures = sorted([*step.captures, *step.merged], key=lambda capture: capture.name)
-            captures = [capture.to_cache() for capture in step_captures]
-            left_out = [*step.left_out, *(line for capture in step_captures for line in capture.left_out)]
-            is_settled = step.stamp is not None and time.time_ns() - step.stamp[2] > _SETTLED_NS
-            can_be_cached = is_settled and not left_out
-            if step.stamp is not None and can_be_cached and all(capture.fields for capture in step_captures):
+            captures = [capture.to_cache() for capture in step.all_captures]
+            is_complete = not step.problems() and all(capture.fields for capture in captures)
+            if is_complete and step.stamp is not None and time.time_ns() - step.stamp[2] > _SETTLED_NS:
                 steps[os.path.basename(step.folder)] = _CachedStep(step.stamp, captures)
         layout.put_cached(Path(self.path), _PART, steps)
 
@@ -291,17 +292,14 @@ class Run:
     @property
     def left_out(self) -> list[str]:
         """Read all files of the run, and return the problems that were found."""
-        for capture in (capture for step in self.steps for capture in (*step.captures, *step.merged)):
+        for capture in (capture for step in self.steps for capture in step.all_captures):
             _ = capture.fields, capture.bytes
         _ = self.fields
         return self._problems()
 
     def _problems(self) -> list[str]:
         """Return the problems that were found in the files that have been read so far."""
-        problem_lists = [self._left_out]
-        for step in self.steps:
-            problem_lists += [step.left_out, *(capture.left_out for capture in (*step.captures, *step.merged))]
-        return [line for lines in problem_lists for line in lines]
+        return [*self._left_out, *(problem for step in self.steps for problem in step.problems())]
 
     @property
     def captures(self) -> list[CaptureFile]:
@@ -348,7 +346,7 @@ def state(info: RunFile, path: Path) -> str:
     host are not visible here.
     """
     if info.state == "running":
-        if info.host != identity.HOST or _is_alive(info.pid, info.ticks) or ranks.is_running(path):
+        if info.host != identity.HOST or processes.is_alive(info.pid, info.ticks) or ranks.is_running(path):
             return info.state
         # The process may have been unable to write `run.json` at its end.
         ended = processes.exited(path, info.host, info.pid, info.ticks)
@@ -377,15 +375,6 @@ def exit_status(path: Path) -> int | None:
     """Return the exit status of the process that started the run in the folder `path`, or None if it is unknown."""
     content = files.try_read(path / EXIT, 1)
     return content[0] if content else None
-
-
-def _is_alive(pid: int, ticks: int) -> bool:
-    """Return True if the process with this pid and start time is running on this host.
-
-    `ticks` is the start time. It must match because pids are reused. If it is 0 (unknown), only the pid must match.
-    """
-    began = identity.start_ticks(pid)
-    return began is not None and (not ticks or ticks == began)
 
 
 def own(uid: int | None) -> bool:

@@ -7,7 +7,7 @@ import json
 from tests.support.helpers import Python
 
 # Structs that msgspec never decodes in a run: they are only made, encoded or pickled, or only commands decode them.
-NEVER_READ = {"BoundHook", "Crash", "ProcessState", "JournalIndex", "_CachedFold", "_CachedFolds", "_CachedStep"}
+NEVER_READ = {"BoundHook", "ProcessState", "JournalIndex", "_CachedStates", "_CachedStep"}
 # Structs of a run whose description needs Python code, because they contain other structs or literals. The behaviours
 # of recipes are left out, since only one thread at a time reads them (`hooks/registry.py`).
 DESCRIBED = """

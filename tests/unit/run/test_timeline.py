@@ -390,7 +390,7 @@ def test_a_part_of_a_large_file_has_the_hooks_and_errors(run: Runtime, monkeypat
         "x/applied": "an error",
         "elsewhere": "another error",
     }
-    assert processes.summary(processes.read(run.rundir.path))["recipes"] == ["x"]
+    assert processes.summary(processes.read(run.rundir.path), {})["recipes"] == ["x"]
 
 
 def test_no_more_samples_are_open_than_a_reader_wants(run: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -125,7 +125,7 @@ def ask_the_run(run: Path) -> None:
     """Read the files that a running run reads, and the files that the next run reads."""
     directory = RunDir(run)
     runs.killed(run)
-    processes.summary(processes.read(run))
+    processes.summary(processes.read(run), {})
     requests.taken(directory, requests.names(directory), set())
     requests.states(directory)
     (view,) = trigger.OnDisk(runs.read(run)).look([1])
