@@ -99,10 +99,10 @@ class Unknown(LookupError):
     """The source does not show whether the module, class or function exists. The message gives the reason."""
 
 
-class Class(NamedTuple):
-    """A class and the module in which it is defined."""
+class Definition(NamedTuple):
+    """A function or class, and the module in which it is defined."""
 
-    node: ast.ClassDef
+    node: Function | ast.ClassDef
     module: Module
 
 
@@ -143,16 +143,16 @@ class Sources:
             Unknown: The source does not show whether it exists.
         """
         head, *members = attribute.split(".")
-        node, home = self._top(self.module(module), head)
+        definition = self._top(self.module(module), head)
         for name in members:
-            if not isinstance(node, ast.ClassDef):
+            if not isinstance(definition.node, ast.ClassDef):
                 raise NotInSource(f"{module} has {head}, but it is not a class")
-            node, home = self._member(Class(node, home), name)
+            definition = self._member(definition, name)
 
-    def _top(self, module: Module, name: str) -> tuple[Function | ast.ClassDef, Module]:
+    def _top(self, module: Module, name: str) -> Definition:
         for _ in range(20):
             if name in module.defined:
-                return module.defined[name], module
+                return Definition(module.defined[name], module)
             if name not in module.imported:
                 break
             origin, _, name = module.imported[name].rpartition(".")
@@ -164,19 +164,19 @@ class Sources:
             raise Unknown(f"{module.name} makes {name} in a way that this check does not follow")
         raise NotInSource(f"{module.name} has no {name}{did_you_mean(name, module.defined)}")
 
-    def _member(self, owner: Class, name: str) -> tuple[Function | ast.ClassDef, Module]:
+    def _member(self, owner: Definition, name: str) -> Definition:
         member_names: list[str] = []
         for kind in self._lineage(owner):
             for node in statements(kind.node.body):
                 if isinstance(node, ast.ClassDef | Function):
                     member_names.append(node.name)
                     if node.name == name:
-                        return node, kind.module
+                        return Definition(node, kind.module)
                 elif name in assigned(node):
                     raise Unknown(f"{kind.node.name} sets {name} in a way that this check does not follow")
         raise NotInSource(f"{owner.node.name} has no {name}{did_you_mean(name, member_names)}")
 
-    def _lineage(self, owner: Class) -> Iterator[Class]:
+    def _lineage(self, owner: Definition) -> Iterator[Definition]:
         """Yield a class and its base classes, depth first.
 
         Raises:
@@ -186,27 +186,21 @@ class Sources:
         missing_base = ""
         while queue:
             kind = queue.pop(0)
-            if id(kind.node) in seen_ids:
+            if not isinstance(kind.node, ast.ClassDef) or id(kind.node) in seen_ids:
                 continue
             seen_ids.add(id(kind.node))
             yield kind
             bases = []
             for node in kind.node.bases:
                 full_name = kind.module.full(node)
+                origin, _, name = full_name.rpartition(".")
                 try:
-                    base, home_module = self._base(full_name, kind.module)
+                    bases.append(self._top(self.module(origin) if origin else kind.module, name))
                 except LookupError:
-                    missing_base = missing_base or ("" if full_name.rpartition(".")[2] in _EMPTY_BASES else full_name)
-                    continue
-                if isinstance(base, ast.ClassDef):
-                    bases.append(Class(base, home_module))
+                    missing_base = missing_base or ("" if name in _EMPTY_BASES else full_name)
             queue = bases + queue
         if missing_base:
             raise Unknown(f"the base class {missing_base} of {owner.node.name} was not found")
-
-    def _base(self, full: str, module: Module) -> tuple[Function | ast.ClassDef, Module]:
-        origin, _, name = full.rpartition(".")
-        return self._top(self.module(origin) if origin else module, name)
 
 
 # Base classes without methods that a hook could name.

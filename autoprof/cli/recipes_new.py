@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -131,12 +131,20 @@ def _run(command: list[str], folder: str, seconds: float) -> int | None:
     return None
 
 
+class _Calls(NamedTuple):
+    """Calls of a function: their number, and their seconds altogether."""
+
+    function: _MeasuredFunction
+    number: int
+    seconds: float
+
+
 class _MeasuredFunction(msgspec.Struct, eq=False):
     """A measured function, with the values that `recipes_measure.py` writes.
 
     Attributes:
         callers: For each function that calls this function: its index, the number of calls, and their seconds.
-        called: For each function that this function calls: the function, the number of calls, and their seconds.
+        called: The calls that this function makes, by function.
     """
 
     module: str
@@ -150,7 +158,7 @@ class _MeasuredFunction(msgspec.Struct, eq=False):
     samples: list[dict[str, int]]
     has_rank: bool
     callers: list[tuple[int, int, float]]
-    called: list[tuple[_MeasuredFunction, int, float]] = []
+    called: list[_Calls] = []
 
     @property
     def kind(self) -> str:
@@ -167,18 +175,16 @@ class _MeasuredFunction(msgspec.Struct, eq=False):
         """Return True if the function's name is a name for one step, such as `train_step`."""
         return _STEP.fullmatch(self.name) is not None
 
-    def callees(
-        self, outer_functions: tuple[_MeasuredFunction, ...] = ()
-    ) -> Iterator[tuple[_MeasuredFunction, int, float]]:
-        """Yield each function that this function calls, with the number of calls and their seconds.
+    def callees(self, outer_functions: tuple[_MeasuredFunction, ...] = ()) -> Iterator[_Calls]:
+        """Yield the calls that this function makes, by function.
 
         A hook can't name a nested function. Therefore the functions that a nested function calls take its place.
         """
-        for function, calls, seconds in self.called:
-            if function.attribute:
-                yield function, calls, seconds
-            elif function not in (*outer_functions, self):
-                yield from function.callees((*outer_functions, self))
+        for calls in self.called:
+            if calls.function.attribute:
+                yield calls
+            elif calls.function not in (*outer_functions, self):
+                yield from calls.function.callees((*outer_functions, self))
 
 
 class _MeasuredProcess(msgspec.Struct):
@@ -212,8 +218,8 @@ def _read(folder: Path) -> list[_MeasuredProcess]:
     ]
     for process in processes:
         for function in process.functions:
-            for caller, calls, seconds in function.callers:
-                process.functions[caller].called.append((function, calls, seconds))
+            for caller, number, seconds in function.callers:
+                process.functions[caller].called.append(_Calls(function, number, seconds))
     return processes
 
 
@@ -225,12 +231,14 @@ def _step(process: _MeasuredProcess) -> _Step | None:
     loops = []
     for caller in process.functions:
         repeated = [
-            (function, calls, seconds)
-            for function, calls, seconds in caller.callees()
-            if calls >= _MIN_CALLS * max(1, caller.calls) and not function.overlaps and "epoch" not in function.name
+            calls
+            for calls in caller.callees()
+            if calls.number >= _MIN_CALLS * max(1, caller.calls)
+            and not calls.function.overlaps
+            and "epoch" not in calls.function.name
         ]
         if repeated:
-            loops.append((sum(seconds for *_, seconds in repeated), caller, repeated))
+            loops.append((sum(calls.seconds for calls in repeated), caller, repeated))
     if not loops:
         return None
     longest_s = max(seconds for seconds, *_ in loops)
@@ -239,18 +247,19 @@ def _step(process: _MeasuredProcess) -> _Step | None:
     # A loop that calls a function with the name of a step is preferred to the loops around it.
     seconds, caller, repeated = max(
         (loop for loop in loops if loop[0] >= longest_s / 2),
-        key=lambda loop: (any(function.is_step for function, *_ in loop[2]), loop[0]),
+        key=lambda loop: (any(calls.function.is_step for calls in loop[2]), loop[0]),
     )
-    named_steps = [item for item in repeated if item[0].is_step and item[2] >= seconds / 2]
-    main_function, main_calls, main_s = max(named_steps or repeated, key=lambda item: item[2])
-    if main_s < _MIN_STEP * main_calls:
+    named_steps = [calls for calls in repeated if calls.function.is_step and calls.seconds >= seconds / 2]
+    main = max(named_steps or repeated, key=lambda calls: calls.seconds)
+    if main.seconds < _MIN_STEP * main.number:
         return None
-    if main_s >= _WHOLE_STEP * (main_function.last - main_function.first):
-        return _Step(process, main_function, caller, True, main_calls, main_s)
-    first_function, calls, _ = min(
-        (item for item in repeated if abs(item[1] - main_calls) <= 1), key=lambda item: (item[0].first, -item[1])
+    if main.seconds >= _WHOLE_STEP * (main.function.last - main.function.first):
+        return _Step(process, main.function, caller, True, main.number, main.seconds)
+    first = min(
+        (calls for calls in repeated if abs(calls.number - main.number) <= 1),
+        key=lambda calls: (calls.function.first, -calls.number),
     )
-    return _Step(process, first_function, caller, False, calls, seconds)
+    return _Step(process, first.function, caller, False, first.number, seconds)
 
 
 def _nothing(processes: list[_MeasuredProcess], status: int | None, took_s: float) -> str:
@@ -278,8 +287,8 @@ class _Draft:
         self._hooks: list[tuple[_MeasuredFunction, str, dict[str, Any]]] = []
         self._known = {hook.key for hook in recipes_catalog.own_hooks()}
         self._add_step()
-        for function, calls, seconds in self._stages(processes):
-            self._add_stage(function, calls, seconds)
+        for calls in self._stages(processes):
+            self._add_stage(calls)
 
     @property
     def targets(self) -> list[str]:
@@ -300,36 +309,31 @@ class _Draft:
         if not step.is_whole and step.loop.attribute:
             self._add("loop", step.loop, "step.loop", "It makes all steps, so the last step ends with it.")
 
-    def _stages(self, processes: list[_MeasuredProcess]) -> list[tuple[_MeasuredFunction, int, float]]:
-        """Return the functions that become stages, in the order of their first calls.
-
-        Each function comes with the number of its calls and their seconds.
-        """
+    def _stages(self, processes: list[_MeasuredProcess]) -> list[_Calls]:
+        """Return the calls of the functions that become stages, in the order of their first calls."""
         step = self._step
         top = step.function if step.is_whole else step.loop
-        step_calls = [item for item in top.callees() if item[0].last > step.function.first]
+        step_calls = [calls for calls in top.callees() if calls.function.last > step.function.first]
         stages = _stages(step, step_calls, {top})
         # Add functions with a kind that the step does not call: functions of workers, validation and checkpoints.
-        outside_kinds = {"validate", "checkpoint"} - {function.kind for function, *_ in stages}
+        outside_kinds = {"validate", "checkpoint"} - {calls.function.kind for calls in stages}
         stages += [
-            (function, function.calls, function.seconds)
+            _Calls(function, function.calls, function.seconds)
             for process in processes
             for function in process.functions
             if function.attribute and function.calls and function.kind
             if (process is not step.process or function.kind in outside_kinds)
             and function.seconds > _MIN_KIND * step.seconds
         ]
-        merged: dict[tuple[str, str], tuple[_MeasuredFunction, int, float]] = {}
-        for function, calls, seconds in stages:
-            place = function.module, function.attribute
-            if place not in merged or merged[place][2] < seconds:
-                merged[place] = function, calls, seconds
-        longest = sorted(merged.values(), key=lambda item: -item[2])[:_MAX_STAGES]
-        return sorted(longest, key=lambda item: item[0].first)
+        longest_by_place: dict[tuple[str, str], _Calls] = {}
+        for calls in sorted(stages, key=lambda calls: -calls.seconds):
+            longest_by_place.setdefault((calls.function.module, calls.function.attribute), calls)
+        return sorted([*longest_by_place.values()][:_MAX_STAGES], key=lambda calls: calls.function.first)
 
-    def _add_stage(self, function: _MeasuredFunction, calls: int, seconds: float) -> None:
+    def _add_stage(self, calls: _Calls) -> None:
+        function, number, seconds = calls
         share = f"{seconds / self._step.seconds:.0%} of the steps' time"
-        comment = f"{units.count(calls, 'call')}, {seconds:.2f} s: {share}."
+        comment = f"{units.count(number, 'call')}, {seconds:.2f} s: {share}."
         options: dict[str, Any] = {"stage": function.name.strip("_"), "role": _ROLES.get(function.kind, "trainer")}
         if function.kind == "validate":
             options["whole"] = True
@@ -364,25 +368,25 @@ class _Draft:
         return "\n".join(lines).rstrip() + "\n"
 
 
-def _stages(
-    step: _Step, calls: Iterable[tuple[_MeasuredFunction, int, float]], seen: set[_MeasuredFunction]
-) -> list[tuple[_MeasuredFunction, int, float]]:
-    """Return the functions that become stages, among `calls` and the calls inside them.
+def _stages(step: _Step, all_calls: Iterable[_Calls], seen: set[_MeasuredFunction]) -> list[_Calls]:
+    """Return the calls of the functions that become stages, among `all_calls` and the calls inside them.
 
     A stage is a function with a kind, or a function that takes long. `seen` has the functions examined before.
     """
     stages = []
-    for function, count, seconds in calls:
-        if function in seen or seconds < _MIN_KIND * step.seconds:
+    for calls in all_calls:
+        function = calls.function
+        if function in seen or calls.seconds < _MIN_KIND * step.seconds:
             continue
         seen.add(function)
         # A whole step has stages, even if its name stands for a kind, such as a base class's `training_step`.
         has_kind = function.kind and not function.is_step
         inner = [] if has_kind else _stages(step, function.callees(), seen)
-        if any(stage.kind for stage, *_ in inner) or (seconds >= _WHOLE_STEP * step.seconds and len(inner) > 1):
+        has_inner_kind = any(inner_calls.function.kind for inner_calls in inner)
+        if has_inner_kind or (calls.seconds >= _WHOLE_STEP * step.seconds and len(inner) > 1):
             stages += inner
-        elif has_kind or seconds >= _MIN_STAGE * step.seconds:
-            stages.append((function, count, seconds))
+        elif has_kind or calls.seconds >= _MIN_STAGE * step.seconds:
+            stages.append(calls)
     return stages
 
 

@@ -69,7 +69,7 @@ def test_the_wheel_contains_recipes_and_both_ways_of_activation(wheel: Path) -> 
     assert {"autoprof.pth", "autoprof.start", "_autoprof_gate.py"} <= names
     recipes = {f"autoprof/recipes/{path.name}" for path in (ROOT / "recipes").iterdir()}
     assert {"autoprof/recipes/verl.v1.toml", "autoprof/recipes/recipe.schema.json"} <= recipes <= names
-    templates = (ROOT / "autoprof" / "report" / "page" / "templates").iterdir()
+    templates = (ROOT / "autoprof" / "report" / "templates").iterdir()
     assert {f"autoprof/report/templates/{path.name}" for path in templates} <= names
     assert {"autoprof/sitecustomize/sitecustomize.py", "autoprof/py.typed"} <= names
     top = {name.split("/")[0] for name in names if ".dist-info/" not in name}
