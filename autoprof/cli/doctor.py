@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import time
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -166,7 +165,7 @@ def examine_run(run: runs.Run) -> Report:
         if state.damaged
     ]
     shifts = {file.host: file.shift_ns for file in journals_of(Path(run.path))[0]}
-    open_spans = hang_state.read_open_spans(run, time.time_ns(), shifts)
+    open_spans = hang_state.read_open_spans(run, shifts)
     _check_hangs(report, run, open_spans, executed_s)
     _check_steps(report, run, open_spans, executed_s)
     _check_captures(report, run)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -97,7 +96,7 @@ def _figures(run: runs.Run, chosen: Sequence[int], progress: Progress, operators
     files, clocks = journals_of(path)
     folders = {step.number: step for step in run.steps}
     shifts = {file.host: file.shift_ns for file in files}
-    open_spans = hang_state.read_open_spans(run, time.time_ns(), shifts)
+    open_spans = hang_state.read_open_spans(run, shifts)
     recorded = Recorded(run.steps, shifts)
     timeline = RunTimeline(files, path)
     overview = Overview(timeline, folders, recorded)
@@ -166,21 +165,13 @@ def _figures(run: runs.Run, chosen: Sequence[int], progress: Progress, operators
 
 def trimmed(figures: RunFigures) -> RunFigures:
     """Return the same data with at most `MAX_OPERATORS` operators and as many kernels of each trace."""
-    return msgspec.structs.replace(
-        figures,
-        details=[
-            msgspec.structs.replace(
-                step,
-                captures=[
-                    msgspec.structs.replace(
-                        capture, operators=capture.operators[:MAX_OPERATORS], kernels=capture.kernels[:MAX_OPERATORS]
-                    )
-                    for capture in step.captures
-                ],
-            )
-            for step in figures.details
-        ],
-    )
+
+    def trim(capture: CaptureFigures) -> CaptureFigures:
+        operators, kernels = capture.operators[:MAX_OPERATORS], capture.kernels[:MAX_OPERATORS]
+        return msgspec.structs.replace(capture, operators=operators, kernels=kernels)
+
+    steps = [msgspec.structs.replace(step, captures=[*map(trim, step.captures)]) for step in figures.details]
+    return msgspec.structs.replace(figures, details=steps)
 
 
 def _span_of_captures(rows: dict[int, StepRow], folder: Step) -> StepSpan:

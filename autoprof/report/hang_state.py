@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -54,12 +55,16 @@ class OpenSpans(msgspec.Struct, frozen=True, kw_only=True):
     shifts_ns: Mapping[str, int]
     going_on: bool
     now_ns: int
-    started_ns: int = 0
+    started_ns: int
 
-    def age_s(self, place: int, span: OpenSpan) -> float:
-        """Return for how many seconds a span of the process `states[place]` has been open."""
+    def aged(self) -> list[tuple[float, ProcessState, OpenSpan]]:
+        """Return all open spans, each with the seconds for which it has been open and the state of its process."""
         # The difference is negative if a clock was set back.
-        return max(0.0, (self.ends_ns[place] - span.start_ns) / 1e9)
+        return [
+            (max(0.0, (end_ns - span.start_ns) / 1e9), state, span)
+            for state, end_ns in zip(self.states, self.ends_ns, strict=True)
+            for span in state.spans
+        ]
 
     def shifted(self, state: ProcessState, moment_ns: int) -> int:
         """Return a time of a process's host on the clock that all hosts share."""
@@ -77,26 +82,21 @@ class OpenSpans(msgspec.Struct, frozen=True, kw_only=True):
 
     def rows(self) -> tuple[list[OpenSpanRow], int]:
         """Return the rows of open spans in the report, and the number of open spans without a row."""
-        spans = [
-            (_KIND_ORDER.get(span.kind, 2), self.age_s(place, span), state, span)
-            for place, state in enumerate(self.states)
-            for span in state.spans
-        ]
-        spans.sort(key=lambda each: (each[0], -each[1]))
-        kept_spans = [each for each in spans if each[0] < 2]
-        kept_spans += [each for each in spans if each[0] == 2][:_MAX_SAMPLE_ROWS]
-        rows = [_row(age, state, span) for _, age, state, span in kept_spans[:MAX_ROWS]]
+        spans = sorted(self.aged(), key=lambda each: (_KIND_ORDER.get(each[2].kind, 2), -each[0]))
+        kept_spans = [each for each in spans if each[2].kind in _KIND_ORDER]
+        kept_spans += [each for each in spans if each[2].kind not in _KIND_ORDER][:_MAX_SAMPLE_ROWS]
+        rows = [_row(*each) for each in kept_spans[:MAX_ROWS]]
         return rows, len(spans) - len(rows)
 
 
-def read_open_spans(run: Run, now_ns: int, shifts_ns: Mapping[str, int]) -> OpenSpans:
+def read_open_spans(run: Run, shifts_ns: Mapping[str, int]) -> OpenSpans:
     """Return the open spans of a run.
 
     Args:
         run: The run.
-        now_ns: The present time, on the clock of this host.
         shifts_ns: Dict from each host to the nanoseconds to add to its times.
     """
+    now_ns = time.time_ns()
     going_on, started_ns = run.state.startswith("running"), round(run.info.started * 1e9)
     states = processes.without_past(run.processes, started_ns, shifts_ns)
     ends = processes.ends(states, going_on, now_ns, shifts_ns)

@@ -7,7 +7,7 @@ in an earlier stage than other ranks.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
@@ -376,7 +376,9 @@ def _of_hang(
         *stack_sentences([each for each in processes if each.world not in reported_worlds]),
     ]
     sentences = sentences or list(busy(processes)) or list(waiting(processes)) or list(_innermost(spans))
-    return _finding(hang.step, age, going_on, sentences, hang.folder), [*hang.left_out, *left_out]
+    evidence = [f"the stacks of all processes are in {hang.folder}"]
+    finding = _finding(hang.step, age, going_on, sentences, evidence, hang.folder)
+    return finding, [*hang.left_out, *left_out]
 
 
 def _spans_then(process: Process) -> Spans:
@@ -416,9 +418,8 @@ def _of_spans(
         if state.state in _MAYBE_RUNNING
     ]
     sentences = [*waiting_samples(run_path, spans, age if is_still else None), *late_stages(spans)]
-    finding = _finding(step.step, age, True, sentences or list(_innermost(spans)), "")
-    evidence = [*finding.evidence, *_evidence(run_path, opened, usual_s)]
-    yield Finding(kind=HANG, text=finding.text, evidence=evidence, seconds=age, step=step.step, file=finding.file)
+    evidence = _evidence(run_path, opened, usual_s)
+    yield _finding(step.step, age, True, sentences or list(_innermost(spans)), evidence)
 
 
 def _between_steps(run_path: str, opened: OpenSpans, ended_s: Mapping[int, float]) -> Iterator[Finding]:
@@ -478,16 +479,26 @@ def _innermost(spans: Sequence[Spans]) -> Iterator[Sentence]:
                 yield Sentence("no stage is open in this step")
 
 
-def _finding(step: int | None, age: float, going_on: bool, sentences: Iterable[Sentence], folder: str) -> Finding:
-    first, *others = [*sentences] or [Sentence("no process reports where it is")]
+def _finding(
+    step: int | None, age: float, going_on: bool, sentences: Sequence[Sentence], evidence: list[str], folder: str = ""
+) -> Finding:
+    """Return the finding about a stuck step. The first sentence is its text, the others become evidence.
+
+    Args:
+        step: The number of the step. None if unknown.
+        age: The seconds for which the step has been or was stuck.
+        going_on: True if the step is still stuck.
+        sentences: The sentences about the step, the most certain first.
+        evidence: The last texts of the evidence.
+        folder: The folder with the stacks of the processes. Empty for a step without stacks.
+    """
+    first, *others = sentences or [Sentence("no process reports where it is")]
     subject = "the run" if step is None else f"step {step}"
     begin = f"{subject} {'has been' if going_on else 'was'} stuck for {seconds(age)}"
-    evidence = [*first.evidence, *(each.text for each in others[:4])]
-    evidence += [f"the stacks of all processes are in {folder}"] if folder else []
     return Finding(
         kind=HANG,
         text=f"{begin}: {first.text}",
-        evidence=evidence,
+        evidence=[*first.evidence, *(each.text for each in others[:4]), *evidence],
         seconds=age,
         step=step,
         file=first.file or folder or None,
@@ -502,9 +513,8 @@ def _open_step(opened: OpenSpans, states: Container[str] | None = None) -> tuple
         states: The states of the processes to consider. If None, all processes are considered.
     """
     steps = [
-        (opened.age_s(place, span), span)
-        for place, state in enumerate(opened.states)
-        for span in state.spans
+        (age_s, span)
+        for age_s, state, span in opened.aged()
         if span.kind == "step" and span.step is not None and (states is None or state.state in states)
     ]
     return max(steps, key=lambda each: each[1].start_ns, default=None)

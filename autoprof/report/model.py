@@ -52,16 +52,15 @@ def meaning(name: str, kind: str = "stage", stage_kind: str = "") -> str:
     return _MEANINGS_OF_SPANS.get(kind) or _BY_KIND.get(stage_kind or values.kind_of(name)) or _BY_NAME.get(name, OTHER)
 
 
-def seconds_of(stages: Mapping[str, float], wanted: str, known: Mapping[str, str] | None = None) -> float:
+def seconds_of(stages: Mapping[str, float], wanted: str, kinds_of: Mapping[str, str]) -> float:
     """Return the sum of the seconds of all stages with the meaning `wanted`.
 
     Args:
         stages: Dict from the name of each stage to its seconds.
         wanted: The meaning.
-        known: Dict from the names of stages to their kinds, if the names don't show the kinds.
+        kinds_of: Dict from the names of stages to their kinds, if the names don't show the kinds.
     """
-    kind_of = known or {}
-    return sum(seconds for name, seconds in stages.items() if meaning(name, stage_kind=kind_of.get(name, "")) == wanted)
+    return sum(took for name, took in stages.items() if meaning(name, stage_kind=kinds_of.get(name, "")) == wanted)
 
 
 def open_title(going_on: bool) -> str:

@@ -21,7 +21,6 @@ from autoprof.rundir.records import CaptureMeta, Line
 from autoprof.traces.reader import NO_JSON, Reader, TraceError
 
 _SAMPLE_KINDS = frozenset(("sample", "turn", "tool", "reward"))
-_REQUEST_KINDS = frozenset(("request",))
 
 
 class SpanLane(Struct, eq=False):
@@ -109,7 +108,7 @@ def _group(span: Line, number: int) -> tuple[str, tuple[str, ...]]:
     if span.kind in _SAMPLE_KINDS:
         names = ("sample", "rollout", "validate")
         return "samples", tuple(str(span.ids.get(name, "")) for name in names)
-    return ("requests", (str(number),)) if span.kind in _REQUEST_KINDS else ("", ())
+    return ("requests", (str(number),)) if span.kind == "request" else ("", ())
 
 
 Pid = int | float | str | None
