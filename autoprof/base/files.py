@@ -68,15 +68,18 @@ def folder(path: str | os.PathLike[str], own: int = sys.maxsize) -> None:
     Raises:
         OSError: The folder can't be made, or a file or link is in its place.
     """
-    path = os.fspath(path)
-    if _made(path, own > 0):
-        return
-    parent = os.path.dirname(path)
-    if parent not in ("", path):
-        folder(parent, own - 1)
-    # `mkdir` can fail with ENOENT though the parent exists: in /proc, and in deleted folders.
-    if not _made(path, own > 0):
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+    current = os.fspath(path)
+    missing_paths: list[str] = []
+    while not _made(current, len(missing_paths) < own):
+        missing_paths.append(current)
+        current = os.path.dirname(current)
+        if current in ("", missing_paths[-1]):
+            break
+    while missing_paths:
+        current = missing_paths.pop()
+        # `mkdir` can fail with ENOENT though the parent exists: in /proc, and in deleted folders.
+        if not _made(current, len(missing_paths) < own):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), current)
 
 
 def descriptor(

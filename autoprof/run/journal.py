@@ -170,7 +170,7 @@ _MAX_OPEN = 256
 _MAX_SILENCE_NS = 30_000_000_000
 # A new part begins after PART_BYTES, because readers read the end of a file. A part is at least 16 times as long as the
 # lines at its beginning.
-PART_BYTES, _PARTS_RATIO = 64 << 10, 16
+PART_BYTES, _PARTS_RATIO = 32 << 10, 16
 _PYTHON = sys.version.split()[0]
 
 

@@ -220,7 +220,7 @@ _UNKNOWN = ProcessLine(host="", pid=0, clock=Moment(), version="")
 _HEAD_BYTES = 48 << 10
 # Number of bytes at the end of a journal from which the last state is read. If lines before the last part are needed,
 # the next larger number is tried.
-_TAIL_BYTES = (96 << 10, 1 << 20, 4 << 20)
+_TAIL_BYTES = (64 << 10, 1 << 20, 4 << 20)
 # Number of bytes at the end of a journal that are always read, because they contain the stage that ended last.
 _RECENT_BYTES = 4 << 10
 _PROCESS_LINE = b'\n{"kind":"process"'

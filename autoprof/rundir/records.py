@@ -339,7 +339,7 @@ class ProcessLine(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_fie
     """The first line of a part of `journal/<host>-<pid>.jsonl`. It describes the process that writes the file.
 
     A reader can read a part without the earlier parts: after this line, the part repeats the starts of open spans, the
-    hooks that failed and the errors of autoprof. A part begins at the start of the file, after 64 kB of other lines,
+    hooks that failed and the errors of autoprof. A part begins at the start of the file, after 32 kB of other lines,
     and when the title, the node or a version has changed.
     """
 

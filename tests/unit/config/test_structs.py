@@ -8,6 +8,7 @@ from tests.support.helpers import Python
 
 # Structs that msgspec never decodes in a run: they are only made, encoded or pickled, or only commands decode them.
 NEVER_READ = {"BoundHook", "ProcessState", "JournalIndex", "_CachedStates", "_CachedStep"}
+NEVER_READ |= {"RunningStage", "_ServerWindow", "_WatchedObject"}
 # Structs of a run whose description needs Python code, because they contain other structs or literals. The behaviours
 # of recipes are left out, since only one thread at a time reads them (`hooks/registry.py`).
 DESCRIBED = """
@@ -25,7 +26,11 @@ def parts(kind):
         yield from parts(each)
 
 def helped(kind):
-    inner = [part for field in msgspec.structs.fields(kind) for part in parts(field.type)]
+    try:
+        fields = msgspec.structs.fields(kind)
+    except NameError:  # a type that only a type checker imports; such a struct can't be read
+        return False
+    inner = [part for field in fields for part in parts(field.type)]
     holds = [part for part in inner if isinstance(part, type) and issubclass(part, msgspec.Struct)]
     return bool(holds) or typing.Literal in map(typing.get_origin, inner)
 
