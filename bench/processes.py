@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
+import shutil
 import subprocess
 import sys
 import time
@@ -18,6 +20,7 @@ CHILDREN = ROOT / "bench" / "children"
 # The interpreter of the project's environment, which has the real targets.
 MAIN = Path(sys.executable)
 
+_COLLECTED = re.compile(r"Collected : (\d+)")
 _FOREIGN = ("AUTOPROF", "AUTOWRAPT_", "COVERAGE_", "DD_", "OTEL_", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
 
 
@@ -103,3 +106,16 @@ def run(
         raise Failed(f"{command[0]}: status {completed.returncode}: {(completed.stderr or completed.stdout)[-2000:]}")
     cpu_s = usage_after.ru_utime + usage_after.ru_stime - usage_before.ru_utime - usage_before.ru_stime
     return Usage(cpu_s, wall_s, completed.stdout, completed.stderr)
+
+
+def instructions(command: Sequence[str | Path], variables: Mapping[str, str]) -> int:
+    """Run a command under callgrind, and return the number of its instructions. Further runs take the same number.
+
+    Raises:
+        Failed: The command failed, or valgrind is not installed.
+    """
+    if shutil.which("valgrind") is None:
+        raise Failed("instructions were not counted: valgrind is not installed")
+    callgrind = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null"]
+    errors = run([*callgrind, *command], {**variables, "PYTHONHASHSEED": "0"}).errors
+    return int(_COLLECTED.findall(errors)[-1])

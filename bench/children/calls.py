@@ -1,4 +1,6 @@
-"""Prints the nanoseconds of a call in a function and in a coroutine function: `calls.py CASE`.
+"""Prints the nanoseconds of a call of a function and of a coroutine function: `calls.py CASE [COUNT]`.
+
+With COUNT, it only calls the function COUNT times.
 
 It runs in the environment of any peer, so it imports only the modules of its case. The called method returns its
 argument.
@@ -8,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
 import json
 import sys
 import time
@@ -152,24 +155,36 @@ def both(called: Called) -> dict[str, float]:
     return {"sync": nanoseconds(called), "async": asyncio.run(nanoseconds_async(called))}
 
 
-def main(case: str) -> dict[str, float]:
-    """Measure one case: `bare`, a decorator, or one of autoprof's hooks, which a recipe applies."""
+def repeated(called: Called, calls: int) -> dict[str, float]:
+    """Call the function `calls` times, without a measurement. Garbage collections would make the counts differ."""
+    gc.disable()
+    for _ in range(calls):
+        called.forward(1)
+    return {}
+
+
+def main(case: str, calls: int = 0) -> dict[str, float]:
+    """Measure one case: `bare`, a decorator, or one of autoprof's hooks, which a recipe applies.
+
+    If `calls` is not 0, call the function `calls` times instead.
+    """
+    work = functools.partial(repeated, calls=calls) if calls else both
     if case in DECORATORS:
         plain, coroutine = DECORATORS[case]
         toy.Model.forward = plain(toy.Model.forward)  # type: ignore[method-assign]
         toy.Model.forward_async = coroutine(toy.Model.forward_async)  # type: ignore[method-assign]
     model, trainer = toy.Model(), toy.Trainer()
     if not case.startswith("autoprof"):
-        return both(model)
+        return work(model)
     for function in (model.forward, model.forward_async, toy.Stage.forward, trainer.generate, trainer.step):
         assert hasattr(function, "__wrapped__"), "autoprof did not apply the recipe"
     inside: dict[str, Callable[[], dict[str, float]]] = {
-        "autoprof-pass": lambda: both(model),
-        "autoprof-pass-counted": lambda: trainer.generate(lambda: both(model)),
-        "autoprof-stage": lambda: both(toy.Stage()),
+        "autoprof-pass": lambda: work(model),
+        "autoprof-pass-counted": lambda: trainer.generate(lambda: work(model)),
+        "autoprof-stage": lambda: work(toy.Stage()),
     }
     return trainer.step(inside[case])
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(sys.argv[1])))
+    print(json.dumps(main(sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 0)))
