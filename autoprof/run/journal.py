@@ -444,7 +444,7 @@ class Timeline:
             parent=os.getppid(),
             python=_PYTHON,
             stderr=identity.own_stderr(),
-            memory=self._memory.first(),
+            memory=self._memory.recent(),
             steps=self._steps,
             raised=self._exceptions.count,
             **changing_fields,

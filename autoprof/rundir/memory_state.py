@@ -24,32 +24,36 @@ _GROWTH_DIVISOR, _MIN_GROWTH_BYTES = 8, 64 << 20
 
 
 class MemoryWatch:
-    """The memory of this process at its last memory line. `look` decides whether a new memory line is written."""
+    """The memory of this process at the last measurement and at its last memory line."""
 
     def __init__(self) -> None:
-        self._last = MemoryState()
+        self._current: MemoryState | None = None
+        self._written = MemoryState()
 
-    def first(self) -> MemoryState:
-        """Return the current memory and keep it, so that `look` compares with it. Never raises."""
-        self._last = state()
-        return self._last
+    def recent(self) -> MemoryState:
+        """Return the memory at the last measurement, which `look` compares with. Measure it first if needed."""
+        if self._current is None:
+            self._current = state()
+        self._written = self._current
+        return self._current
 
     def look(self, again: bool = False) -> MemoryLine | None:
-        """Return a memory line if the memory has grown, or if the kernel has killed a process because memory ran out.
+        """Measure the memory. Return a memory line if it has grown, or if the kernel has killed a process for memory.
 
         Otherwise return None, unless `again` is true. Never raises.
         """
-        current_state, last_state = state(), self._last
-        grown_bytes = current_state.resident_bytes - last_state.resident_bytes
-        is_kill_new = (current_state.kills, current_state.machine_kills) != (last_state.kills, last_state.machine_kills)
+        current, written = state(), self._written
+        self._current = current
+        grown_bytes = current.resident_bytes - written.resident_bytes
+        is_kill_new = (current.kills, current.machine_kills) != (written.kills, written.machine_kills)
         if (
             not again
             and not is_kill_new
-            and grown_bytes < max(_MIN_GROWTH_BYTES, last_state.resident_bytes // _GROWTH_DIVISOR)
+            and grown_bytes < max(_MIN_GROWTH_BYTES, written.resident_bytes // _GROWTH_DIVISOR)
         ):
             return None
-        self._last = current_state
-        return MemoryLine(time.time_ns(), current_state)
+        self._written = current
+        return MemoryLine(time.time_ns(), current)
 
 
 class _Version(NamedTuple):

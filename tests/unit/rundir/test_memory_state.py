@@ -128,7 +128,7 @@ def test_a_line_follows_when_somebody_was_killed(tmp_path: Path, monkeypatch) ->
     state = memory_state.state
     monkeypatch.setattr(memory_state, "state", lambda: state(proc, cgroups))
     watch = memory_state.MemoryWatch()
-    watch.first()
+    watch.recent()
     assert watch.look() is None
     assert watch.look(again=True) is not None
     (cgroups / "job" / "memory.events").write_text("oom_kill 1\n")
