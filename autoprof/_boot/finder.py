@@ -411,4 +411,5 @@ _importing: "Any" = sys.modules["_frozen_importlib"]
 _known = hasattr(getattr(_importing, "_ModuleLock", None), "has_deadlock") and hasattr(_importing, "_blocking_on")
 _Entry: "Any" = getattr(_importing, "_BlockingOnManager", _WaitEntry)
 # In an interpreter whose module locks autoprof does not know, no thread waits.
-_lock_of: "Callable[[str], Any]" = _importing._get_module_lock if _known else lambda name: None
+_get_lock = getattr(_importing, "_get_module_lock", None) if _known else None
+_lock_of: "Callable[[str], Any]" = _get_lock or (lambda name: None)

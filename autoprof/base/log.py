@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import TextIO
 
 from autoprof.base import process, seam
 from autoprof.base.redact import hidden, plain
@@ -12,21 +11,37 @@ from autoprof.base.redact import hidden, plain
 _logger = logging.getLogger("autoprof")
 
 
+class _Plain(logging.Formatter):
+    """Formatter that puts each message on one line, without secrets and control characters."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return plain(hidden(super().format(record)).replace("\n", " "))
+
+
+class _Handler(logging.StreamHandler):  # type: ignore[type-arg]
+    """Handler that drops messages that can't be written, and raises the exceptions of signal handlers."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        # stderr may be a file.
+        seam.no_size_signal(super().emit, record)
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        if (error := sys.exc_info()[1]) is not None:
+            seam.pass_on(error)
+
+
 class _LogState(process.State):
-    """Stream of this process's log, and the messages that this process has logged and will not log again.
+    """Handler of this process's log, and the messages that this process has logged and will not log again."""
 
-    Attributes:
-        stream: stderr, or None if the program has set up this log, or before `configure`.
-    """
-
-    stream: TextIO | None = None
+    handler: _Handler | None = None
 
     def begin(self) -> None:
         self.logged: set[str] = set()
-        if self.stream is not None:
+        if self.handler is not None:
+            _logger.removeHandler(self.handler)
             _logger.propagate = True
             _logger.setLevel(logging.NOTSET)
-            self.stream = None
+            self.handler = None
 
 
 _state = _LogState()
@@ -35,7 +50,9 @@ _state = _LogState()
 def configure(level: str) -> None:
     """Set up the log of this process. `level` is a value of `AUTOPROF_LOG`."""
     if not _logger.handlers:
-        _state.stream = sys.stderr
+        _state.handler = _Handler(sys.stderr)
+        _state.handler.setFormatter(_Plain("autoprof: %(message)s"))
+        _logger.addHandler(_state.handler)
         _logger.propagate = False
     _logger.setLevel(level.upper())
 
@@ -69,28 +86,22 @@ def warning_aside(message: str) -> None:
 
     This function does not use `logging`, which would register the thread in `threading`.
     """
-    if message not in _state.logged and _logger.level <= logging.WARNING:
+    if message not in _state.logged and _state.handler is not None and _logger.level <= logging.WARNING:
         _state.logged.add(message)
-        _write(message)
+        _write(_state.handler, message)
 
 
 def _log(level: int, message: str) -> None:
     """Log a message without `logging` if possible: `logging` would call the program's patches, as of `time.time`."""
-    if _state.stream is None or _logger.handlers:  # handlers of the program
+    handler = _state.handler
+    if handler is None or _logger.handlers != [handler] or _logger.filters:  # the program has set up this log
         _logger.log(level, message)
-    if level < _logger.level or level <= _logger.manager.disable:
-        return
-    # Filters of the program need a record.
-    if not _logger.filters or _logger.filter(logging.makeLogRecord({"levelno": level, "msg": message})):
-        _write(message)
+    elif level >= _logger.level and level > _logger.manager.disable:
+        _write(handler, message)
 
 
-def _write(message: str) -> None:
-    """Write a message on one line, without secrets and control characters."""
-    if _state.stream is None:
-        return
+def _write(handler: _Handler, message: str) -> None:
     text = plain(hidden(message).replace("\n", " "))
     with seam.suppress(Exception):  # the program may have closed the stream, or replaced stderr by any object
-        # stderr may be a file.
-        seam.no_size_signal(_state.stream.write, f"autoprof: {text}\n")
-        seam.no_size_signal(_state.stream.flush)
+        seam.no_size_signal(handler.stream.write, f"autoprof: {text}\n")
+        seam.no_size_signal(handler.stream.flush)

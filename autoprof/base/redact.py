@@ -22,6 +22,7 @@ from autoprof.base.named_secrets import (
     NONE,
     PASSWORD,
     RANDOM,
+    SURE,
     certainty_of,
     closing,
     compiled,
@@ -196,6 +197,8 @@ _OPTIONS = {
 }
 # In these programs, the word after `-p` is not the password.
 _JOINED = ("mysql", "mariadb")
+# This command takes a key without an option.
+_WANDB_LOGIN = "wandb login"
 _NAMES = "|".join(name.replace("*", "[a-z_]*") for name in _OPTIONS)
 # Words of shell commands, and of lists in JSON or Python. The quotes around the words may be escaped.
 _PROGRAM = rf"""(?<![\w.+-])({_NAMES})(?=[ \t]|\\{{0,3}}["'],)"""
@@ -215,33 +218,38 @@ def redacted(command: Sequence[str]) -> str:
     Bytes of an argument that are not UTF-8 become escapes, because the files of a run contain only UTF-8.
     """
     words: list[str] = []
-    certainty, previous_argument, rest = NONE, "", ""
+    certainty, program, previous_argument = NONE, "", ""
     room = _MAX_CHARS
     for i, argument in enumerate(command):
         if room <= 0:
-            rest = f" ... ({len(command) - i} more arguments)"
-            break
+            return writable(f"{shlex.join(words)} ... ({len(command) - i} more arguments)")
         part = argument[: room + 1]
-        redacted_part, certainty = _without_secret(part, previous_argument, certainty)
+        redacted_part, certainty = _without_secret(part, previous_argument, program, certainty)
         words.append(hidden(argument if redacted_part is part else redacted_part, room))
+        program = _program_of(part, previous_argument) or program
         previous_argument = part
         room -= len(argument) + 1
-    line = shlex.join(words)
-    if any(compiled(_NAMES).fullmatch(word.rpartition("/")[2]) for word in words):
-        line = _without(_option_places(line), line)
-    return writable(line + rest)
+    return writable(shlex.join(words))
 
 
-def _without_secret(argument: str, previous_argument: str, certainty: int) -> tuple[str, int]:
+def _without_secret(argument: str, previous_argument: str, program: str, certainty: int) -> tuple[str, int]:
     """Return an argument without its secret, and the certainty that the next argument is a secret.
 
     Args:
         argument: The argument.
         previous_argument: The argument before `argument`.
+        program: The program that an earlier argument names, if short options of the program may have secrets.
         certainty: The certainty that this argument is a secret.
     """
+    if program == _WANDB_LOGIN and not argument.startswith("-"):
+        certainty = SURE
     if _is_value(argument, certainty):
         return HIDDEN, RANDOM
+    short, length = _short_option(program, argument)
+    if short != NONE and length < len(argument):
+        return (f"{argument[:length]}{HIDDEN}" if is_secret(short, argument[length:]) else argument), NONE
+    if short != NONE:
+        return argument, short if not program.startswith(_JOINED) else NONE
     name, equals, value = argument.partition("=")
     is_script = name.isidentifier() and compiled(_RUNS_SCRIPT).fullmatch(previous_argument)
     if equals and not is_script and _holds_secret(name, value):
@@ -354,11 +362,24 @@ def writable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
+def _program_of(argument: str, before: str = "") -> str:
+    """Return the program that an argument names, or an empty text. `before` is the previous argument.
+
+    Only programs whose options may have secrets count.
+    """
+    name = argument.rpartition("/")[2]
+    if name == "login" and before.rpartition("/")[2] == "wandb":
+        return _WANDB_LOGIN
+    return name if compiled(_NAMES).fullmatch(name) else ""
+
+
 def _short_option(program: str, argument: str) -> tuple[int, int]:
     """Return the certainty that the value of an option is a secret, and the length of the option without the value.
 
     If `argument` is not such an option of `program`, return `NONE` and 0.
     """
+    if not program:
+        return NONE, 0
     options = next((_OPTIONS[name] for name in _OPTIONS if compiled(name.replace("*", ".*")).fullmatch(program)), {})
     if argument in options:
         return options[argument], len(argument)

@@ -59,3 +59,13 @@ def test_a_filter_that_the_program_adds_drops_lines(capsys: pytest.CaptureFixtur
     finally:
         LOGGER.removeFilter(is_harmless)
     assert capsys.readouterr().err == "autoprof: right\n"
+
+
+def test_a_filter_by_the_name_of_the_log_keeps_its_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    log.configure("info")
+    LOGGER.addFilter(own_lines := logging.Filter("autoprof"))
+    try:
+        log.warning("right")
+    finally:
+        LOGGER.removeFilter(own_lines)
+    assert capsys.readouterr().err == "autoprof: right\n"

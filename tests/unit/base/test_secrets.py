@@ -60,6 +60,22 @@ def test_a_secret_of_this_form_is_hidden(kind: str, texts: list[tuple[str, str]]
             assert text.split()[-1][-1:] == shown.split()[-1][-1:] or shown.endswith(("***", "'")), "too much is hidden"
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["wandb", "login", "mykey-short"],
+        ["wandb", "login", "--relogin", "mykey-short"],
+        ["/opt/my tools/sshpass", "-p", "mykey-short"],
+        ["/data/My Drive/bin/mysql", "-pmykey-short"],
+        ["train", "--password", "mysql", "-pmykey-short"],
+    ],
+)
+def test_a_value_that_only_its_program_makes_a_secret_is_hidden(command: list[str]) -> None:
+    shown = redacted(command)
+    assert "mykey" not in shown
+    assert "***" in shown
+
+
 @pytest.mark.parametrize(("kind", "text"), SHOW)
 def test_a_text_of_this_form_stays(kind: str, text: str) -> None:
     assert hidden(text) == text
