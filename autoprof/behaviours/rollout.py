@@ -316,7 +316,7 @@ Action = Literal["start", "stop"]
 ServerId = tuple[int, int]
 
 
-class _Engine(msgspec.Struct):
+class _Engine(msgspec.Struct, eq=False):
     """One server actor of a replica.
 
     Attributes:

@@ -483,7 +483,7 @@ class OverHttp(Behaviour):
         return _ServerWindow(settings, [(*start, answer) for start, answer in zip(starts, answers, strict=True)])
 
 
-class _ServerWindow(msgspec.Struct):
+class _ServerWindow(msgspec.Struct, eq=False):
     """Window of one step: the servers that were asked to start, the start and stop requests, and the answers."""
 
     settings: Settings

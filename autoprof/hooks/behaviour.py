@@ -5,13 +5,12 @@ A recipe names a behaviour by its key in `BEHAVIOURS`. The fields of a behaviour
 
 from __future__ import annotations
 
-import functools
 import inspect
 import operator
-import sys
 from collections.abc import Callable, Generator, Mapping
 from importlib import import_module
 from numbers import Number
+from types import FunctionType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import msgspec
@@ -145,17 +144,11 @@ class Call(msgspec.Struct, eq=False):
             return self.kwargs[name]
         if name == "self" and self.args:
             return self.args[0]
-        parameters = _parameters(self.function)
-        parameter, index = parameters[name], list(parameters).index(name)
-        if parameter.kind in _VARIADIC:
-            bound = _signature(self.function).bind_partial(*self.args, **self.kwargs)
-            bound.apply_defaults()
-            return bound.arguments[name]
-        if parameter.kind is not inspect.Parameter.KEYWORD_ONLY and index < len(self.args):
-            return self.args[index]
-        if parameter.default is inspect.Parameter.empty:
-            raise LookupError(name)
-        return parameter.default
+        if (value := _positional_argument(self.function, name, self.args)) is not MISSING:
+            return value
+        bound = inspect.signature(self.function).bind_partial(*self.args, **self.kwargs)
+        bound.apply_defaults()
+        return bound.arguments[name]
 
     def at(self, path: str, default: Any = MISSING) -> Any:
         """Return the value to which a path of a recipe leads, such as `self.global_steps` or `prompts.meta_info`.
@@ -177,20 +170,39 @@ class Call(msgspec.Struct, eq=False):
         return follow(value, attributes, default) if attributes else value
 
 
-if sys.version_info >= (3, 14):
-    from annotationlib import Format
+def _positional_argument(function: Any, name: str, args: tuple[Any, ...]) -> Any:
+    """Return the argument that was passed by position for the parameter `name`, or the default of the parameter.
 
-    # Python would evaluate the annotations of the function. They may contain names that exist only for type checkers.
-    _signature = functools.partial(inspect.signature, annotation_format=Format.STRING)
-else:
-    _signature = inspect.signature
-_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    Return MISSING if the code object of the function is not enough to find the argument. The caller then needs
+    `inspect.signature`, which takes 30 us.
+
+    Raises:
+        LookupError: The parameter has neither an argument nor a default, or the parameter does not exist.
+    """
+    if type(function) is not FunctionType or function.__dict__:
+        # `inspect.signature` unwraps in the same way. `unwrap` raises ValueError for an endless chain of wrappers, for
+        # example a proxy that has every attribute.
+        function = inspect.unwrap(function, stop=lambda wrapper: hasattr(wrapper, "__signature__"))
+    if type(function) is not FunctionType or hasattr(function, "__signature__"):
+        return MISSING
+    code = function.__code__
+    names, count = code.co_varnames, code.co_argcount
+    if name in names[:count]:
+        index = names.index(name)
+        if index < len(args):
+            return args[index]
+        defaults = function.__defaults__ or ()
+        return defaults[index - count + len(defaults)] if count - index <= len(defaults) else _raise_missing(name)
+    if name in names[count : count + code.co_kwonlyargcount]:
+        return (function.__kwdefaults__ or {})[name]
+    # In `co_varnames`, the names of `*args` and `**kwargs` follow the names of the parameters.
+    variadic_count = bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
+    first_index = count + code.co_kwonlyargcount
+    return MISSING if name in names[first_index : first_index + variadic_count] else _raise_missing(name)
 
 
-@functools.lru_cache(maxsize=4096)
-def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    """Return the parameters of a hooked function. Without the cache, each call would take 30 us."""
-    return _signature(function).parameters
+def _raise_missing(name: str) -> Any:
+    raise LookupError(name)
 
 
 BEHAVIOURS = {

@@ -105,7 +105,7 @@ def wrap_async_generator(
     return autoprof_wrapper
 
 
-class _WatchedObject(msgspec.Struct):
+class _WatchedObject(msgspec.Struct, eq=False):
     """An object that hooked functions have returned, the latest of these calls, and the object's open `with` blocks.
 
     It does not keep the arguments of the calls alive, because they may refer to a model or to the object itself.

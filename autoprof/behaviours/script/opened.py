@@ -79,8 +79,11 @@ def open_block(name: str, values: dict[str, Any]) -> OpenBlock | None:
     run, hook = runtime.current(), _HOOKS[name]
     if run is None or run.settings.disabled(_NAME, name) or dispatch.compiling():
         return None
-    defaults = {"number": steps.state.executed + 1, "rank": identity.own_rank()}
-    return OpenBlock(hook, {key: defaults[key] if value is None else value for key, value in values.items()})
+    if name == "step" and values["number"] is None:
+        values = {**values, "number": steps.state.executed + 1}
+    elif name == "stage" and values["rank"] is None:
+        values = {**values, "rank": identity.own_rank()}
+    return OpenBlock(hook, values)
 
 
 def stop_blocks() -> None:

@@ -48,7 +48,7 @@ class SglangActor(rollout.EngineActor):
         return await stop(engine)
 
 
-class _EngineCapture(msgspec.Struct):
+class _EngineCapture(msgspec.Struct, eq=False):
     """A capture in all schedulers of an engine, from the start request to the stop request.
 
     Attributes:

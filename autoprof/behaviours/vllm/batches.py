@@ -15,8 +15,6 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, Literal
 
-import wrapt
-
 from autoprof import _boot
 from autoprof.base import process
 from autoprof.base.identity import own_rank
@@ -191,20 +189,26 @@ class Profile(Behaviour):
             setattr(offline.async_engine, vllm_engine.USER_PROFILING, True)
 
 
-class _AsyncEngine(wrapt.ObjectProxy):  # type: ignore[type-arg]
+class _AsyncEngine:
     """An `LLMEngine` with those coroutines of an `AsyncLLM` that `engine.start` and `engine.stop` call.
 
-    The coroutines never suspend.
+    The coroutines never suspend. A proxy of wrapt would write autoprof's attributes into the `LLMEngine`.
     """
 
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(vars(self)["_engine"], name)
+
     async def start_profile(self) -> None:
-        self.__wrapped__.start_profile()
+        self._engine.start_profile()
 
     async def stop_profile(self) -> None:
-        self.__wrapped__.stop_profile()
+        self._engine.stop_profile()
 
     async def collective_rpc(self, method: str, args: tuple[Any, ...] = ()) -> Any:
-        return self.__wrapped__.collective_rpc(method, args=args)
+        return self._engine.collective_rpc(method, args=args)
 
 
 class _OfflineEngine:

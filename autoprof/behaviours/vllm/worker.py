@@ -11,8 +11,6 @@ import contextlib
 import functools
 from typing import Any
 
-import wrapt
-
 from autoprof.base import seam
 from autoprof.base.originals import time
 from autoprof.behaviours.rollout import ROLE, ObjectPatches, Request, problem_of
@@ -100,13 +98,20 @@ class _NullObject:
         return ""
 
 
-class Configured(wrapt.ObjectProxy):  # type: ignore[type-arg]
+class Configured:
     """A worker's own profiler configuration, except that its `profiler` is always set.
 
-    Since 0.17, `Worker.profile` requires a configured profiler at start and at stop (gpu_worker.py).
+    Since 0.17, `Worker.profile` requires a configured profiler at start and at stop (gpu_worker.py). A proxy of wrapt
+    would write attributes into the worker's own configuration.
     """
 
     profiler = "torch"
+
+    def __init__(self, own: Any) -> None:
+        self._own = own
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(object.__getattribute__(self, "_own"), name)
 
 
 def annotation(name: str) -> Any:

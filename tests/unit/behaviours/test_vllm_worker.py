@@ -211,3 +211,12 @@ def test_the_ranks_of_data_parallel_engines_are_consecutive() -> None:
     worker = SimpleNamespace(rank=1, parallel_config=parallel)
     assert vllm_worker._rank_in_replica(worker) == 9
     assert vllm_worker._rank_in_replica(SimpleNamespace(rank=1)) == 1
+
+
+def test_the_configuration_of_a_worker_keeps_its_own_attributes() -> None:
+    own = SimpleNamespace(profiler=None, torch_profiler_dir="x")
+    configured = vllm_worker.Configured(own)
+    configured.warm_up = 3
+    assert (configured.profiler, configured.torch_profiler_dir) == ("torch", "x")
+    assert vars(own) == {"profiler": None, "torch_profiler_dir": "x"}
+    assert vllm_worker.Configured(None)

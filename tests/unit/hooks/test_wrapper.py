@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -167,6 +169,19 @@ def test_arguments_by_name() -> None:
     assert (made.argument("a"), made.argument("b")) == (7, 2)
     with pytest.raises(LookupError):
         made.argument("c")
+
+
+def test_a_function_whose_argument_was_read_can_be_freed() -> None:
+    def work(batch: Any, size: int = 1) -> Any:
+        return batch
+
+    kept = weakref.ref(work)
+    assert Call("hook", work, (5,), {}).argument("size") == 1
+    work.__defaults__ = (2,)
+    assert Call("hook", work, (5,), {}).argument("size") == 2
+    del work
+    gc.collect()
+    assert kept() is None
 
 
 def test_an_argument_of_a_proxy_that_has_every_attribute_is_not_looked_for_forever() -> None:
