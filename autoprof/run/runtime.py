@@ -27,7 +27,7 @@ from autoprof.run import cluster, raised, watcher
 from autoprof.run.journal import HookLog, Timeline
 from autoprof.rundir import deaths, layout, processes, ranks, runs
 from autoprof.rundir.layout import RunDir
-from autoprof.rundir.processes import RUNNING, ProcessState
+from autoprof.rundir.processes import EXITED, RUNNING, ProcessState
 from autoprof.rundir.ranks import Seat
 from autoprof.rundir.records import Attempt, Death, Raised, RunFile, RunNode, RunSettings
 
@@ -326,7 +326,7 @@ class Runtime:
         # Another rank, or an earlier program of this process, may have written the attempts.
         self._earlier = self._earlier or layout.read_json(self.rundir.run_json, RunFile).earlier
         self.timeline.flush()
-        states = processes.read(self.rundir.path)
+        states = processes.read(self.rundir.path, all_spans=False)
         result: dict[str, Any] = {"ended": time.time(), "state": runs.ENDED, "no_hooks": hidden(no_hooks)}
         if not self.stopped:
             error = raised.exception_type() or (self.seat.errors() if self.seat is not None else "")
@@ -341,8 +341,9 @@ class Runtime:
         """Return the deaths of processes of the run. `exception` is the exception that ends this process."""
         with seam.suppress(OSError):  # another process has removed the files
             info = layout.read_json(self.rundir.run_json, RunFile)
-            # An exception that left a stage of a running process was caught.
-            ended = [state for state in states if state.state != RUNNING or state.pid == os.getpid()]
+            named = exception.named if exception is not None else ()
+            pids = {os.getpid(), *(process.pid for process in named)}
+            ended = [state for state in states if state.pid in pids or _may_have_died(state)]
             return deaths.find(self.rundir.path, info, ended, over=False, own=exception)
         return []
 
@@ -377,6 +378,14 @@ class _RuntimeState(process.State):
 
 
 _state = _RuntimeState()
+
+
+def _may_have_died(state: ProcessState) -> bool:
+    """Return True unless the process is running or has exited without an exception.
+
+    If an exception left a stage of such a process, the process has caught it.
+    """
+    return state.state != RUNNING and not (state.state == EXITED and not state.error)
 
 
 def current() -> Runtime | None:

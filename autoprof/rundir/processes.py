@@ -105,13 +105,14 @@ class ProcessState(Struct, kw_only=True):
     errors: dict[str, ErrorLine] = {}
 
 
-def read(run: str | Path, most: int | None = None, keep: bool = False) -> list[ProcessState]:
+def read(run: str | Path, most: int | None = None, keep: bool = False, all_spans: bool = True) -> list[ProcessState]:
     """Return the last states of the processes of a run that have a journal. Skip journals that can't be read.
 
     Args:
         run: The run directory.
         most: The maximum number of processes; the processes that wrote last are kept. None for all processes.
         keep: True to write the states of a large run into its cache.
+        all_spans: False to read the spans of a process only if it may have died, in about half the time.
     """
     paths = RunDir(Path(run)).lines("journal")
     if most is not None and len(paths) > most:
@@ -119,7 +120,8 @@ def read(run: str | Path, most: int | None = None, keep: bool = False) -> list[P
     stamps = {path.name: current for path in paths if (current := layout.stamp(path)) is not None}
     is_large = layout.is_large(stamps)
     cached = _cached(Path(run), stamps) if is_large else {}
-    folds = {path: folded for path in paths if (folded := cached.get(path.name) or fold(path)) is not None}
+    read_one = fold if all_spans else _fold_if_died
+    folds = {path: folded for path in paths if (folded := cached.get(path.name) or read_one(path)) is not None}
     _share_hooks(folds.values())
     # Write the cache again if more than a tenth of the states were not in the cache.
     if keep and is_large and len(folds) - len(cached) > len(stamps) // 10:
@@ -224,6 +226,8 @@ _TAIL_BYTES = (64 << 10, 1 << 20, 4 << 20)
 # Number of bytes at the end of a journal that are always read, because they contain the stage that ended last.
 _RECENT_BYTES = 4 << 10
 _PROCESS_LINE = b'\n{"kind":"process"'
+# The kinds of lines that are no spans, by their first four letters, which follow `{"kind":"`.
+_OTHER_KINDS = (b"proc", b"hook", b"erro", b"exit", b"rais", b"memo")
 _HOOK_LINES = re.compile(rb'^{"kind":"hook".*', re.MULTILINE)
 
 
@@ -242,11 +246,19 @@ def _ends(path: Path, length: int) -> tuple[bytes, bytes, bool] | None:
     return None
 
 
-def fold(path: Path) -> ProcessState | None:
+def _fold_if_died(path: Path) -> ProcessState | None:
+    """Return what `fold` returns. If the process did not die and raised no exception, leave out its spans."""
+    folded = fold(path, spans=False)
+    if folded is None or not (folded.error or folded.raised or folded.lost or at_present(folded, path).state == GONE):
+        return folded
+    return fold(path)
+
+
+def fold(path: Path, spans: bool = True) -> ProcessState | None:
     """Return the state of a process after the last line of its journal, or None if the journal can't be read.
 
     If the journal has no exit line, the attribute `state` is empty, because it depends on the time and the host of the
-    reader. `at_present` adds it.
+    reader. `at_present` adds it. If `spans` is false, the state has no spans.
     """
     history = None
     for length in _TAIL_BYTES:
@@ -254,7 +266,7 @@ def fold(path: Path) -> ProcessState | None:
             return None
         head, tail, is_whole = ends
         history = _History(path, head, is_whole)
-        if history.read(tail, is_whole):
+        if history.read(tail, is_whole, spans):
             break
     return history.ended() if history is not None else None
 
@@ -326,15 +338,18 @@ class _History:
         for line in _hook_lines(b"" if is_whole else b"\n".join(_HOOK_LINES.findall(head))):
             self.state.hooks[line.hook] = line
 
-    def read(self, text: bytes, whole: bool) -> bool:
+    def read(self, text: bytes, whole: bool, spans: bool) -> bool:
         """Update the state from the last lines of the journal. Return False if earlier lines are also needed.
 
         Args:
             text: The lines at the end of the journal.
             whole: True if `text` is the whole journal. If so, every line is read; if not, the lines of the last part.
+            spans: False to leave out the lines of spans.
         """
         begin = 0 if whole else text.rfind(_PROCESS_LINE, 0, max(0, len(text) - _RECENT_BYTES)) + 1
         texts = list(filter(None, text[begin:].split(b"\n")))
+        if not spans:
+            texts = [line_text for line_text in texts if line_text[9:13] in _OTHER_KINDS]
         lines = journal.all_decoded(texts)
         for line, line_text in zip(lines, texts, strict=True):
             if line is not None:
@@ -347,7 +362,7 @@ class _History:
         if not isinstance(part, ProcessLine):
             return False
         self.state.drives |= part.steps > 0
-        return not part.raised and (self.state.stepped is not None or not part.steps)
+        return not part.raised and (self.state.stepped is not None or not part.steps or not spans)
 
     def add(self, line: journal.AnyLine | Line) -> None:
         """Update the state by the next journal line."""

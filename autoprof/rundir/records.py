@@ -463,9 +463,9 @@ class Line(Struct, frozen=True, omit_defaults=True, gc=False):
 
     Steps, stages, windows and exceptions are written immediately. Other spans are buffered. The buffer is written when
     it has 256 lines, when its first line is one second old, together with the next line that is written immediately,
-    when the process has no open span, and at exit. A killed process therefore loses the spans of its last second. A
-    node that crashes may lose the last ten seconds. Each line is written whole or not at all. Lines contain the ids
-    that recipes name, but no prompts, answers or arguments.
+    after a span of the program if no other span is open, and at exit. A killed process therefore loses the spans of its
+    last second. A node that crashes may lose the last ten seconds. Each line is written whole or not at all. Lines
+    contain the ids that recipes name, but no prompts, answers or arguments.
 
     A file grows by about 230 bytes per span of a sample: 0.35 MB in a step of 512 samples, 3.6 GB in 10,000 such
     steps. If these spans are disabled (`AUTOPROF_DISABLE='verl/sample*'`), 10,000 steps need 75 MB.

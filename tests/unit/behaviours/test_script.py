@@ -254,3 +254,34 @@ raise ValueError
     assert python(BEGIN + code, check=False).returncode == 1
     (run,) = runs.runs(tmp_path / "autoprof_runs")
     assert run.outcome == "ended"
+
+
+def test_blocks_without_names_raise_nothing(python: Python, tmp_path: Path) -> None:
+    code = """
+with autoprof.step(1):
+    for values in (("a", None), (None, "b"), (None, None)):
+        with autoprof.stage(values[0], role=values[1]):
+            print("done")
+"""
+    shown = python(BEGIN + code, AUTOPROF="1", AUTOPROF_DIR=str(tmp_path)).stdout
+    assert shown.split() == ["done"] * 3
+
+
+def test_a_process_that_caught_its_exception_did_not_die(python: Python, tmp_path: Path) -> None:
+    child = """
+import autoprof
+try:
+    with autoprof.stage("reward", role="reward"):
+        raise ValueError("caught")
+except ValueError:
+    pass
+"""
+    code = f"""
+import subprocess, sys
+with autoprof.step(1):
+    subprocess.run([sys.executable, "-c", {child!r}], check=True)
+"""
+    python(BEGIN + code, AUTOPROF="1", AUTOPROF_DIR=str(tmp_path))
+    run = only_run(tmp_path)
+    assert any(name == "reward" for _, _, name in seen(run))
+    assert json.loads((run / "run.json").read_text()).get("died", []) == []
