@@ -24,11 +24,16 @@ from autoprof.run.runtime import Runtime
 
 
 class _AgentState(process.State):
-    """The set-up of this process, which is done once. The run ends when the process that started the run ends."""
+    """State that shows if this process has joined a run. At exit, the process that started the run ends the run.
+
+    Attributes:
+        joined: True if this process has tried to join a run, which it does once.
+        lock: Lock that is held while this process joins a run.
+    """
 
     ends = process.RUN
 
-    def begin(self) -> None:
+    def reset(self) -> None:
         self.joined = False
         self.lock = threading.RLock()
 
@@ -97,6 +102,6 @@ def join() -> Runtime | None:
             if run.settings.memory.oom:
                 memory.watch_out_of_memory(run, recorder.subject)
             if run.started_here or not _boot.COMMAND.ray_worker:
-                _state.end_first()
+                _state.register_at_exit()
         _state.joined = True
     return run

@@ -291,7 +291,7 @@ def behave(monkeypatch: pytest.MonkeyPatch) -> Callable[[behaviours.Behaviour], 
     """Give all hooks one behaviour, and forget earlier failures."""
 
     def use(behaviour: behaviours.Behaviour) -> None:
-        registry._state.begin()
+        registry._state.reset()
         monkeypatch.setattr(registry, "active", lambda key: (runtime.current(), behaviour))
 
     return use

@@ -172,19 +172,19 @@ def own_recipes() -> str:
     return inside if os.path.isdir(inside) else os.path.join(os.path.dirname(package), "recipes")
 
 
-def recipe_files(own: bool = True) -> "dict[str, list[str]]":
+def recipe_files(include_own: bool = True) -> "dict[str, list[str]]":
     """Return the paths of all recipe files, as a dict from the import name of a target to its files.
 
     autoprof's own recipes come first, then the recipes of distributions, then the ones in `AUTOPROF_RECIPES`.
 
     Args:
-        own: False to leave out autoprof's own recipes. Their targets are never scripts; the targets of other recipes
-            may be scripts.
+        include_own: False to leave out autoprof's own recipes. Their targets are never scripts; the targets of other
+            recipes may be scripts.
     """
     files: dict[str, list[str]] = {}
     # The list may come from another node, so a folder may be missing or unreadable on this one.
     declared = [path for path in declared_folders() or () if os.access(path, os.R_OK | os.X_OK)]
-    for path in [*([own_recipes()] if own else ()), *declared, *_extra_paths()]:
+    for path in [*([own_recipes()] if include_own else ()), *declared, *_extra_paths()]:
         if os.path.isdir(path):
             folder = os.path.join(path, "")
             paths = [folder + name for name in sorted(os.listdir(path)) if name.endswith(".toml")]
@@ -216,7 +216,7 @@ def switch_off(reason: str) -> None:
     os.environ[ENABLE] = "0"
     uninstall()
     reason = reason if len(reason) <= _MAX_REASON_CHARS else f"{reason[:_MAX_REASON_CHARS]}..."
-    _say(f"{reason}; autoprof is off for this run")
+    _write_to_stderr(f"{reason}; autoprof is off for this run")
 
 
 def _activate() -> None:
@@ -284,10 +284,10 @@ def _end(pid: int) -> None:
     is_ctrl_c = issubclass(type(getattr(sys, "last_value", None)), KeyboardInterrupt)
     try:
         if enabled() and not is_ctrl_c:
-            _guarded("could not find out why there is no profile", _say, _report_empty_run)
+            _guarded("could not find out why there is no profile", _write_to_stderr, _report_empty_run)
     finally:
         if at_last is not None:
-            _guarded("could not keep the exit status", _say, at_last)
+            _guarded("could not keep the exit status", _write_to_stderr, at_last)
 
 
 def _report_empty_run() -> None:
@@ -305,7 +305,7 @@ def install() -> None:
     # interpreter. With the finder in the first list, the end takes longer by 1 % of an interpreter start.
     sys.meta_path = [finder, *sys.meta_path]
     # Launchers run scripts by `runpy`.
-    if recipe_files(own=False):
+    if recipe_files(include_own=False):
         finder.when_imported("runpy", lambda runpy: watch_runpy(runpy, run_script))
     # An entry point may call this function during the import of its target. The finder no longer sees that import.
     if imported_targets := [name for name in finder.targets if name in sys.modules]:
@@ -334,13 +334,13 @@ def when_imported(name: str, hook: "Callable[[ModuleType], None]") -> None:
 
 def run_script(script: str) -> None:
     """Load the recipes for a script that is about to run as `__main__`. Errors in this code are only printed."""
-    _guarded(f"could not load the recipes for {script}", _say, _run_script, script)
+    _guarded(f"could not load the recipes for {script}", _write_to_stderr, _run_script, script)
 
 
 def _run_script(script: str) -> None:
     name = os.path.basename(script).removesuffix(".py")
     finder = _finder()
-    if finder is not None and name in finder.targets and name in recipe_files(own=False):
+    if finder is not None and name in finder.targets and name in recipe_files(include_own=False):
         finder.load(name)
 
 
@@ -375,7 +375,7 @@ def _load_recipes(target: str) -> bool:
 
 
 def _look(folders: "list[str]") -> "Iterable[str]":
-    return _guarded("could not look for recipes of distributions", _say, _declared_targets, folders) or ()
+    return _guarded("could not look for recipes of distributions", _write_to_stderr, _declared_targets, folders) or ()
 
 
 def _declared_targets(folders: "list[str]") -> "Iterable[str]":
@@ -401,12 +401,12 @@ def _guarded(what: str, report: "Callable[[str], None]", work: "Callable[..., An
     except BaseException as error:
         from autoprof.base import seam  # only needed for an error
 
-        if seam.of_user(error) is not None:
+        if seam.error_for_user(error) is not None:
             raise
         report(f"{what} ({type(error).__name__}: {error})")
 
 
-def _say(text: str) -> None:
+def _write_to_stderr(text: str) -> None:
     try:
         from autoprof.base.redact import hidden, plain
         from autoprof.base.seam import no_size_signal

@@ -21,11 +21,11 @@ _FOLDERS = (".dist-info", ".egg-info")
 _OUR_FINDERS = ("autoprof", "wrapt")
 
 
-def _pass_on(error: BaseException) -> None:
-    """Raise the exception of a signal handler, as `seam.pass_on` does, but import `seam` only if needed.
+def _reraise_if_from_handler(error: BaseException) -> None:
+    """If a signal handler raised `error`, raise it again, as `seam.pass_on` does. Otherwise return.
 
-    If the traceback of an error has only one frame, the error can't come from a signal handler. An example is the error
-    for a missing file.
+    An error whose traceback has only one frame can't come from a signal handler, such as the error for a missing file.
+    Then `seam` is not imported.
     """
     if error.__traceback__ is not None and error.__traceback__.tb_next is not None:
         from autoprof.base import seam
@@ -75,7 +75,7 @@ def declared(search_path: "Iterable[str]") -> "Iterator[EntryPoint]":
         try:
             names = sorted(os.listdir(folder or "."))
         except OSError as error:
-            _pass_on(error)
+            _reraise_if_from_handler(error)
             continue
         for name in names:
             if name.endswith(_FOLDERS):
@@ -88,7 +88,7 @@ def _entry_points(folder: str) -> "Iterator[EntryPoint]":
         with open(os.path.join(folder, _FILE), "rb") as file:
             content = file.read()
     except OSError as error:
-        _pass_on(error)
+        _reraise_if_from_handler(error)
         return
     if GROUP.encode() not in content:
         return
@@ -111,7 +111,7 @@ def _package_folders(package: str) -> "list[str]":
         try:
             spec = finder.find_spec(package, None)
         except Exception as error:  # foreign finders may raise anything
-            _pass_on(error)
+            _reraise_if_from_handler(error)
             continue
         if spec is not None:
             return list(spec.submodule_search_locations or ())

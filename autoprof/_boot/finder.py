@@ -77,7 +77,7 @@ class Finder:
         self, fullname: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
     ) -> "ModuleSpec | None":
         top = fullname.partition(".")[0]
-        starts_search = fullname == top and self._look is not None and self._due(fullname)
+        starts_search = fullname == top and self._look is not None and self._must_search_for_recipes(fullname)
         is_watched = top in self.targets or fullname in self._hooks or top in self._loading
         if not (is_watched or starts_search or self._may_wait(fullname)):
             return None
@@ -201,10 +201,13 @@ class Finder:
             return False
         return get_ident() not in self._pauses
 
-    def _due(self, name: str) -> bool:
-        """Return True if the import of the top-level module `name` must start a search for recipes of distributions."""
+    def _must_search_for_recipes(self, name: str) -> bool:
+        """Return True if the import of `name` must start a search for the recipes that installed packages contain.
+
+        `name` is the name of a top-level module.
+        """
         is_excluded = name in sys.stdlib_module_names or name in sys.modules or self._seen.issuperset(sys.path)
-        return not is_excluded and not _starting()
+        return not is_excluded and not _site_is_running()
 
     def look(self) -> None:
         """Search the folders that were added to `sys.path` since the last search for recipes of distributions.
@@ -303,7 +306,7 @@ def watch_runpy(runpy: "ModuleType", hook: "Callable[[str], None]") -> None:
             setattr(runpy, name, watched(function))
 
 
-def _starting() -> bool:
+def _site_is_running() -> bool:
     """Return True if `site` is running. In every interpreter, `site` imports the modules that `.pth` files name."""
     frame: FrameType | None = sys._getframe()
     while frame is not None:
@@ -330,7 +333,7 @@ def _wait(name: str, pauses: "Pauses") -> "Any":
         lock: Any = _lock_of(package)
         pause = pauses.get(getattr(lock, "owner", None))  # type: ignore[arg-type]
         if pause is not None and pause[1] == os.getpid():
-            return _without_lock(name, pause, pauses, lock)
+            return _wait_without_module_lock(name, pause, pauses, lock)
     return None
 
 
@@ -340,7 +343,7 @@ def _sit_out(pause: "Pause", pauses: "Pauses", package: "Any") -> None:
     The wait ends early if the import of the package is complete, or if that import waits for this thread.
 
     Args:
-        pause: The pause.
+        pause: The pause to wait for: the thread that imports the package, its process, and the start of the pause.
         pauses: All pauses. A pause has ended when it is no longer in this dict.
         package: The lock of the package whose import pauses.
     """
@@ -352,7 +355,7 @@ def _sit_out(pause: "Pause", pauses: "Pauses", package: "Any") -> None:
         sleep(_POLL_S)
 
 
-def _without_lock(name: str, pause: "Pause", pauses: "Pauses", package: "Any") -> "Any":
+def _wait_without_module_lock(name: str, pause: "Pause", pauses: "Pauses", package: "Any") -> "Any":
     """Wait for a pause as `_sit_out` does, but meanwhile release the lock of the module that this thread imports.
 
     This thread is registered as waiting for that lock. Then CPython notices a deadlock if the thread that takes the
@@ -370,11 +373,11 @@ def _without_lock(name: str, pause: "Pause", pauses: "Pauses", package: "Any") -
         try:
             _sit_out(pause, pauses, package)
         finally:
-            _take(lock)
+            _acquire(lock)
     return sys.modules.get(name)
 
 
-def _take(lock: "Any") -> None:
+def _acquire(lock: "Any") -> None:
     """Acquire a lock, which the caller releases.
 
     If a signal handler raises meanwhile, the exception is raised again once the lock is acquired.

@@ -39,7 +39,7 @@ class _FilesState(process.State):
         low_closed: True if the program has closed the descriptor 0, 1 or 2. This is known once a file has got it.
     """
 
-    def begin(self) -> None:
+    def reset(self) -> None:
         self.group = False
         self.low_closed = False
 
@@ -57,20 +57,20 @@ def open_as(folder: str | os.PathLike[str]) -> None:
     open_to_group(bool(os.stat(folder).st_mode & stat.S_IRGRP))
 
 
-def folder(path: str | os.PathLike[str], own: int = sys.maxsize) -> None:
+def folder(path: str | os.PathLike[str], run_folder_count: int = sys.maxsize) -> None:
     """Make a folder and its parents, if they do not exist.
 
     Args:
         path: The folder.
-        own: The number of folders at the end of the path that get the permissions of the run's files. The folders above
-            belong to the user and get the permissions that the umask gives.
+        run_folder_count: The number of folders at the end of the path that get the permissions of the run's files. The
+            folders above belong to the user and get the permissions that the umask gives.
 
     Raises:
         OSError: The folder can't be made, or a file or link is in its place.
     """
     current = os.fspath(path)
     missing_paths: list[str] = []
-    while not _made(current, len(missing_paths) < own):
+    while not _make_folder(current, len(missing_paths) < run_folder_count):
         missing_paths.append(current)
         current = os.path.dirname(current)
         if current in ("", missing_paths[-1]):
@@ -78,7 +78,7 @@ def folder(path: str | os.PathLike[str], own: int = sys.maxsize) -> None:
     while missing_paths:
         current = missing_paths.pop()
         # `mkdir` can fail with ENOENT though the parent exists: in /proc, and in deleted folders.
-        if not _made(current, len(missing_paths) < own):
+        if not _make_folder(current, len(missing_paths) < run_folder_count):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), current)
 
 
@@ -182,7 +182,7 @@ def write(path: str | os.PathLike[str], content: bytes) -> None:
         os.replace(part, path)
         part = ""
     except OSError as error:
-        name_whole(error, path)
+        set_full_path(error, path)
         raise
     finally:
         if part:
@@ -190,7 +190,7 @@ def write(path: str | os.PathLike[str], content: bytes) -> None:
                 os.unlink(part)
 
 
-def name_whole(error: Any, path: str | os.PathLike[str]) -> None:
+def set_full_path(error: Any, path: str | os.PathLike[str]) -> None:
     """Replace the name of a `.part` file in an `OSError` by the final name `path`, because users know only `path`."""
     name = error.filename if issubclass(type(error), OSError) else None
     if type(name) is str and ".part" in (name[-5:], os.path.dirname(name)[-5:]):
@@ -226,13 +226,13 @@ def append(path: str | os.PathLike[str], content: bytes) -> None:
     try:
         file_status = _regular(file, path)
         if _state.group and not file_status.st_mode & stat.S_IRGRP:
-            _show(file, 0o640)
-        _add(file, file_status.st_size, content, path)
+            _set_mode_for_group(file, 0o640)
+        _append_all(file, file_status.st_size, content, path)
     finally:
         os.close(file)
 
 
-def _add(file: int, size: int, content: bytes, path: str | os.PathLike[str]) -> None:
+def _append_all(file: int, size: int, content: bytes, path: str | os.PathLike[str]) -> None:
     """Append `content` to an open file, which has `size` bytes. If there is no room for all content, write nothing."""
     # If there is no limit, this condition saves two calls for each journal line.
     if resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY:
@@ -248,20 +248,20 @@ class HeldFile:
     A program may close the descriptor, and another file may get its number. Then this class leaves that file alone.
     """
 
-    _number = -1
+    _descriptor = -1
     # Device, inode, and True if the file has a name in a folder. Some file systems do not count names.
     _identity: tuple[int, int, bool] | None = None
 
-    def _hold(self, number: int) -> os.stat_result:
-        """Keep an open descriptor. Return the status of the file."""
-        status = os.fstat(number)
-        self._number, self._identity = number, _identity(status)
+    def _hold(self, file_descriptor: int) -> os.stat_result:
+        """Take over an open descriptor, which `close` closes later. Return the status of the file."""
+        status = os.fstat(file_descriptor)
+        self._descriptor, self._identity = file_descriptor, _identity(status)
         return status
 
     def is_own(self) -> bool:
         """Return True if the descriptor still belongs to this file."""
         with suppress(OSError):
-            return self._identity is not None and _identity(os.fstat(self._number))[:2] == self._identity[:2]
+            return self._identity is not None and _identity(os.fstat(self._descriptor))[:2] == self._identity[:2]
         return False
 
     def close(self) -> None:
@@ -270,9 +270,9 @@ class HeldFile:
         Raises:
             OSError: The file is on a network file system, and the disk is full.
         """
-        is_own, number, self._number = self._number >= 0 and self.is_own(), self._number, -1
+        is_own, file_descriptor, self._descriptor = self._descriptor >= 0 and self.is_own(), self._descriptor, -1
         if is_own:
-            os.close(number)
+            os.close(file_descriptor)
 
     def __del__(self) -> None:
         with suppress(OSError):
@@ -307,7 +307,7 @@ class OwnFile(HeldFile):
             OSError: The file can't be written.
         """
         try:
-            status = os.fstat(self._number)
+            status = os.fstat(self._descriptor)
             is_own = (status.st_dev, status.st_ino, status.st_nlink > 0) == self._identity
         except OSError as error:  # the file was not opened yet, or the program has closed it
             seam.pass_on(error)
@@ -315,7 +315,7 @@ class OwnFile(HeldFile):
         if not is_own:
             status = self._open()
         is_new = status.st_size == 0
-        _add(self._number, status.st_size, self._head() + content if is_new else content, self._path)
+        _append_all(self._descriptor, status.st_size, self._head() + content if is_new else content, self._path)
         self._is_synced = False
         return is_new
 
@@ -327,7 +327,7 @@ class OwnFile(HeldFile):
             with suppress(OSError):
                 number = descriptor(self._path, os.O_WRONLY | os.O_APPEND | _CAREFULLY, held=True)
                 if _identity(status := os.fstat(number)) == self._identity:
-                    self._number = number
+                    self._descriptor = number
                     return status
                 os.close(number)
         self._make()
@@ -350,7 +350,7 @@ class OwnFile(HeldFile):
         """
         if not self._is_synced and self.is_own():
             self._is_synced = True
-            os.fdatasync(self._number)
+            os.fdatasync(self._descriptor)
 
 
 def numbered(path: str) -> tuple[int, str]:
@@ -367,7 +367,7 @@ def numbered(path: str) -> tuple[int, str]:
     while True:
         with suppress(FileExistsError):
             number = descriptor(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | _CAREFULLY, held=True)
-            _show(number, 0o640)
+            _set_mode_for_group(number, 0o640)
             return number, path
         count += 1
         path = f"{begin}.{count}{ending}"
@@ -420,7 +420,7 @@ def try_read(path: str | os.PathLike[str], max_bytes: int) -> bytes | None:
     return None
 
 
-def of_user(path: str | os.PathLike[str], max_bytes: int) -> bytes:
+def read_user_file(path: str | os.PathLike[str], max_bytes: int) -> bytes:
     """Return the content of a file that the user named. The file may be a link or a pipe.
 
     Args:
@@ -538,13 +538,13 @@ def show(path: str | os.PathLike[str]) -> None:
         os.chmod(path, 0o640 if _state.group else 0o600)
 
 
-def _made(path: str, own: bool) -> bool:
+def _make_folder(path: str, belongs_to_run: bool) -> bool:
     """Make a folder if it does not exist. Return False if the parent does not exist, else True.
 
-    `own` is True if the folder gets the permissions of the run's files.
+    `belongs_to_run` is True if the folder gets the permissions of the run's files.
     """
     try:
-        os.mkdir(path, 0o700 if own else 0o777)
+        os.mkdir(path, 0o700 if belongs_to_run else 0o777)
     except FileNotFoundError as error:
         seam.pass_on(error)
         return False
@@ -553,17 +553,17 @@ def _made(path: str, own: bool) -> bool:
         if not stat.S_ISDIR(os.lstat(path).st_mode):
             raise
     else:
-        _show(path, 0o750 if own else stat.S_IMODE(os.stat(path).st_mode) | 0o050)
+        _set_mode_for_group(path, 0o750 if belongs_to_run else stat.S_IMODE(os.stat(path).st_mode) | 0o050)
     return True
 
 
 def _create(path: str | os.PathLike[str], held: bool = False) -> int:
     file = descriptor(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _CAREFULLY, held=held)
-    _show(file, 0o640)
+    _set_mode_for_group(file, 0o640)
     return file
 
 
-def _show(target: int | str | os.PathLike[str], mode: int) -> None:
+def _set_mode_for_group(target: int | str | os.PathLike[str], mode: int) -> None:
     """If the group may read the run's files, set the mode of a new file or folder regardless of the umask."""
     if _state.group:
         with suppress(OSError):  # some file systems have no permissions

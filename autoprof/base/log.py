@@ -35,7 +35,7 @@ class _LogState(process.State):
 
     handler: _Handler | None = None
 
-    def begin(self) -> None:
+    def reset(self) -> None:
         self.logged: set[str] = set()
         if self.handler is not None:
             _logger.removeHandler(self.handler)

@@ -178,7 +178,7 @@ def places(text: str) -> Iterator[tuple[int, int]]:
     end = position = 0
     while (match := compiled(_NAMED).search(text, position)) is not None:
         position = match.end()
-        for start, stop in _places_of(text, match, end):
+        for start, stop in _secrets_after_name(text, match, end):
             yield start, stop
             end = position = stop
 
@@ -192,14 +192,20 @@ def certainty_of(name: str, before: str = "") -> int:
     return kind(name, "" if name.startswith("-") else before.lower())
 
 
-def _places_of(text: str, match: re.Match[str], hidden_to: int) -> Iterator[tuple[int, int]]:
-    """Yield the start and the end of each secret after one name. Secrets before index `hidden_to` were found before."""
+def _secrets_after_name(text: str, match: re.Match[str], searched_to: int) -> Iterator[tuple[int, int]]:
+    """Yield the start and the end of each secret after one name.
+
+    Args:
+        text: Text that may contain secrets.
+        match: The match of the name.
+        searched_to: Index of `text`. An earlier call has found the secrets before it.
+    """
     name, start, position = match["name"], match.start(), match.end()
     if text[start - 1 : start] == "\\" and name[0] in "nrt":
         name = name[1:]  # an escaped end of a line
     is_header = match[0].lower().startswith("header value")  # in errors of HTTP libraries
-    certainty = SURE if is_header else certainty_of(name, _word_before(text[max(hidden_to, start - _BEFORE) : start]))
-    if field := _of_field(text, match):
+    certainty = SURE if is_header else certainty_of(name, _word_before(text[max(searched_to, start - _BEFORE) : start]))
+    if field := _certainty_of_field_value(text, match):
         yield from _secrets(text, position, match, field)
         return
     if certainty == NONE:
@@ -207,12 +213,12 @@ def _places_of(text: str, match: re.Match[str], hidden_to: int) -> Iterator[tupl
     if paired := None if match["is"] else compiled(_PAIRED).match(text, position):
         position = paired.end()
     else:
-        certainty = _weighed(text, match, certainty)
+        certainty = _certainty_in_context(text, match, certainty)
     if certainty != NONE:
         yield from _secrets(text, position, match, certainty)
 
 
-def _of_field(text: str, match: re.Match[str]) -> int:
+def _certainty_of_field_value(text: str, match: re.Match[str]) -> int:
     """Return the certainty that the value in a validation error is a secret.
 
     These errors name the field in another place than directly before the value.
@@ -226,11 +232,11 @@ def _of_field(text: str, match: re.Match[str]) -> int:
         _, separator, location = text[max(0, start - _FIELD) : start].rpartition("loc")
         field = location.partition("msg")[0] if separator else ""
     elif name == "Value" and match["gap"]:
-        return _of_omegaconf(text, value_at(text, position, _BARE))
+        return _certainty_of_omegaconf_value(text, value_at(text, position, _BARE))
     return kind(field) if field else NONE
 
 
-def _of_omegaconf(text: str, value: Value) -> int:
+def _certainty_of_omegaconf_value(text: str, value: Value) -> int:
     """Return the certainty that the value in an error of OmegaConf is a secret.
 
     The error begins with `Value 'x' of type 'str'` and names the field at its end.
@@ -246,13 +252,13 @@ def _word_before(text: str) -> str:
     return text[:-1].rpartition(" ")[2].strip("\"'`(") if text.endswith(" ") else ""
 
 
-def _weighed(text: str, match: re.Match[str], certainty: int) -> int:
+def _certainty_in_context(text: str, match: re.Match[str], certainty: int) -> int:
     """Return the certainty that a secret follows a name. `certainty` comes from the name without its context."""
     previous_character = text[match.start() - 1 : match.start()]
     if match["comma"]:
-        return _in_list(text, match, certainty)
+        return _certainty_of_list_element(text, match, certainty)
     if match["gap"]:
-        return _after_space(text, match, certainty)
+        return _certainty_after_space(text, match, certainty)
     if match["is"] == ">":
         return certainty if previous_character == "<" else NONE
     if match["is"] == ":" and previous_character == "/":  # a path and a message about it
@@ -260,31 +266,31 @@ def _weighed(text: str, match: re.Match[str], certainty: int) -> int:
     return min(certainty, MAYBE) if match["is"] == "==" else certainty
 
 
-def _in_list(text: str, match: re.Match[str], certainty: int) -> int:
+def _certainty_of_list_element(text: str, match: re.Match[str], certainty: int) -> int:
     """Return the certainty that the list element after an option, or after the name in a pair, is a secret."""
     start, position = match.start(), match.end()
     if match["close"][-1:] not in ("'", '"') or not compiled(_QUOTE).match(text, position):
         return NONE
     if match["name"].startswith("-"):
-        return _after_option(text, position, certainty)
+        return _certainty_after_option(text, position, certainty)
     stop = value_at(text, position, _BARE).stop
     ends = text[stop : stop + 2].lstrip()[:1] in ("", ")", "]")
     is_pair = ends and compiled(_PAIR_OPENS).search(text[max(0, start - 12) : start])
     return certainty if is_pair else min(certainty, MAYBE)
 
 
-def _after_space(text: str, match: re.Match[str], certainty: int) -> int:
+def _certainty_after_space(text: str, match: re.Match[str], certainty: int) -> int:
     """Return the certainty that the word after a name is a secret. The name is an option, or a word of a sentence."""
     name, position = match["name"], match.end()
     if name.startswith("-"):
-        return _after_option(text, position, certainty)
+        return _certainty_after_option(text, position, certainty)
     quoted = compiled(_QUOTE).match(text, position) is not None
     if name.lower() == "header":
         return SURE if quoted else RANDOM
     return MAYBE if quoted and certainty >= SURE and name.lower() != "token" else RANDOM
 
 
-def _after_option(text: str, position: int, certainty: int) -> int:
+def _certainty_after_option(text: str, position: int, certainty: int) -> int:
     """Return the certainty that the word after an option is a secret, and not the next option or an operator."""
     dashed = text[position : position + 2].lstrip("\"'").startswith("-")
     no_value = compiled(_NOT_A_VALUE).match(text, position) or (
@@ -296,9 +302,9 @@ def _after_option(text: str, position: int, certainty: int) -> int:
 def _secrets(text: str, position: int, match: re.Match[str], certainty: int) -> Iterator[tuple[int, int]]:
     """Yield the start and the end of each secret in the value that begins at `position`."""
     if brackets := compiled(_IN_BRACKETS).match(text, position):
-        yield from _in_brackets(text, brackets, certainty)
+        yield from _secrets_in_brackets(text, brackets, certainty)
         return
-    position = _after_scheme(text, position, match["name"], certainty)
+    position = _position_after_scheme(text, position, match["name"], certainty)
     bare = _XML if match["is"] == ">" else _LINE if _is_cookie(text, position, match["name"]) else _BARE
     value = value_at(text, position, bare)
     if text[value.stop : value.stop + 1] in ("(", "[") and is_name(value.text):  # a call: `SecretStr('x')`
@@ -308,9 +314,9 @@ def _secrets(text: str, position: int, match: re.Match[str], certainty: int) -> 
         value = value_at(text, value.stop + 1, bare)
     if match["name"].lower() == "token" and _is_of_tokenizer(text, position, value.end):
         certainty = min(certainty, RANDOM)
-    end = _end(text, match, value)
+    end = _end_of_secret(text, match, value)
     if value.text == HIDDEN or _is_secret(text, match, value, end, certainty):
-        yield from _parts(text, match, value, end)
+        yield from _secrets_without_quotes(text, match, value, end)
 
 
 def _is_of_tokenizer(text: str, start: int, end: int) -> bool:
@@ -330,7 +336,7 @@ def _is_secret(text: str, match: re.Match[str], value: Value, end: int, certaint
     return all_words_are_secret or is_secret(certainty, value.text)
 
 
-def _parts(text: str, match: re.Match[str], value: Value, end: int) -> Iterator[tuple[int, int]]:
+def _secrets_without_quotes(text: str, match: re.Match[str], value: Value, end: int) -> Iterator[tuple[int, int]]:
     """Yield the start and the end of each secret after one name, without quotes: there may be several, as in `x,y`."""
     yield value.start, end
     position = max(end, value.stop)
@@ -340,7 +346,7 @@ def _parts(text: str, match: re.Match[str], value: Value, end: int) -> Iterator[
     yield from _more_secrets(text, position, match["name"].startswith("-"))
 
 
-def _after_scheme(text: str, position: int, name: str, certainty: int) -> int:
+def _position_after_scheme(text: str, position: int, name: str, certainty: int) -> int:
     """Return the position of the secret `x` in `Authorization: Bearer x`; without `Bearer`, return `position`."""
     scheme = _ANY_SCHEME if name.lower().endswith("authorization") else _SCHEME
     match = compiled(scheme).match(text, position) if certainty >= SURE else None
@@ -351,12 +357,12 @@ def _is_cookie(text: str, position: int, name: str) -> bool:
     return name.lower().endswith("cookie") and text[position - 2 : position] == ": "
 
 
-def value_at(text: str, at: int, bare: str) -> Value:
-    """Return the value that begins at index `at`. `bare` is the regular expression for values without quotes."""
-    quote = compiled(_QUOTE).match(text, at)
+def value_at(text: str, position: int, bare: str) -> Value:
+    """Return the value that begins at index `position`. `bare` is the regular expression for values without quotes."""
+    quote = compiled(_QUOTE).match(text, position)
     if quote is None:
-        end = _end_of_word(text, at, bare)
-        return Value(at, end, end, text[at:end])
+        end = _end_of_word(text, position, bare)
+        return Value(position, end, end, text[position:end])
     start = quote.end()
     close = closing(text, quote[1], start)
     end = close if close >= 0 else len(text)
@@ -375,15 +381,15 @@ def _end_of_word(text: str, position: int, bare: str) -> int:
     return position + len(text[position:end].rstrip(".:!?"))
 
 
-def closing(text: str, quote: str, at: int) -> int:
+def closing(text: str, quote: str, position: int) -> int:
     """Return the index of the quote that closes a value, or -1. Escaped quotes and apostrophes do not close a value."""
-    close = text.find(quote, at)
-    while close >= 0 and (length := _inside(text, quote, close)):
+    close = text.find(quote, position)
+    while close >= 0 and (length := _quote_length_in_value(text, quote, close)):
         close = text.find(quote, close + length)
     return close
 
 
-def _inside(text: str, quote: str, position: int) -> int:
+def _quote_length_in_value(text: str, quote: str, position: int) -> int:
     """Return the length of the quote at `position` if the quote belongs to the value, or 0 if it closes the value."""
     if quote == "'":
         for inside in _QUOTES_INSIDE:
@@ -394,7 +400,7 @@ def _inside(text: str, quote: str, position: int) -> int:
     return int(text[position - 1] == "\\" and quote[0] != "\\")
 
 
-def _end(text: str, match: re.Match[str], value: Value) -> int:
+def _end_of_secret(text: str, match: re.Match[str], value: Value) -> int:
     """Return the end of a secret.
 
     In `'--password=two words'`, the secret ends at the quote that matches the quote before the name. In
@@ -415,7 +421,7 @@ def _end(text: str, match: re.Match[str], value: Value) -> int:
     return close if close >= 0 else len(text)
 
 
-def _in_brackets(text: str, brackets: re.Match[str], certainty: int) -> Iterator[tuple[int, int]]:
+def _secrets_in_brackets(text: str, brackets: re.Match[str], certainty: int) -> Iterator[tuple[int, int]]:
     """Yield the start and the end of each secret in a list, a tuple or a mapping."""
     for element in compiled(_ELEMENT).finditer(text, brackets.start() + 1, brackets.end()):
         if text[element.end() : element.end() + 1] == ":" or element[0].endswith(":"):
@@ -426,9 +432,9 @@ def _in_brackets(text: str, brackets: re.Match[str], certainty: int) -> Iterator
             yield element.span(quoted)
 
 
-def _more_secrets(text: str, position: int, option: bool) -> Iterator[tuple[int, int]]:
+def _more_secrets(text: str, position: int, is_option: bool) -> Iterator[tuple[int, int]]:
     """Yield the start and the end of other secrets after the same name: `y` in `x,y`, or in `x y` after an option."""
-    while (between := compiled(_NEXT).match(text, position)) and (option or between[0] == ","):
+    while (between := compiled(_NEXT).match(text, position)) and (is_option or between[0] == ","):
         bare = compiled(_BARE).match(text, between.end())
         if bare is None or not _is_another_secret(bare[0], between[0]):
             return
@@ -466,13 +472,13 @@ def kind(name: str, before: str = "") -> int:
     return SURE if result == PASSWORD and not _is_password(previous_word) else result
 
 
-def _certainty_of_word(word: str, previous_word: str, qualified: bool) -> int:
+def _certainty_of_word(word: str, previous_word: str, is_qualified: bool) -> int:
     """Return the certainty that one word of a name gives for the value.
 
     Args:
-        word: The word.
+        word: A word of the name, in lower case.
         previous_word: The word before `word` in the name.
-        qualified: True if an earlier word of the name makes the value of `key` a secret.
+        is_qualified: True if an earlier word of the name makes the value of `key` a secret.
     """
     if previous_word in _HARMLESS_BEFORE.get(word, ()):
         return NONE
@@ -480,7 +486,7 @@ def _certainty_of_word(word: str, previous_word: str, qualified: bool) -> int:
         return PASSWORD
     if word == "token" and previous_word in _DOUBTFUL:
         return RANDOM
-    if word in _SURE or (qualified and word in ("key", "keys", "tokens")):
+    if word in _SURE or (is_qualified and word in ("key", "keys", "tokens")):
         return SURE
     ending = next((end for end in _FUSED if word.endswith(end)), "")
     if ending:
@@ -563,7 +569,7 @@ def _may_be_secret(value: str) -> bool:
 
 
 def is_name(value: str) -> bool:
-    """Return True if a value consists of words, as names in programs do."""
+    """Return True if a value consists of words, as `load_model` or `MAX_LENGTH` does. Such a value is not hidden."""
     if value.isupper() and len(value) > 3:
         return re.fullmatch(_CONSTANT, value) is not None
     return re.fullmatch(_NAME, value) is not None and not looks_random(value)

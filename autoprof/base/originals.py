@@ -35,7 +35,7 @@ _OF_ENVIRON = ("_data", "encodekey", "decodekey", "encodevalue", "decodevalue")
 _copies: dict[str, Any] = {}
 
 
-def _copy(name: str) -> Any:
+def _copy_module(name: str) -> Any:
     """Return a copy of a module: another namespace with the same contents."""
     copy: Any = ModuleType(f"{__name__}.{name}")
     contents = vars(__import__(name))
@@ -53,7 +53,7 @@ def _bind(value: Any, module: Any, space: dict[str, Any]) -> Any:
     return value
 
 
-def _run(name: str) -> Any:
+def _run_module_again(name: str) -> Any:
     """Run the code of a module again, and return the new module. If the code imports modules, it gets the copies."""
     module: Any = __import__(name)
     copy: Any = ModuleType(f"{__name__}.{name}")
@@ -67,7 +67,7 @@ def _import(name: str, *arguments: Any) -> Any:
     return _copies[name] if name in _copies else __import__(name, *arguments)
 
 
-def _own_os() -> Any:
+def _make_os_copy() -> Any:
     """Return a copy of `os` and `os.path`, whose functions call functions of the copy.
 
     Raises:
@@ -78,30 +78,30 @@ def _own_os() -> Any:
 
     if not isinstance(os, ModuleType):
         raise ImportError(f"os is a {type(os).__name__} now, not Python's module; import the trainer before that")
-    own = _copy("os")
+    own = _copy_module("os")
     space = vars(own)
     # If a program has patched `os` by now, `posix` still has the functions.
     space.update({name: value for name, value in vars(posix).items() if name in os.__all__ and name != "environ"})
     space.update({name: _bind(value, os, space) for name, value in space.items()})
     space["fdopen"] = io.open  # the function imports `io` when it is called
-    _run("genericpath")
-    space["path"] = _run("posixpath")
-    space["environ"] = _own_environ(os.environ)
+    _run_module_again("genericpath")
+    space["path"] = _run_module_again("posixpath")
+    space["environ"] = _make_environ_copy(os.environ)
     return own
 
 
-def _own_environ(environ: Any) -> Any:
+def _make_environ_copy(environ: Any) -> Any:
     """Return a second object for the process's environment, so that mocks of `os.environ.get` don't get its calls."""
     if type(environ).__name__ != "_Environ":  # a program has replaced `os.environ` by another mapping
         return environ
     return type(environ)(*(vars(environ)[name] for name in _OF_ENVIRON))
 
 
-def _own_threading() -> Any:
+def _make_threading_copy() -> Any:
     """Return a copy of `threading` whose `Event` uses classes of the copy."""
     import threading
 
-    own = _copy("threading")
+    own = _copy_module("threading")
     for name in ("Condition", "Event"):
         members = {key: value for key, value in vars(getattr(threading, name)).items() if key not in _OF_CLASS}
         members = {key: _bind(value, threading, vars(own)) for key, value in members.items()}
@@ -113,7 +113,7 @@ def __getattr__(name: str) -> Any:
     """Make the copy of a module at its first use: it takes 0.3 ms, and few processes need the module."""
     if name not in ("shutil", "subprocess", "tempfile"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    copy = _run(name)
+    copy = _run_module_again(name)
     if name == "tempfile":
         copy.tempdir = __import__(name).tempdir  # the program may have set it
     return globals().setdefault(name, copy)
@@ -121,7 +121,7 @@ def __getattr__(name: str) -> Any:
 
 if not TYPE_CHECKING:
     # Not `open` itself: pyfakefs replaces functions in each module that has one.
-    io = _copy("io")
+    io = _copy_module("io")
     io.open = __import__("_io").open
-    os, threading = _own_os(), _own_threading()
-    time, json, atexit, fcntl = map(_copy, ("time", "json", "atexit", "fcntl"))
+    os, threading = _make_os_copy(), _make_threading_copy()
+    time, json, atexit, fcntl = map(_copy_module, ("time", "json", "atexit", "fcntl"))

@@ -33,7 +33,7 @@ BLOCKED = frozenset(_signal.valid_signals()) - {getattr(_signal, name, 0) for na
 _STACK_BYTES = 1 << 20
 
 _states: list[State] = []
-# Dict from position in that order to the state that is registered to end.
+# Dict from position (`State.ends`) to the state whose `at_exit` is registered.
 _ending: dict[int, State] = {}
 
 
@@ -41,32 +41,35 @@ class State:
     """Base class of the state of one module.
 
     Attributes:
-        ends: Position of the state in the order of the process's end. Only states that use `at_exit` have a position.
+        ends: Position of the state in the order in which states end at the process's end: `LAST_STEP`, `STEP`, ... Only
+            states that use `at_exit` have a position.
     """
 
     ends: ClassVar[int]
 
     def __init__(self) -> None:
         self._registered: Callable[[], None] | None = None
-        self.begin()
+        self.reset()
         _states.append(self)
         # Each state registers its own functions. If a signal interrupts one function, Python still calls the next one.
-        os.register_at_fork(before=self.before_fork, after_in_parent=self.in_parent, after_in_child=self.in_child)
+        os.register_at_fork(
+            before=self.before_fork, after_in_parent=self.after_fork_in_parent, after_in_child=self.after_fork_in_child
+        )
 
-    def begin(self) -> None:
+    def reset(self) -> None:
         """Set all attributes to their values in a process that has just imported autoprof."""
 
     def before_fork(self) -> None:
         """Prepare for a fork, in the parent."""
 
-    def in_parent(self) -> None:
+    def after_fork_in_parent(self) -> None:
         """Continue after a fork, in the parent."""
 
-    def in_child(self) -> None:
+    def after_fork_in_child(self) -> None:
         """Give up everything that belongs to the parent, in a forked child.
 
         By default this only frees the locks, because threads of the parent may have held them. Subclasses that must
-        give up more call `self.begin()`.
+        give up more call `self.reset()`.
         """
         for value in vars(self).values():
             if type(value) in _LOCKS:
@@ -75,7 +78,7 @@ class State:
     def at_exit(self) -> None:
         """End the work of the module, at the end of the process."""
 
-    def end_first(self) -> None:
+    def register_at_exit(self) -> None:
         """Register `at_exit` so that it runs before all functions registered with `atexit` so far.
 
         The `at_exit` of a state with a lower position still runs before the `at_exit` of this state.
@@ -93,14 +96,14 @@ class State:
         if earlier_function is not None:
             atexit.unregister(earlier_function)
 
-    def forget(self) -> None:
+    def unregister(self) -> None:
         """Unregister `at_exit`."""
         if self._registered is not None:
             atexit.unregister(self._registered)
 
 
-def end() -> None:
-    """Call `at_exit` of all registered states now, in the order of the process's end."""
+def run_exit_functions() -> None:
+    """Call `at_exit` of all registered states now, from the state with the lowest position (`State.ends`) on."""
     for position in range(TIMELINE + 1):  # one state's end may register a later one
         if position in _ending:
             _ending[position].at_exit()
@@ -109,25 +112,25 @@ def end() -> None:
 def reset() -> None:
     """After a run or a test, reset all states to the values that they had after the import of autoprof."""
     while _ending:
-        _ending.popitem()[1].forget()
+        _ending.popitem()[1].unregister()
     for state in _states:
-        state.begin()
+        state.reset()
 
 
-class _ThreadsState(State):
-    """Lock for `threading.stack_size`.
+class _StackSizeState(State):
+    """Lock for changes of `threading.stack_size`.
 
     The lock is reentrant, because a signal handler may start a thread while its thread holds the lock.
     """
 
-    def begin(self) -> None:
+    def reset(self) -> None:
         self.lock = _thread.RLock()
 
-    def in_child(self) -> None:
-        self.begin()
+    def after_fork_in_child(self) -> None:
+        self.reset()
 
 
-_threads = _ThreadsState()
+_stack_size_state = _StackSizeState()
 
 
 def start_thread(begin: Callable[..., Any], *args: Any) -> Any:
@@ -137,7 +140,7 @@ def start_thread(begin: Callable[..., Any], *args: Any) -> Any:
         BaseException: The exception of `begin` or of a signal handler. The program's `threading.stack_size` and the
             signal mask of this thread are restored.
     """
-    with _threads.lock:
+    with _stack_size_state.lock:
         size = _stack_size()
         if not 0 < size < _STACK_BYTES:  # 0 is the default of the system
             return with_signals_blocked(begin, *args)

@@ -224,7 +224,7 @@ def redacted(command: Sequence[str]) -> str:
         if room <= 0:
             return writable(f"{shlex.join(words)} ... ({len(command) - i} more arguments)")
         part = argument[: room + 1]
-        redacted_part, certainty = _without_secret(part, previous_argument, program, certainty)
+        redacted_part, certainty = _mask_argument(part, previous_argument, program, certainty)
         words.append(hidden(argument if redacted_part is part else redacted_part, room))
         program = _program_of(part, previous_argument) or program
         previous_argument = part
@@ -232,11 +232,11 @@ def redacted(command: Sequence[str]) -> str:
     return writable(shlex.join(words))
 
 
-def _without_secret(argument: str, previous_argument: str, program: str, certainty: int) -> tuple[str, int]:
+def _mask_argument(argument: str, previous_argument: str, program: str, certainty: int) -> tuple[str, int]:
     """Return an argument without its secret, and the certainty that the next argument is a secret.
 
     Args:
-        argument: The argument.
+        argument: An argument of a command.
         previous_argument: The argument before `argument`.
         program: The program that an earlier argument names, if short options of the program may have secrets.
         certainty: The certainty that this argument is a secret.
@@ -254,7 +254,7 @@ def _without_secret(argument: str, previous_argument: str, program: str, certain
     is_script = name.isidentifier() and compiled(_RUNS_SCRIPT).fullmatch(previous_argument)
     if equals and not is_script and _holds_secret(name, value):
         return f"{name}={HIDDEN}", NONE
-    return argument, NONE if equals else _announced(name, previous_argument)
+    return argument, NONE if equals else _certainty_of_next_argument(name, previous_argument)
 
 
 def _is_value(argument: str, certainty: int) -> bool:
@@ -273,7 +273,7 @@ def _any_secret(certainty: int, value: str) -> bool:
     return any(is_secret(certainty, part.strip("\"'")) for part in value.split(","))
 
 
-def _announced(argument: str, previous_argument: str) -> int:
+def _certainty_of_next_argument(argument: str, previous_argument: str) -> int:
     """Return the certainty that the next argument of a command is a secret."""
     certainty = certainty_of(argument, previous_argument) if compiled(_ARGUMENT).fullmatch(argument) else NONE
     return certainty if argument.startswith("-") or certainty == NONE else RANDOM
@@ -281,32 +281,32 @@ def _announced(argument: str, previous_argument: str) -> int:
 
 def hidden(text: str, max_chars: int = _MAX_CHARS) -> str:
     """Return a text, such as an error message, without its secrets. Cut the text after `max_chars` characters."""
-    beginning = text if len(text) <= max_chars else _cut(text[:max_chars])
-    result, previous_result = _searched(beginning), beginning
+    beginning = text if len(text) <= max_chars else _without_cut_end(text[:max_chars])
+    result, previous_result = _mask_once(beginning), beginning
     for _ in range(_MAX_REPEATS):
         if result == previous_result:
             break
-        result, previous_result = _searched(result), result
+        result, previous_result = _mask_once(result), result
     return result if beginning is text else f"{result}... ({len(text) - len(beginning)} more characters)"
 
 
-def _searched(text: str) -> str:
+def _mask_once(text: str) -> str:
     """Search a text once. Return the text without the secrets that the search finds."""
     for part, pattern in _FORMATS.items():
         if part in text:
             text = compiled(pattern).sub(lambda match: f"{match[1] if match.lastindex else ''}{HIDDEN}", text)
     if "eyJ" in text:
         text = compiled(_JWT).sub(lambda match: match[0] if match["whole"] is None else HIDDEN, text)
-    text = compiled(_BEARER).sub(_without_bearer, text)
-    text = _without(_option_places(text), text)
-    return _without(named_secrets.places(text), text)
+    text = compiled(_BEARER).sub(_mask_bearer, text)
+    text = _mask_places(_option_places(text), text)
+    return _mask_places(named_secrets.places(text), text)
 
 
-def _without_bearer(match: re.Match[str]) -> str:
+def _mask_bearer(match: re.Match[str]) -> str:
     return match[0] if is_name(match[3]) else f"{match[1]}{match[2]}{HIDDEN}"
 
 
-def _without(places: Iterator[tuple[int, int]], text: str) -> str:
+def _mask_places(places: Iterator[tuple[int, int]], text: str) -> str:
     pieces: list[str] = []
     end = 0
     for start, stop in places:
@@ -315,7 +315,7 @@ def _without(places: Iterator[tuple[int, int]], text: str) -> str:
     return "".join([*pieces, text[end:]])
 
 
-def _cut(text: str) -> str:
+def _without_cut_end(text: str) -> str:
     """Return a text, which was cut, without its last word and without a URL at its end.
 
     They may be the beginning of a secret, which may not look like a secret without its end.

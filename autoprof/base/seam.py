@@ -68,17 +68,17 @@ _MAX_DEPTH = 5
 
 def pass_on(error: BaseException) -> None:
     """If `error` is an exception of a signal handler, or was caused by such an exception, raise that exception."""
-    if (raised := of_handler(error)) is not None:
+    if (raised := error_of_handler(error)) is not None:
         raise raised
 
 
-def of_user(error: BaseException) -> BaseException | None:
+def error_for_user(error: BaseException) -> BaseException | None:
     """Return the exception that must reach the user's code, or None if `error` is an error of autoprof.
 
     Two kinds of exceptions that leave autoprof's code must reach the user's code: exceptions of signal handlers, and
     exceptions that are not an `Exception`, such as `KeyboardInterrupt`, `SystemExit` or a cancellation.
     """
-    raised = of_handler(error)
+    raised = error_of_handler(error)
     return raised if raised is not None or issubclass(type(error), Exception) else error
 
 
@@ -96,7 +96,7 @@ def undo(error: BaseException, work: Callable[[], None]) -> None:
         for _ in range(_MAX_CALLS):
             try:
                 # In this block and not in the clause below: this check takes long enough to be interrupted, too.
-                if problem is not None and of_user(problem) is None:
+                if problem is not None and error_for_user(problem) is None:
                     # `log` imports this module.
                     if problem is not error and (log := sys.modules.get("autoprof.base.log")) is not None:
                         log.error_once("interrupted work could not be ended", problem)
@@ -106,7 +106,7 @@ def undo(error: BaseException, work: Callable[[], None]) -> None:
                 break
             except BaseException as raised:
                 problem = last = raised
-        if last is not None and (interrupt := of_user(last)) is not None:
+        if last is not None and (interrupt := error_for_user(last)) is not None:
             raise interrupt
     finally:
         problem = last = None
@@ -132,7 +132,7 @@ def alone(error: BaseException, outer: BaseException | None) -> None:
 class guard:
     """Root of autoprof's code: an error of autoprof in the `with` block ends here and is reported.
 
-    Exceptions that must reach the user's code pass (`of_user`).
+    Exceptions that must reach the user's code pass (`error_for_user`).
 
     Args:
         what: The work of the block, for the report: `"the step can't be announced"`.
@@ -157,7 +157,7 @@ class guard:
     ) -> bool:
         if error is None:
             return False
-        if (user_error := of_user(error)) is not None:
+        if (user_error := error_for_user(error)) is not None:
             if user_error is error:
                 return False
             raise user_error
@@ -184,7 +184,7 @@ class suppress:
         return True
 
 
-def of_handler(error: BaseException | None) -> BaseException | None:
+def error_of_handler(error: BaseException | None) -> BaseException | None:
     """Return the exception that a signal handler raised, or None if no handler raised one.
 
     The exception is `error` itself, or is in its chain of contexts and causes. A context that was raised before

@@ -41,7 +41,7 @@ def collect_problem(run: runtime.Runtime) -> str:
     return f"AUTOPROF_COLLECT: the run can't be copied to {redact.url(url)}: {problem}" if problem else ""
 
 
-def through_ray(run: runtime.Runtime) -> None:
+def store_nodes_and_collect(run: runtime.Runtime) -> None:
     """Store the nodes of the run for `run.json`. If `AUTOPROF_COLLECT` is set, collect the run's files from the nodes.
 
     Do nothing if Ray is not up, or if another process has started the run.
@@ -122,7 +122,7 @@ class Init(Behaviour):
         os.environ.pop(launch.LAUNCH_RANK, None)
         # Ray's exit handler, which kills the workers, was registered at Ray's import. autoprof's exit handler must run
         # before Ray's.
-        _state.end_first()
+        _state.register_at_exit()
         # `autoprof.windows.stats` is loaded only if a setting compares steps.
         if (stats := sys.modules.get("autoprof.windows.stats")) is not None:
             stats.resume()
@@ -230,7 +230,7 @@ def merged(runtime_env: Any, environ: Mapping[str, str]) -> Any:
         path = (
             _python_path(user_variables["PYTHONPATH"], site)
             if "PYTHONPATH" in user_variables
-            else _in_front("${PYTHONPATH}", site)
+            else _with_site_first("${PYTHONPATH}", site)
         )
         user_variables = {**user_variables, "PYTHONPATH": path}
     result = type(runtime_env)(**runtime_env) if runtime_env else {}
@@ -247,7 +247,7 @@ def _let_workers_write() -> None:
         if (stats := sys.modules.get("autoprof.windows.stats")) is not None:
             stats.stop()
         end.let_workers_write(run)
-        through_ray(run)
+        store_nodes_and_collect(run)
 
 
 def _python_path(user_path: str, site: list[str]) -> str:
@@ -261,10 +261,10 @@ def _python_path(user_path: str, site: list[str]) -> str:
         for folder in filter(None, user_path.split(os.pathsep))
         for name in ("sitecustomize.py", "sitecustomize/__init__.py")
     )
-    return _in_front(user_path, site) if has_sitecustomize else os.pathsep.join(filter(None, [user_path, *site]))
+    return _with_site_first(user_path, site) if has_sitecustomize else os.pathsep.join(filter(None, [user_path, *site]))
 
 
-def _in_front(user_path: str, site: list[str]) -> str:
+def _with_site_first(user_path: str, site: list[str]) -> str:
     return os.pathsep.join(filter(None, [*site, user_path]))
 
 
@@ -290,12 +290,12 @@ class Actor(Behaviour):
             from ray.runtime_env import RuntimeEnv
 
             runtime_env = call.kwargs.get("runtime_env") or {}
-            if wanted(runtime_env, _inherited(), settings):
+            if runs_under_nsys(runtime_env, _inherited_runtime_env(), settings):
                 call.kwargs["runtime_env"] = RuntimeEnv(**under_nsys(runtime_env, settings))
         yield CALL
 
 
-def wanted(runtime_env: Mapping[str, Any], inherited: Mapping[str, Any], settings: Settings) -> bool:
+def runs_under_nsys(runtime_env: Mapping[str, Any], inherited: Mapping[str, Any], settings: Settings) -> bool:
     """Return whether an actor should run under nsys.
 
     verl sets the variable RANK in the environment of a worker. If the settings never select this rank, the worker does
@@ -353,7 +353,7 @@ def _obstacle(runtime_env: Mapping[str, Any], inherited: Mapping[str, Any], sett
     return ""
 
 
-def _inherited() -> Mapping[str, Any]:
+def _inherited_runtime_env() -> Mapping[str, Any]:
     """Return the `runtime_env` of this job or actor. A new actor inherits each key that its own `runtime_env` lacks."""
     if not cluster.is_up():
         return {}

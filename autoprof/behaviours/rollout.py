@@ -179,10 +179,10 @@ class EngineActor(Behaviour):
         if content is None:
             yield CALL
             return None
-        problem = yield dispatch.Coroutine(awaited_problem("", self._obey(call, content)))
+        problem = yield dispatch.Coroutine(awaited_problem("", self._carry_out(call, content)))
         return Reply({"problem": problem})
 
-    async def _obey(self, call: Call, content: dict[str, Any]) -> str:
+    async def _carry_out(self, call: Call, content: dict[str, Any]) -> str:
         """Carry out a request. Return the problem, or an empty string, also on a node without an engine."""
         if call.at(self.node_rank, 0) != 0 or (engine := call.at(self.engine or self.default_engine)) is None:
             return ""
@@ -389,7 +389,7 @@ class _ReplicaState(process.State):
             gets no new request.
     """
 
-    def begin(self) -> None:
+    def reset(self) -> None:
         self.window: _RolloutWindow | None = None
         self.late: dict[ServerId, _LateAnswer] = {}
 
@@ -428,7 +428,7 @@ def start(run: runtime.Runtime) -> Generator[Wait, Any, list[_Engine]]:
             asked_engines.append(engine)
         elif late_answer.step != _state.window.step:
             engine.note(run, _state.window, f"the engine has not answered since step {late_answer.step}")
-    yield from _ask(run, _state.window, "start", asked_engines)
+    yield from _ask_engines(run, _state.window, "start", asked_engines)
     return asked_engines
 
 
@@ -461,13 +461,13 @@ def stop(run: runtime.Runtime, shared_only: bool = False) -> Generator[Wait, Any
     engines = [
         engine for engine in _state.window.engines if engine.recording and not (shared_only and engine.own_devices)
     ]
-    yield from _ask(run, _state.window, "stop", engines)
+    yield from _ask_engines(run, _state.window, "stop", engines)
     if not shared_only:
         _state.window = None
 
 
-def drop() -> None:
-    """Send a stop to the engines that record, and close the window. Don't wait for the engines' answers."""
+def send_stop() -> None:
+    """Send a stop to the engines that record, and close the window. Don't wait for the answers of the engines."""
     window = _state.window
     if window is None:
         return
@@ -478,7 +478,7 @@ def drop() -> None:
     _state.window = None
 
 
-def _ask(
+def _ask_engines(
     run: runtime.Runtime, window: _RolloutWindow, action: Action, engines: list[_Engine]
 ) -> Generator[Wait, Any, None]:
     if not engines:
@@ -546,7 +546,7 @@ class AroundGeneration(Behaviour):
         if run.settings.mode == "continuous" and window is _state.window:
             yield from stop(run, shared_only=True)
         if window is not None:
-            yield from _ask(run, window, "stop", [engine for engine in asked_engines if engine.recording])
+            yield from _ask_engines(run, window, "stop", [engine for engine in asked_engines if engine.recording])
 
 
 class EndOfSampling(Behaviour):

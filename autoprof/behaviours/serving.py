@@ -22,7 +22,7 @@ import msgspec
 from autoprof.base import log, process, seam
 from autoprof.base.originals import json, time
 from autoprof.behaviours.rollout import ROLE, Request, awaited_problem
-from autoprof.behaviours.trainer.stages import in_whole
+from autoprof.behaviours.trainer.stages import in_whole_span
 from autoprof.capture.profilers.torch import TorchTool
 from autoprof.capture.recorder import Capture
 from autoprof.config.settings import Settings
@@ -77,18 +77,18 @@ class Batches:
         """Return True if the last look for requests of `autoprof trigger` is more than LOOK_INTERVAL_S ago."""
         return time.monotonic() - self._last_look > LOOK_INTERVAL_S
 
-    def look(self, run: runtime.Runtime, led: bool = False) -> None:
+    def look(self, run: runtime.Runtime, trainer_decides: bool = False) -> None:
         """Take the requests of `autoprof trigger`. In these requests, step `+1` means the open or else the next batch.
 
         Args:
             run: Run of this process.
-            led: True if a trainer opens the engine's windows. Then the requests are refused.
+            trainer_decides: True if a trainer opens the engine's windows. Then the requests are refused.
         """
         self._last_look = time.monotonic()
         if not self.are_steps:  # the trainer takes the requests
             return
         self._chooser.look(run.rundir, self.count + (not self.is_open))
-        if led:
+        if trainer_decides:
             self._chooser.close("a trainer decides what this server records; use autoprof trigger on the trainer's run")
 
     def asked(self, run: runtime.Runtime) -> Request | None:
@@ -148,7 +148,11 @@ class Batches:
         return await _problem_of(self._start(self._engine, request))
 
     async def stop(self, cut: str = "") -> str:
-        """Send a stop to the engine, with `cut` as in `finish`. Return the engine's problem, or an empty string."""
+        """Send a stop to the engine. Return the engine's problem, or an empty string.
+
+        Args:
+            cut: Reason why the recording ends early. Empty if the recording ends normally.
+        """
         return await _problem_of(self._stop(self._engine, cut))
 
     def _request(self, overrides: dict[str, Any]) -> Request:
@@ -219,11 +223,11 @@ class ServedEngine:
         Returns:
             The reason why the engine does not record, or an empty string.
         """
-        return await self._uninterrupted(self._open(step, duration_s, request))
+        return await self._uninterrupted(self._open_window(step, duration_s, request))
 
     async def close_window(self) -> str:
         """Close the requested window. Return the problem, or an empty string."""
-        return await self._uninterrupted(self._close(self._window))
+        return await self._uninterrupted(self._close_window(self._window))
 
     async def give_way(self) -> None:
         """End autoprof's recording early, because another caller is about to profile the engine."""
@@ -256,7 +260,7 @@ class ServedEngine:
         await self._batches.finish()
         self._batches.end()
 
-    async def _open(self, step: int | None, duration_s: float | None, request: Request | None) -> str:
+    async def _open_window(self, step: int | None, duration_s: float | None, request: Request | None) -> str:
         async with self._lock:
             if self._over:
                 await self._end_batch()
@@ -270,7 +274,7 @@ class ServedEngine:
             window = self._window = object()
             if duration_s is not None:
                 loop = asyncio.get_running_loop()
-                self._timer = loop.call_later(duration_s, lambda: self._spawn(self._close(window)))
+                self._timer = loop.call_later(duration_s, lambda: self._spawn(self._close_window(window)))
             return ""
 
     async def _give_way(self) -> str:
@@ -280,7 +284,7 @@ class ServedEngine:
             self._batches.captured = False
             return await self._batches.stop(ANOTHER_CALLER) if recording else ""
 
-    async def _close(self, window: object | None) -> str:
+    async def _close_window(self, window: object | None) -> str:
         async with self._lock:
             if window is None or self._window is not window:
                 return "no window is open"
@@ -400,7 +404,7 @@ class _ClientState(process.State):
         open: Window that the next call with `part = "begin"` or `"end"` closes, if any.
     """
 
-    def begin(self) -> None:
+    def reset(self) -> None:
         self.directories: dict[str, str] = {}
         self.open: _ServerWindow | None = None
 
@@ -467,12 +471,12 @@ class OverHttp(Behaviour):
         answers = yield from _ask_all([(url, lead) for url in new_urls], run.settings)
         _state.directories.update({url: answer.directory for url, answer in zip(new_urls, answers, strict=True)})
         _, announcement = cluster.own_announcement()
-        if announcement is None or not announcement.captured or in_whole():
+        if announcement is None or not announcement.captured or in_whole_span():
             return None
         settings = run.settings.overridden(announcement.overrides)
         starts: list[tuple[str, Request]] = []
         for index, url in enumerate(urls):
-            if _takes(settings, index, len(urls)):
+            if _selects_server(settings, index, len(urls)):
                 # A server with its own run uses its own settings.
                 overrides = announcement.overrides if _state.directories[url] == directory else {}
                 request = Request(
@@ -503,7 +507,7 @@ class _ServerWindow(msgspec.Struct, eq=False):
                 log.info(f"step {request.step}: its rollout is in the run of {url}, {start.directory}")
 
 
-def _takes(settings: Settings, index: int, server_count: int) -> bool:
+def _selects_server(settings: Settings, index: int, server_count: int) -> bool:
     """Return True if the settings select the server. `AUTOPROF_RANKS` selects servers by index if there are several."""
     if server_count == 1:
         return settings.takes_role(ROLE, GENERATE)
@@ -518,24 +522,31 @@ def _url(address: Any) -> str:
 
 
 def _ask_all(requests: Sequence[tuple[str, Request]], settings: Settings) -> Generator[Wait, Any, list[_Answer]]:
-    """Send requests to servers, all at the same time. The hooked call waits. Return the answers in the same order."""
+    """Send requests to servers, all at the same time, and return the answers in the same order.
+
+    The hooked call waits for the answers, in a thread (`InThread`). This generator yields that wait.
+
+    Args:
+        requests: Pairs of the URL of a server and the request to send to it.
+        settings: The settings of the capture, with the timeout of a request.
+    """
     if not requests:
         return []
-    answers: list[_Answer] = yield InThread(_together, requests, settings)
+    answers: list[_Answer] = yield InThread(_ask_in_parallel, requests, settings)
     return answers
 
 
-def _together(requests: Sequence[tuple[str, Request]], settings: Settings) -> list[_Answer]:
+def _ask_in_parallel(requests: Sequence[tuple[str, Request]], settings: Settings) -> list[_Answer]:
     if len(requests) == 1:
-        return [_ask(settings, *requests[0])]
+        return [_ask_server(settings, *requests[0])]
     pool = ThreadPoolExecutor(min(len(requests), MAX_PARALLEL_REQUESTS), "autoprof-asking")
     try:
-        return list(process.start_thread(pool.map, lambda request: _ask(settings, *request), requests))
+        return list(process.start_thread(pool.map, lambda request: _ask_server(settings, *request), requests))
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _ask(settings: Settings, url: str, request: Request) -> _Answer:
+def _ask_server(settings: Settings, url: str, request: Request) -> _Answer:
     post = urllib.request.Request(f"{url}/autoprof", request.body(), {"Content-Type": "application/json"})
     try:
         with urllib.request.urlopen(post, timeout=settings.stop_timeout_s) as response:

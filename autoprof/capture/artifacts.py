@@ -73,11 +73,11 @@ class _ArtifactsState(process.State):
         before: The last written recording of each kind (the argument of `Budget`).
     """
 
-    def begin(self) -> None:
+    def reset(self) -> None:
         self.repeats: Counter[tuple[Subject, str]] = Counter()
         self.before: dict[Hashable, _Before] = {}
 
-    def in_child(self) -> None:
+    def after_fork_in_child(self) -> None:
         self.repeats.clear()
 
 
@@ -238,7 +238,7 @@ class Artifacts:
             self._tool.stamp(self._stamp())
         seam.no_size_signal(self._tool.stop)
 
-    def abort(self, reason: str, here: bool = True) -> bool:
+    def abort(self, reason: str, in_starting_thread: bool = True) -> bool:
         """End the recording without a trace. May be called after an interrupted `open`, `start` or `stop`.
 
         If the recording was already handed to a writing thread, that thread writes the trace nevertheless. If no file
@@ -246,7 +246,7 @@ class Artifacts:
 
         Args:
             reason: Reason for the meta file.
-            here: True in the thread in which the tool was started.
+            in_starting_thread: True in the thread in which the tool was started.
 
         Returns:
             True if a writing thread writes the trace.
@@ -256,7 +256,7 @@ class Artifacts:
             return True
         if self._is_on:
             with seam.guard("a capture could not be ended", log.error_once):  # a profiler may raise anything
-                seam.no_size_signal(self._tool.abort if here else self._tool.stop)
+                seam.no_size_signal(self._tool.abort if in_starting_thread else self._tool.stop)
         if self.name:
             self.fail(reason)
         else:
@@ -308,7 +308,7 @@ class Artifacts:
                 self.costs(EXPORT, lambda: self._tool.export(raw))
             self._hand_over(self._meta(state, reason, clock))
         except BaseException as error:  # this function is the root of a thread
-            if seam.of_user(error) is None:
+            if seam.error_for_user(error) is None:
                 self.fail(f"the trace could not be exported: {reason_of(error)}")
                 return
             # No thread could start, so the main thread exported the trace, and a signal interrupted the export.
@@ -455,7 +455,7 @@ class _Before(NamedTuple):
 
 
 class Budget:
-    """Limits of one recording, from its begin."""
+    """Limits on the duration and the size of one recording, counted from its start."""
 
     def __init__(self, settings: Settings, kind: Hashable, step: int, folder: Path) -> None:
         """Begin a recording.

@@ -73,7 +73,7 @@ def wait_for_turn(raw: str) -> tuple[int, str] | None:
         try:
             for turn in range(max_finishers):
                 path = os.path.join(tempfile.gettempdir(), f"autoprof-{os.getuid()}-finish{turn}.lock")
-                if (lock := _locked(path)) is not None:
+                if (lock := _lock_file(path)) is not None:
                     return lock, path
         except OSError:  # no temporary folder, a file of another user, or a file system without locks
             break
@@ -97,7 +97,7 @@ def end_turn(lock: int, path: str) -> None:
     os.close(lock)
 
 
-def _locked(path: str) -> int | None:
+def _lock_file(path: str) -> int | None:
     """Lock the file at `path`, which is created if it does not exist, and return its descriptor.
 
     Return None if another process holds the lock or has just removed the file.
@@ -146,7 +146,7 @@ def finish(job: dict[str, Any], in_turn: bool = False) -> None:
         in_turn: True to wait for a turn first.
     """
     files.open_to_group(job.get("group", False))
-    with _claimed(job["raw"]) as claimed:
+    with _locked_recording(job["raw"]) as claimed:
         if not claimed:
             return
         turn = wait_for_turn(job["raw"]) if in_turn else None
@@ -158,7 +158,7 @@ def finish(job: dict[str, Any], in_turn: bool = False) -> None:
 
 
 @contextlib.contextmanager
-def _claimed(raw: str) -> Iterator[bool]:
+def _locked_recording(raw: str) -> Iterator[bool]:
     """Lock the recording during the `with` block and yield True.
 
     Yield False if another process has locked the recording, or if the recording does not exist any more.
@@ -186,7 +186,7 @@ def _claimed(raw: str) -> Iterator[bool]:
 def _finish(job: dict[str, Any]) -> None:
     meta = job["meta"]
     try:
-        meta |= _make(job)
+        meta |= _make_final(job)
     except OSError as error:
         meta |= {"state": "failed", "reason": f"the trace could not be written: {error}"}
         files.remove(job["trace"] + PART)
@@ -200,7 +200,7 @@ def _finish(job: dict[str, Any]) -> None:
     files.remove(job["trace"] + NAMED, job["raw"])
 
 
-def _make(job: dict[str, Any]) -> dict[str, Any]:
+def _make_final(job: dict[str, Any]) -> dict[str, Any]:
     """Make the final file or folder from `job["raw"]`. Return the fields that it adds to the meta file."""
     if os.path.isdir(job["raw"]):
         return _name_folder(job)
@@ -276,7 +276,7 @@ def _name_folder(job: dict[str, Any]) -> dict[str, Any]:
     return fields | {"bytes": files.size(final)}
 
 
-def analysed(folder: str) -> bool:
+def is_analysed(folder: str) -> bool:
     """Return True if torch_npu has analysed a folder: the folder contains a timeline or a database for viewers."""
     output = os.path.join(folder, NPU_ANALYSED)
     return os.path.isdir(output) and any(name == NPU_TIMELINE or name.endswith(".db") for name in os.listdir(output))
@@ -303,7 +303,7 @@ def analyse(folder: str, python: str, alive: str) -> bool:
     while waited_s < _ANALYSE_TIMEOUT_S:
         try:
             child.wait(_SIGN_OF_LIFE_S)
-            return analysed(folder)
+            return is_analysed(folder)
         except subprocess.TimeoutExpired:
             waited_s += _SIGN_OF_LIFE_S
             os.utime(alive)
@@ -365,15 +365,15 @@ def copy_cut(source: BinaryIO, target: Any, limit: int) -> None:
         OSError: The trace does not have this form.
     """
     length = source.seek(0, os.SEEK_END)
-    footer_start, _ = _last(source, b"\n  ]", length)
-    _, event_end = _last(source, b"\n  }", limit)
+    footer_start, _ = _find_last(source, b"\n  ]", length)
+    _, event_end = _find_last(source, b"\n  }", limit)
     source.seek(0)
     copy(source, target, event_end)
     source.seek(footer_start)
     copy(source, target, length)
 
 
-def _last(source: BinaryIO, text: bytes, end_offset: int) -> tuple[int, int]:
+def _find_last(source: BinaryIO, text: bytes, end_offset: int) -> tuple[int, int]:
     """Return the start and the end of the last occurrence of `text` before the offset `end_offset`.
 
     The search reads the file backwards from `end_offset`.
@@ -411,7 +411,7 @@ def take_report(job: dict[str, Any]) -> dict[str, Any]:
         description = json.load(file)
     if not description["report"]:
         return {"reason": job["meta"]["reason"] or OWN_COMMAND}
-    path = _wait_for_report(description, job["raw"], at_users_cost=not job["python"])
+    path = _wait_for_report(description, job["raw"], user_waits=not job["python"])
     final_path = job["base"] + NSYS_REPORT
     # Other processes wait for the capture while this file exists. `_finish` removes the file last.
     os.close(files.create(final_path + NAMED))
@@ -420,7 +420,7 @@ def take_report(job: dict[str, Any]) -> dict[str, Any]:
     return {"bytes": os.path.getsize(final_path)}
 
 
-def _wait_for_report(description: dict[str, Any], raw: str, at_users_cost: bool) -> str:
+def _wait_for_report(description: dict[str, Any], raw: str, user_waits: bool) -> str:
     """Wait until nsys has finished the report, and return its path.
 
     The wait ends at the latest `patience_s` after the end of the recorded process.
@@ -429,14 +429,14 @@ def _wait_for_report(description: dict[str, Any], raw: str, at_users_cost: bool)
         description: The description of the report, from `NsysTool.export`.
         raw: Path of the file with the description. The file is touched while the report may come soon, because other
             processes wait only for files that change.
-        at_users_cost: True if the training process waits for the report. Then the wait takes at most `patience_s`.
+        user_waits: True if the training process waits for the report. Then the wait takes at most `patience_s`.
 
     Raises:
         OSError: nsys wrote no report in time.
     """
     patience_s = description["patience_s"]
     soon_until = time.monotonic() + patience_s
-    deadline = soon_until if at_users_cost else math.inf
+    deadline = soon_until if user_waits else math.inf
     last_shape, last_change = (0, 0.0), 0.0
     process_ended = False
     while (now := time.monotonic()) < deadline:

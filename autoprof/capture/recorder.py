@@ -73,14 +73,14 @@ class _RecorderState(process.State):
 
     ends = process.CAPTURE
 
-    def begin(self) -> None:
+    def reset(self) -> None:
         self.lock = threading.Lock()
         self.active: Capture | None = None
         self.suspended_by = ""
 
-    def in_child(self) -> None:
+    def after_fork_in_child(self) -> None:
         # The parent process ends its own recording. The forked child records nothing.
-        super().in_child()
+        super().after_fork_in_child()
         self.active = None
 
     def at_exit(self) -> None:
@@ -157,7 +157,7 @@ class Capture:
                 log.warning_once(f"step {subject.step}, {subject.role} {subject.stage} is not captured: {reason}")
                 return False
             _state.active = self
-        _state.end_first()
+        _state.register_at_exit()
         return True
 
     def begin(self) -> bool:
@@ -241,7 +241,7 @@ class Capture:
         if self.cut:
             self.abort(self.cut)
         else:
-            self._end("complete", reason, "the stage ended in another thread than it began in")
+            self._stop_and_write("complete", reason, "the stage ended in another thread than it began in")
 
     def abort(self, reason: str) -> None:
         """End the capture early. May be called after an interrupted `begin` or `stop`, and more than once.
@@ -252,9 +252,9 @@ class Capture:
         if self.state == "waiting" and _state.active is self:
             self.fail(reason)
         else:
-            self._end("truncated", reason, f"{reason}, in another thread than the capture's")
+            self._stop_and_write("truncated", reason, f"{reason}, in another thread than the capture's")
 
-    def _end(self, state: str, reason: str, elsewhere: str) -> None:
+    def _stop_and_write(self, state: str, reason: str, elsewhere: str) -> None:
         """Stop the tool and let a thread write the files.
 
         Args:
@@ -266,13 +266,15 @@ class Capture:
         if self.state != "recording":
             return
         if not self.release():
-            if self._ender == threading.get_ident() and not self.ended.is_set():  # this thread's `_end` was interrupted
-                self._lose(seam.AT_WORK)
+            if (
+                self._ender == threading.get_ident() and not self.ended.is_set()
+            ):  # this thread's `_stop_and_write` was interrupted
+                self._end_without_trace(seam.AT_WORK)
             return
         if not self.tool.ending:  # the tool records nothing, so nothing is lost
             state, reason = "complete", ""
         elif self.thread != threading.get_ident():
-            self._attempt(_NOT_ENDED, partial(self._lose, elsewhere, here=False))
+            self._attempt(_NOT_ENDED, partial(self._end_without_trace, elsewhere, in_starting_thread=False))
             return
         self._attempt(_NOT_ENDED, partial(self._finish, state, reason))
         if state == "truncated":
@@ -295,7 +297,7 @@ class Capture:
     def fail(self, reason: str) -> None:
         """End the capture without a trace, and write a meta file with the reason. May be called more than once."""
         self.artifacts.open()
-        self._lose(reason)
+        self._end_without_trace(reason)
 
     def _attempt(self, what: str, work: Callable[[], _T]) -> _T:
         """Call `work`, a part of the capture's begin or end, and return its result.
@@ -309,22 +311,22 @@ class Capture:
         try:
             return work()
         except BaseException as error:
-            if seam.of_user(error) is None:
-                self._lose(_why(what, error))
-            else:  # a second interrupt may come while `_lose` runs
-                seam.undo(error, partial(self._lose, seam.AT_WORK))
+            if seam.error_for_user(error) is None:
+                self._end_without_trace(_why(what, error))
+            else:  # a second interrupt may come while `_end_without_trace` runs
+                seam.undo(error, partial(self._end_without_trace, seam.AT_WORK))
             raise
 
-    def _lose(self, reason: str, here: bool = True) -> None:
+    def _end_without_trace(self, reason: str, in_starting_thread: bool = True) -> None:
         """End the capture without a trace. If the capture has no file name yet, it also gets no meta file.
 
         Args:
             reason: Reason for the meta file.
-            here: True in the thread in which the tool was started.
+            in_starting_thread: True in the thread in which the tool was started.
         """
         self.release()
         self.problem = reason
-        handed_over = [artifacts.abort(reason, here) for artifacts in self._all_artifacts]
+        handed_over = [artifacts.abort(reason, in_starting_thread) for artifacts in self._all_artifacts]
         self.state = "stopped" if handed_over[0] else "written"
         self.ended.set()
 
@@ -368,7 +370,7 @@ class PassCapture(Capture):
         """Make a capture of some passes.
 
         Args:
-            run: The run.
+            run: The run to which the capture belongs.
             subject: The step, role, stage and rank.
             settings: The settings of the capture.
             tool: The tool that records.
@@ -386,13 +388,13 @@ class PassCapture(Capture):
         """True while the capture is recording."""
         return self.state == "recording"
 
-    def before_pass(self, wanted: bool = True) -> bool:
+    def before_pass(self, may_begin: bool = True) -> bool:
         """Count a pass that begins now. Return True if the pass is recorded.
 
         Args:
-            wanted: False if the recording must not begin now.
+            may_begin: False if the recording must not begin now.
         """
-        self.reach(wanted)
+        self.reach(may_begin)
         self.passed += 1
         return self.recording
 
@@ -401,21 +403,21 @@ class PassCapture(Capture):
         self.passed += 1
         self.reach()
 
-    def reach(self, wanted: bool = True) -> None:
+    def reach(self, may_begin: bool = True) -> None:
         """Begin the recording before the first pass to record, and stop the recording after the last one.
 
         Call this between two passes. Only the thread that began the recording stops it, because torch can't export a
         recording that another thread has stopped.
 
         Args:
-            wanted: False if the recording must not begin now.
+            may_begin: False if the recording must not begin now.
         """
         if self.state == "recording" and self.thread == threading.get_ident():
             if self.passed == self._part.stop:
                 self.stop()
             else:
                 self.keep_within_budget()
-        elif wanted and self.state == "waiting" and not self.tried and self.passed in self._part:
+        elif may_begin and self.state == "waiting" and not self.tried and self.passed in self._part:
             self.begin()
 
     def abort(self, reason: str) -> None:
@@ -487,17 +489,17 @@ def abort(reason: str, but_for: object = None) -> None:
         capture.abort(reason)
 
 
-def make_way(reason: str, everywhere: bool = True) -> None:
+def make_way(reason: str, any_thread: bool = True) -> None:
     """Abort the recording of this process and wait until it is written, because the program needs the profiler.
 
     Args:
         reason: Reason for the meta file.
-        everywhere: True to abort also a recording that another thread began. The function first waits, at most
+        any_thread: True to abort also a recording that another thread began. The function first waits, at most
             `AUTOPROF_STOP_TIMEOUT_S`, until the other thread stops the recording.
     """
     capture, run = _state.active, runtime.current()
     is_of_this_thread = capture is not None and capture.thread == threading.get_ident()
-    if not (is_of_this_thread or everywhere):
+    if not (is_of_this_thread or any_thread):
         return
     timeout_s = (run.settings if run is not None else Settings()).stop_timeout_s
     try:

@@ -88,12 +88,12 @@ class _WholeStepState(process.State):
 
     ends = process.STEP
 
-    def begin(self) -> None:
+    def reset(self) -> None:
         self.open: StepCapture | None = None
         # Id of the thread that began the current step and will end it; 0 if another process drives the steps.
         self.thread = 0
 
-    def in_child(self) -> None:
+    def after_fork_in_child(self) -> None:
         self.thread = 0
 
     def at_exit(self) -> None:
@@ -134,7 +134,7 @@ def enter(run: Runtime, subject: Subject, settings: Settings) -> Leave | None:
         _state.open = capture if capture.begin() else None
         if _state.open is None:
             return None
-        _state.end_first()
+        _state.register_at_exit()
     return capture.enter(subject)
 
 
@@ -166,35 +166,35 @@ def stop(reason: str = "") -> None:
         _state.open = None
 
 
-def stop_in_worker(actor: object, together: bool) -> None:
+def stop_in_worker(actor: object, may_continue: bool) -> None:
     """Stop the capture in the process of a Ray actor. When a step has ended, the trainer calls this in each actor.
 
     Args:
         actor: The actor. Ray passes it.
-        together: True if the next step may belong to the same capture.
+        may_continue: True if the next step may belong to the same capture.
     """
-    step_ended(together)
+    step_ended(may_continue)
 
 
-def step_ended(together: bool, only: StepCapture | None = None) -> None:
+def step_ended(may_continue: bool, only: StepCapture | None = None) -> None:
     """Stop the open capture because the trainer's step has ended. Errors of autoprof are only reported.
 
     If the capture's thread is another thread with an event loop, the capture is stopped a little later in that loop.
 
     Args:
-        together: True if the next step may belong to the same capture.
+        may_continue: True if the next step may belong to the same capture.
         only: If set, only this capture is stopped.
     """
     with seam.guard("continuous", runtime.report):
         capture = _state.open
         if only is None:
             _state.thread = 0
-        if capture is None or (together and not capture.ends_with_step) or only not in (None, capture):
+        if capture is None or (may_continue and not capture.ends_with_step) or only not in (None, capture):
             return
         if (loop := capture.loop_elsewhere()) is None:
             stop()
         else:
-            loop.call_soon_threadsafe(step_ended, together, capture)
+            loop.call_soon_threadsafe(step_ended, may_continue, capture)
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

@@ -42,7 +42,7 @@ class _WriterState(process.State):
 
     ends = process.FILES
 
-    def begin(self) -> None:
+    def reset(self) -> None:
         self.writing: dict[Job, None] = {}
         self.finalizing = False
         self.starting = threading.RLock()
@@ -50,12 +50,12 @@ class _WriterState(process.State):
     def before_fork(self) -> None:
         self.starting.acquire()
 
-    def in_parent(self) -> None:
+    def after_fork_in_parent(self) -> None:
         self.starting.release()
 
-    def in_child(self) -> None:
+    def after_fork_in_child(self) -> None:
         # A forked child does not have the writing threads of its parent.
-        self.begin()
+        self.reset()
 
     def at_exit(self) -> None:
         start_s = time.monotonic()
@@ -178,7 +178,7 @@ def later(job: Job) -> None:
     The end of the interpreter waits at most `patience_s` for the job. It would wait forever for a thread that is not a
     daemon, for example if a network disk does not answer. So writing threads are daemons.
     """
-    _state.end_first()
+    _state.register_at_exit()
     _wait_in_forked_child()
     deadline = time.monotonic() + job.patience_s
     while len(earlier_jobs := list(_state.writing)) >= _MAX_THREADS:

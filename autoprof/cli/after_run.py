@@ -44,7 +44,7 @@ def main() -> None:
 
             merge_replicas(Path(job["run"]))
         if job["to"]:
-            _copy(Path(job["run"]), job["to"])
+            _copy_run(Path(job["run"]), job["to"])
     finally:
         if job["command"]:
             from autoprof.run import end
@@ -52,7 +52,7 @@ def main() -> None:
             end.run_command(job["command"], job["run"])
 
 
-def _copy(run: Path, to: str) -> None:
+def _copy_run(run: Path, to: str) -> None:
     """Copy an ended run to the URL `to`. Log NoTarget and OSError instead of raising them."""
     from autoprof.base import log, seam
     from autoprof.run.gather import warn_missing

@@ -68,7 +68,7 @@ def _analyse(run: Run, number: int | None, progress: console.Reading) -> Iterato
     if not folders:
         subject = f"step {number} of {run.id}" if number is not None else run.id
         raise NotFound(f"{subject} has no complete torch_npu folders (*{file_names.NPU_FOLDER})")
-    unanalysed_folders = [folder for folder in folders if not finisher.analysed(str(folder))]
+    unanalysed_folders = [folder for folder in folders if not finisher.is_analysed(str(folder))]
     if unanalysed_folders:
         _check_torch_npu()
     files.open_as(run.path)

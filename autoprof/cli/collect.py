@@ -48,7 +48,7 @@ def run(parsed: argparse.Namespace) -> int:
     try:
         document = _collect(parent, parsed)
         if parsed.to:
-            _copy(document, parsed)
+            _copy_run(document, parsed)
     except (Busy, NoTarget) as error:
         return complain(f"collect: {error}", 1)
     except OSError as error:
@@ -68,7 +68,7 @@ def _collect(parent: Path, parsed: argparse.Namespace) -> Collected:
     """Fetch the parts of a run from its cluster, if the cluster can be reached. Return the result."""
     with contextlib.ExitStack() as stack:
         try:
-            ray, folder = _connected(stack, parent, parsed)
+            ray, folder = _connect_to_cluster(stack, parent, parsed)
         except cluster.Unreachable as error:
             folder = _local_directory(parent, parsed.name, str(error))
             missing_lines = _missing_without_cluster(folder, str(error))
@@ -89,7 +89,7 @@ def _collect(parent: Path, parsed: argparse.Namespace) -> Collected:
     )
 
 
-def _copy(document: Collected, parsed: argparse.Namespace) -> None:
+def _copy_run(document: Collected, parsed: argparse.Namespace) -> None:
     """Copy a collected run to the URL `--to`, and add the result to the document."""
     sending, to = Sending(Path(document.directory), parsed.to), redacted(parsed.to)
     with console.bar("copying", sum(size for _, size, _ in sending.files())) as advance:
@@ -101,7 +101,7 @@ def _copy(document: Collected, parsed: argparse.Namespace) -> None:
         print(f"{size}, copied to {to}/{document.run}")
 
 
-def _connected(stack: contextlib.ExitStack, parent: Path, parsed: argparse.Namespace) -> tuple[Any, Path]:
+def _connect_to_cluster(stack: contextlib.ExitStack, parent: Path, parsed: argparse.Namespace) -> tuple[Any, Path]:
     """Connect to the Ray cluster of a run. Return the module `ray`, and the run's directory on this machine.
 
     The address of the cluster is `--ray`, else RAY_ADDRESS, else the address that the run recorded. `stack` ends the
@@ -138,7 +138,7 @@ def _directory(parent: Path, name: str) -> Path:
     """
     users = cluster.users_of_run()
     if name == runs.LATEST:
-        matching = [run_id for run_id, uid in users.items() if runs.own(uid)][-1:]
+        matching = [run_id for run_id, uid in users.items() if runs.belongs_to_this_user(uid)][-1:]
     else:
         matching = [run_id for run_id in users if run_id.startswith(Path(name).name)]
     try:
@@ -150,7 +150,7 @@ def _directory(parent: Path, name: str) -> Path:
         candidates = (
             dict([*users.items()][-5:]) if not matching else {run_id: users[run_id] for run_id in matching[-5:]}
         )
-        raise runs.NotFound(f"{error}; the cluster knows {runs.with_users(candidates)}") from None
+        raise runs.NotFound(f"{error}; the cluster knows {runs.ids_with_users(candidates)}") from None
 
 
 def _local_directory(parent: Path, name: str, reason: str) -> Path:

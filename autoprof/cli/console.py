@@ -250,7 +250,7 @@ def bar(title: str, total: int) -> Iterator[Callable[[int], object]]:
     Yields:
         A function to call with the number of bytes that were done since the last call.
     """
-    if not _draws(sys.stderr):
+    if not _supports_escapes(sys.stderr):
         yield lambda done: None
         return
     columns = ("TextColumn", "BarColumn", "DownloadColumn", "TimeRemainingColumn")
@@ -269,7 +269,7 @@ def reading(verb: str = "reading") -> Iterator[Reading]:
 
     Yields a function to call before each file is read.
     """
-    if not _draws(sys.stderr):
+    if not _supports_escapes(sys.stderr):
         yield lambda done, total, name: None
         return
     with _progress("", None, "TextColumn", "BarColumn", "MofNCompleteColumn") as update:
@@ -290,7 +290,7 @@ def lines(total: int, keep_stdout: bool = False) -> Iterator[Show]:
         total: Amount of all work; 0 if it is unknown.
         keep_stdout: True to print the lines to stderr instead of stdout.
     """
-    if not _draws(sys.stderr):
+    if not _supports_escapes(sys.stderr):
         printed: set[str] = set()
 
         def once(text: str, done: int) -> None:
@@ -311,7 +311,7 @@ def show(header: Sequence[str], rows: Sequence[Sequence[str]], drop: Sequence[st
     `drop` lists the names of the columns that a narrow terminal drops first, in the order of the list.
     """
     rows = [[plain(text) for text in row] for row in rows]
-    for line in table_lines(header, rows, columns(sys.stdout), drop, coloured(sys.stdout)):
+    for line in table_lines(header, rows, columns(sys.stdout), drop, uses_colours(sys.stdout)):
         print(line)
 
 
@@ -348,16 +348,16 @@ def columns(stream: TextIO) -> int | None:
         return None
 
 
-def coloured(stream: TextIO) -> bool:
+def uses_colours(stream: TextIO) -> bool:
     """Return True if text that goes to a stream is to be coloured.
 
     NO_COLOR switches colours off, and FORCE_COLOR switches them on. Without both variables, a terminal gets colours.
     """
     if os.environ.get("NO_COLOR"):
         return False
-    return bool(os.environ.get("FORCE_COLOR")) or _draws(stream)
+    return bool(os.environ.get("FORCE_COLOR")) or _supports_escapes(stream)
 
 
-def _draws(stream: TextIO) -> bool:
+def _supports_escapes(stream: TextIO) -> bool:
     """Return whether a stream is a terminal that supports escape sequences."""
     return stream.isatty() and os.environ.get("TERM") != "dumb"

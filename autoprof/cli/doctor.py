@@ -51,7 +51,7 @@ def run(parsed: argparse.Namespace) -> int:
         report = examine_environment(settings.load(os.environ, Path.cwd()), parsed.deep)
     if report.problems:
         report.verdict = f"{units.count(len(report.problems), 'problem')} found"
-    report = _without_secrets(report)
+    report = _masked_report(report)
     if parsed.json:
         console.print_json(report)
     else:
@@ -59,7 +59,7 @@ def run(parsed: argparse.Namespace) -> int:
     return 1 if report.problems else 0
 
 
-def _without_secrets(report: Report) -> Report:
+def _masked_report(report: Report) -> Report:
     """Return a copy of a report in which secrets are masked.
 
     Files that older releases wrote, and the errors of recipes, may contain secrets.
@@ -72,29 +72,29 @@ def _without_secrets(report: Report) -> Report:
 _MAX_PROBLEMS, _MAX_NOTES = 40, 20
 
 
-def show(report: Report, hooks: bool = False) -> None:
+def show(report: Report, show_hooks: bool = False) -> None:
     """Print a report as text: facts, problems, notes, and the verdict.
 
-    If `hooks` is true, also print a table of the hooks, and print all problems and notes. Otherwise, print only the
-    first problems and notes.
+    If `show_hooks` is true, also print a table of the hooks, and print all problems and notes. Otherwise, print only
+    the first problems and notes.
     """
     print(plain(report.subject))
     counts = _counts(report.hooks)
     for name, value in report.facts.items():
         print(*console.wrapped(plain(f"{name}: {'; '.join(filter(None, [value, counts.get(name)]))}"), 2), sep="\n")
-    if hooks and report.hooks:
+    if show_hooks and report.hooks:
         print()
-        console.show(["hook", "state", "reason"], _grouped(report.hooks))
+        console.show(["hook", "state", "reason"], _hook_rows(report.hooks))
     for title, lines, max_lines in (
         ("does not work", report.problems, _MAX_PROBLEMS),
         ("notes", report.notes, _MAX_NOTES),
     ):
         if lines:
             print(f"\n{title}:")
-        for line in lines if hooks else lines[:max_lines]:
+        for line in lines if show_hooks else lines[:max_lines]:
             first_line, *more_lines = console.wrapped(plain(line), 4)
             print(f"  - {first_line[4:]}", *more_lines, sep="\n")
-        if len(lines) > max_lines and not hooks:
+        if len(lines) > max_lines and not show_hooks:
             print(f"  - and {len(lines) - max_lines} more, which --all lists")
     print(f"\n{plain(report.verdict)}")
 
@@ -112,7 +112,7 @@ def _counts(hooks: list[tuple[str, str, str]]) -> dict[str, str]:
     }
 
 
-def _grouped(hooks: list[tuple[str, str, str]]) -> list[list[str]]:
+def _hook_rows(hooks: list[tuple[str, str, str]]) -> list[list[str]]:
     """Return the rows of the table of hooks.
 
     The hooks of one target that were skipped for the same reason share a row.
@@ -133,7 +133,7 @@ _CUT_OFF = "its process ended while writing it, or the disk was full"
 
 def check_deaths(report: Report, run: Run) -> bool:
     """If processes died, put the likely first cause in front of the other problems of a report, and return True."""
-    deaths_of_run = deaths.of_run(run)
+    deaths_of_run = deaths.find_in_run(run)
     if deaths_of_run:
         host_count = len(run.info.hosts)
         report.problems.insert(0, deaths.sentence(deaths_of_run[0], host_count))
@@ -284,7 +284,7 @@ def _check_steps(report: Report, run: runs.Run, open_spans: OpenSpans, executed_
         steps = Steps.parse(run.info.settings.steps)
     except ValueError:
         return
-    requested_steps = [number for ordinal, number in enumerate(numbers, 1) if steps.match(number, ordinal)]
+    requested_steps = [number for ordinal, number in enumerate(numbers, 1) if steps.matches(number, ordinal)]
     captured_steps = {step.number for step in run.steps}
     captured_steps |= {number for capture in run.captures for number in capture.meta.steps}
     for number in requested_steps:

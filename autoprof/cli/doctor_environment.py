@@ -21,7 +21,7 @@ from autoprof.capture.artifacts import Budget, OverBudget
 from autoprof.capture.profilers import foreign, npu, nsys
 from autoprof.cli import recipes_catalog
 from autoprof.cli.documents import Report
-from autoprof.cli.recipes_catalog import ChildFailed, NotInSource, Sources, Unknown, import_problem, in_child
+from autoprof.cli.recipes_catalog import ChildFailed, NotInSource, Sources, Unknown, import_problem, run_module_in_child
 from autoprof.config.settings import Settings, unknown, unknown_roles
 from autoprof.hooks import behaviour as behaviours
 from autoprof.hooks import empty_run, recipe, registry
@@ -59,13 +59,13 @@ class Lookup(msgspec.Struct):
 def look_up(settings: Settings) -> Lookup:
     """Look up the hooks of all recipes in the source of their targets."""
     sources = Sources()
-    lookup = Lookup(tool=profilers.outlook(settings.tool, imports=False))
+    lookup = Lookup(tool=profilers.outlook(settings.tool, may_import=False))
     versions: dict[str, str] = {}
     # The releases for which the recipes were made, by target and file.
     ranges: dict[tuple[str, str], str] = {}
     for file in recipes_catalog.recipe_files(settings.recipes):
         try:
-            bound = recipe.load(file.path, options=file.origin != recipes_catalog.OWN)
+            bound = recipe.load(file.path, check_options=file.origin != recipes_catalog.OWN)
         except RecipeError as error:
             lookup.errors[file.name] = str(error)
             continue
@@ -132,12 +132,12 @@ def _renamed_vllm(versions: dict[str, str], sources: Sources) -> str:
 _NO_TRAINERS = {"ray", "codetiming"}
 
 
-def examine_environment(settings: Settings, deep: bool = False) -> Report:
+def examine_environment(settings: Settings, import_targets: bool = False) -> Report:
     """Return a report on what autoprof would patch in this environment.
 
     Args:
         settings: The settings of this environment.
-        deep: True to import the targets in a separate process; False to read only the source of the targets.
+        import_targets: True to import the targets in a separate process; False to read only the source of the targets.
     """
     report = Report(subject=f"environment: {sys.executable}")
     when = f", when {', '.join(map(str, settings.when))}" if settings.when else ""
@@ -148,7 +148,7 @@ def examine_environment(settings: Settings, deep: bool = False) -> Report:
     _check_nsys(report, settings)
     _check_recipes(report, settings.recipes)
     lookup = look_up(settings)
-    if deep:
+    if import_targets:
         _import_targets(report, lookup)
     report.problems += [f"{source}: {error}" for source, error in lookup.errors.items()]
     report.facts["tool"] = lookup.tool
@@ -163,19 +163,19 @@ def examine_environment(settings: Settings, deep: bool = False) -> Report:
     report.add_hooks(lookup.hooks)
     if lookup.absent:
         report.notes.append(f"not installed here: {', '.join(lookup.absent)}")
-    report.verdict = _verdict(report, deep)
+    report.verdict = _verdict(report, import_targets)
     return report
 
 
 def _check_targets(report: Report, lookup: Lookup) -> None:
     """Add a problem for each installed target to which no hook applies, with the reason."""
-    for target in sorted(filter(empty_run.active, lookup.versions)):
+    for target in sorted(filter(empty_run.makes_run_part, lookup.versions)):
         target_hooks = [hook for key, hook in lookup.hooks.items() if key.partition("/")[0] == target]
         if all(hook.state in ("skipped", "failed") for hook in target_hooks) and any(
             hook.reason != DISABLED for hook in target_hooks
         ):
             version = lookup.versions[target]
-            report.problems.append(empty_run.of_target(target, lookup.hooks, version, "is installed"))
+            report.problems.append(empty_run.explain_target(target, lookup.hooks, version, "is installed"))
 
 
 def _verdict(report: Report, deep: bool) -> str:
@@ -238,7 +238,7 @@ def _check_nsys(report: Report, settings: Settings) -> None:
             )
         if os.environ.get("KINETO_USE_DAEMON"):
             report.problems.append("KINETO_USE_DAEMON is set: dynolog may take CUPTI from nsys; unset it")
-    elif nsys.here():
+    elif nsys.runs_under_nsys():
         report.notes.append(
             "this command runs under nsys, which takes the only CUPTI subscription: processes started here can be "
             "captured with AUTOPROF_TOOL=nsys only"
@@ -261,7 +261,7 @@ def _import_targets(report: Report, lookup: Lookup) -> None:
     """
     variables = {_boot.ENABLE: "1", _boot.RUN_ID: _boot.new_run_id(), _boot.STARTER: "", "AUTOPROF_ON_FINISH": ""}
     try:
-        imported = msgspec.convert(in_child("autoprof.cli.doctor_environment", **variables), Lookup)
+        imported = msgspec.convert(run_module_in_child("autoprof.cli.doctor_environment", **variables), Lookup)
     except ChildFailed as error:
         report.problems.append(str(error))
         return

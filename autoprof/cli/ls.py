@@ -72,7 +72,7 @@ def _show(listed_runs: list[runs.Run], as_json: bool, captures: bool) -> int:
         if run.info.no_hooks:
             console.complain(f"ls: {run.id} has no profile, because no hook was applied: {run.info.no_hooks}", 0)
     for run in listed_runs[-_MAX_DEATH_CHECKS:]:
-        if not run.state.startswith(runs.ENDED) and (died := deaths.of_run(run)):
+        if not run.state.startswith(runs.ENDED) and (died := deaths.find_in_run(run)):
             console.complain(f"ls: {run.id}: {deaths.sentence(died[0], len(run.info.hosts))}", 0)
     if captures:
         print()

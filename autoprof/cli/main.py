@@ -159,10 +159,10 @@ def overview(columns: int) -> str:
 
     Lines that are longer than `columns` are wrapped.
     """
-    return "\n".join(line for part in _parts() for line in _wrapped(*part, columns)) + "\n"
+    return "\n".join(line for part in _overview_lines() for line in _wrapped(*part, columns)) + "\n"
 
 
-def _parts() -> Iterator[tuple[str, str]]:
+def _overview_lines() -> Iterator[tuple[str, str]]:
     """Yield each line of the overview, and the indent of the lines into which a long line is wrapped."""
     yield "autoprof profiles LLM reinforcement-learning runs from outside.", ""
     yield "", ""

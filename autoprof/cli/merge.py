@@ -37,10 +37,10 @@ def run(parsed: argparse.Namespace) -> int:
     paths = [Path(name) for name in parsed.name]
     try:
         if paths and (len(paths) > 1 or (paths[0].exists() and not (paths[0] / RUN).is_file())):
-            work = merge_step.of_files(paths, options)
+            work = merge_step.plan_file_merge(paths, options)
         else:
             chosen_run = runs.find(arguments.parent(parsed), parsed.name[0] if paths else "latest")
-            work = merge_step.of_step(chosen_run, merge_step.chosen(chosen_run, parsed.step), options)
+            work = merge_step.plan_step_merge(chosen_run, merge_step.chosen(chosen_run, parsed.step), options)
         with console.bar("merging", work.bytes) as advance:
             lines = list(merge_step.do(work, advance))
         if parsed.json:

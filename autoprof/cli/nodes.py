@@ -76,11 +76,11 @@ def ask(directory: str, name: str, why: bytes, wait_s: float, native: bool, othe
     py_spy_path = shutil.which("py-spy", path=f"{os.environ.get('PATH', '')}:{os.path.dirname(sys.executable)}")
     with ThreadPoolExecutor(_MAX_SPIES) as pool:
         spy_results = {
-            key: pool.submit(_spy, py_spy_path, process["pid"], native)
+            key: pool.submit(_run_py_spy, py_spy_path, process["pid"], native)
             for key, process in running.items()
             if py_spy_path
         }
-        _wait(folder, awaited_processes, wait_s)
+        _wait_for_answers(folder, awaited_processes, wait_s)
     problems = []
     for key, future in spy_results.items():
         threads, problem, unix_ns = future.result()
@@ -108,7 +108,7 @@ def _make_question(folder: str, why: bytes) -> None:
     os.mkdir(hidden, 0o700)
     try:
         _hand_over(hidden)
-        _put(os.path.join(hidden, WHY), why)
+        _write_complete(os.path.join(hidden, WHY), why)
         if not os.path.isdir(folder):
             os.rename(hidden, folder)
     except OSError:
@@ -123,7 +123,7 @@ def _processes(directory: str) -> dict[str, Process]:
     by_key: dict[str, Process] = {}
     # In the order of time: if two processes had the same pid, the later process replaces the earlier process.
     for file in sorted(os.scandir(os.path.join(directory, "journal")), key=lambda entry: entry.stat().st_mtime):
-        first_lines = _load(file.path, _HEAD_BYTES) if file.name.endswith(".jsonl") else b""
+        first_lines = _read_start(file.path, _HEAD_BYTES) if file.name.endswith(".jsonl") else b""
         process_line = _parsed(first_lines.partition(b"\n")[0])
         host, pid = str(process_line.get("host", "")), process_line.get("pid")
         if not host or not isinstance(pid, int):
@@ -189,12 +189,12 @@ def _children(by_key: dict[str, Process]) -> dict[str, Process]:
 
 
 def _command(pid: int) -> bytes:
-    return _load(f"/proc/{pid}/cmdline", 4096)
+    return _read_start(f"/proc/{pid}/cmdline", 4096)
 
 
 def _stat(pid: int) -> list[bytes]:
     """Return the fields of /proc/PID/stat, beginning with the state. Return an empty list for an ended process."""
-    fields = _load(f"/proc/{pid}/stat", 4096).rpartition(b")")[2].split()
+    fields = _read_start(f"/proc/{pid}/stat", 4096).rpartition(b")")[2].split()
     return fields if len(fields) > 19 and fields[0] not in (b"Z", b"X") else []
 
 
@@ -209,16 +209,16 @@ def _is_running(pid: int, ticks: int) -> bool:
     return current is not None and ticks in (0, current)
 
 
-def _spy(program: str, pid: int, native: bool) -> tuple[list[dict[str, Any]], str, int]:
+def _run_py_spy(program: str, pid: int, native: bool) -> tuple[list[dict[str, Any]], str, int]:
     """Return the threads of a process that py-spy read, the reason if py-spy could not read them, and the time.
 
     The time is in nanoseconds since the epoch.
     """
-    threads, problem = _dumped(program, pid, native)
+    threads, problem = _dump_stacks(program, pid, native)
     return threads, problem, time.time_ns()
 
 
-def _dumped(program: str, pid: int, native: bool) -> tuple[list[dict[str, Any]], str]:
+def _dump_stacks(program: str, pid: int, native: bool) -> tuple[list[dict[str, Any]], str]:
     # With --native, py-spy stops the process for some milliseconds.
     options = ["--native", "--nonblocking"] if native else ["--nonblocking"]
     problem = ""
@@ -269,7 +269,7 @@ def _converted(thread: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _wait(folder: str, processes: list[Process], wait_s: float) -> None:
+def _wait_for_answers(folder: str, processes: list[Process], wait_s: float) -> None:
     """Wait until all `processes` have answered or ended, but at most `wait_s` seconds."""
     deadline = time.monotonic() + wait_s
     while time.monotonic() < deadline:
@@ -289,7 +289,7 @@ def _add_threads(folder: str, process: Process, threads: list[dict[str, Any]], u
 
     If the process answered, its own answer stays in the file, except that the threads are replaced.
     """
-    own_answer = _parsed(_load(_file_of(folder, process), MAX_STACKS_BYTES))
+    own_answer = _parsed(_read_start(_file_of(folder, process), MAX_STACKS_BYTES))
     spans_by_thread = {thread.get("ident"): thread.get("spans", []) for thread in own_answer.get("threads", [])}
     content = {key: process[key] for key in ("host", "pid", "process", "spans")} | {"unix_ns": unix_ns}
     content |= own_answer | {"by": "itself, py-spy" if own_answer else "py-spy"}
@@ -302,7 +302,7 @@ def _add_threads(folder: str, process: Process, threads: list[dict[str, Any]], u
         if len(text) < MAX_STACKS_BYTES:
             break
         content["left_out"] = [*own_answer.get("left_out", []), f"{len(threads) - limit} threads"]
-    _put(_file_of(folder, process), text)
+    _write_complete(_file_of(folder, process), text)
 
 
 def _answers(folder: str, expected: dict[str, Process], wait_s: float) -> dict[str, Any]:
@@ -314,7 +314,7 @@ def _answers(folder: str, expected: dict[str, Process], wait_s: float) -> dict[s
     absent = []
     bytes_left = _MAX_ANSWER_BYTES
     for key, process in expected.items():
-        content = _load(_file_of(folder, process), MAX_STACKS_BYTES) if bytes_left > 0 else b""
+        content = _read_start(_file_of(folder, process), MAX_STACKS_BYTES) if bytes_left > 0 else b""
         bytes_left -= len(content)
         if content:
             contents[f"{key}.json"] = content
@@ -384,7 +384,7 @@ def write(directory: str, name: str, content: bytes) -> tuple[int, str, str] | N
     try:
         if content:
             _make_folder(control)
-            _put(os.path.join(control, name), content)
+            _write_complete(os.path.join(control, name), content)
         else:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(os.path.join(control, name))
@@ -397,7 +397,7 @@ def _file_of(folder: str, process: Process) -> str:
     return os.path.join(folder, f"{process['host']}-{process['pid']}.json")
 
 
-def _load(path: str, limit: int) -> bytes:
+def _read_start(path: str, limit: int) -> bytes:
     """Return the first `limit` bytes of a file, or no bytes if the file can't be read."""
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
@@ -407,7 +407,7 @@ def _load(path: str, limit: int) -> bytes:
 
 
 def _document(folder: str, name: str) -> dict[str, Any]:
-    return _parsed(_load(os.path.join(folder, name), _MAX_JSON_BYTES))
+    return _parsed(_read_start(os.path.join(folder, name), _MAX_JSON_BYTES))
 
 
 def _names_in(folder: str) -> list[str]:
@@ -431,7 +431,7 @@ def _make_folder(path: str) -> None:
         _hand_over(path)
 
 
-def _put(path: str, content: bytes) -> None:
+def _write_complete(path: str, content: bytes) -> None:
     """Write a file. The file gets its name once it is complete."""
     part = f"{path}.{os.urandom(4).hex()}.part"
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

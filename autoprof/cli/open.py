@@ -143,55 +143,55 @@ class _PageHandler(BaseHTTPRequestHandler):
     sys_version = ""
 
     def do_GET(self) -> None:
-        self._answer(body=True)
+        self._answer(send_body=True)
 
     def do_HEAD(self) -> None:
-        self._answer(body=False)
+        self._answer(send_body=False)
 
     def _refuse_method(self) -> None:
-        self._say(HTTPStatus.METHOD_NOT_ALLOWED, {"Allow": "GET, HEAD"})
+        self._send_status(HTTPStatus.METHOD_NOT_ALLOWED, {"Allow": "GET, HEAD"})
 
     do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = do_TRACE = do_CONNECT = _refuse_method
 
     def log_message(self, *_: object) -> None:
         """Log nothing."""
 
-    def _answer(self, body: bool) -> None:
+    def _answer(self, send_body: bool) -> None:
         hosts = self.headers.get_all("Host", [])
         if len(hosts) != 1 or _name(hosts[0]) not in _HOSTS:
-            self._say(HTTPStatus.FORBIDDEN)
+            self._send_status(HTTPStatus.FORBIDDEN)
             return
         content = self.server.find(self.path)
-        if content is None and body and self.server.redeem(self.path):
-            self._say(HTTPStatus.FOUND, {"Location": self.server.url()})
+        if content is None and send_body and self.server.redeem(self.path):
+            self._send_status(HTTPStatus.FOUND, {"Location": self.server.url()})
         elif content is None:
-            self._say(HTTPStatus.NOT_FOUND)
+            self._send_status(HTTPStatus.NOT_FOUND)
         elif content.file is None:
             encoded_text = content.text.encode()
             self._head(content, len(encoded_text))
-            if body:
+            if send_body:
                 self.wfile.write(encoded_text)
         else:
-            self._send(content, content.file, body)
+            self._send(content, content.file, send_body)
 
-    def _send(self, content: Content, path: Path, body: bool) -> None:
+    def _send(self, content: Content, path: Path, send_body: bool) -> None:
         try:
             descriptor = files.opened(path)
         except OSError:
-            self._say(HTTPStatus.NOT_FOUND)
+            self._send_status(HTTPStatus.NOT_FOUND)
             return
         with open(descriptor, "rb") as file:
             self._head(content, os.fstat(descriptor).st_size)
-            if body:
+            if send_body:
                 shutil.copyfileobj(file, self.wfile, 1 << 20)
 
     def _head(self, content: Content, size: int) -> None:
         extra_headers = {"Content-Security-Policy": content.policy} if content.policy else {}
         if content.for_perfetto:
             extra_headers |= {"Access-Control-Allow-Origin": PERFETTO, "Vary": "Origin"}
-        self._say(HTTPStatus.OK, {"Content-Type": content.kind, **extra_headers}, size)
+        self._send_status(HTTPStatus.OK, {"Content-Type": content.kind, **extra_headers}, size)
 
-    def _say(self, status: HTTPStatus, headers: dict[str, str] | None = None, size: int = 0) -> None:
+    def _send_status(self, status: HTTPStatus, headers: dict[str, str] | None = None, size: int = 0) -> None:
         self.send_response(status)
         for name, value in (_PRIVACY_HEADERS | (headers or {})).items():
             self.send_header(name, value)
@@ -352,7 +352,7 @@ def _trace(run: Run, step: Step) -> Path | None:
     Return None if the trace can't be written.
     """
     try:
-        work = merge_step.of_step(run, step, merge_step.MergeOptions())
+        work = merge_step.plan_step_merge(run, step, merge_step.MergeOptions())
         folder = Path(run.path)
         parts = [
             *(trace.path for trace in work.inputs),

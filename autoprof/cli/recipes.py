@@ -162,7 +162,7 @@ def run(parsed: argparse.Namespace) -> int:
     words = [word for word in (parsed.name, *parsed.command) if word is not None]
     command = words[1:] if words[:1] == ["--"] else words
     if parsed.attempt:
-        return _try(parsed.attempt, command, parsed.json)
+        return _try_command(parsed.attempt, command, parsed.json)
     if parsed.new:
         return recipes_new.run(command, parsed.output, parsed.seconds, parsed.package)
     if parsed.command:
@@ -173,9 +173,9 @@ def run(parsed: argparse.Namespace) -> int:
         print(recipes_check.schema_text(), end="")
         return 0
     if parsed.behaviours:
-        return _behaviours(parsed.json)
+        return _list_behaviours(parsed.json)
     if parsed.check:
-        return _check(parsed.check, parsed.json)
+        return _check_files(parsed.check, parsed.json)
     entries = recipes_catalog.entries(arguments.setting("recipes"))
     if parsed.name:
         try:
@@ -187,7 +187,7 @@ def run(parsed: argparse.Namespace) -> int:
     elif parsed.name:
         _show_hooks(entries)
     else:
-        _show(entries)
+        _show_recipes(entries)
     problems = [entry.problem for entry in entries if entry.problem] + (
         [] if parsed.name else list(recipes_catalog.unreadable_places())
     )
@@ -196,7 +196,7 @@ def run(parsed: argparse.Namespace) -> int:
     return 1 if problems else 0
 
 
-def _show(entries: list[Entry]) -> None:
+def _show_recipes(entries: list[Entry]) -> None:
     rows = [
         [
             entry.name,
@@ -233,7 +233,7 @@ def _options(hook: RecipeHook) -> str:
     return " ".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in options.items()) or "-"
 
 
-def _check(files_or_folders: list[str], as_json: bool) -> int:
+def _check_files(files_or_folders: list[str], as_json: bool) -> int:
     findings: list[RecipeFinding] = []
     paths: list[str] = []
     for place in files_or_folders:
@@ -256,7 +256,7 @@ def _check(files_or_folders: list[str], as_json: bool) -> int:
     return 1 if any(finding.error for finding in findings) else 0
 
 
-def _behaviours(as_json: bool) -> int:
+def _list_behaviours(as_json: bool) -> int:
     behaviours = {
         name: KnownBehaviour(
             summary(kind),
@@ -283,7 +283,7 @@ _MAX_PROCESSES = 4
 _Count = tuple[int | None, bool, int]
 
 
-def _try(file_or_name: str, argv: list[str], as_json: bool) -> int:
+def _try_command(file_or_name: str, argv: list[str], as_json: bool) -> int:
     """Run a command with a recipe, print the result of each hook, and return the command's exit status."""
     if not argv:
         return complain("recipes: --try: no command was given; write autoprof recipes --try RECIPE -- COMMAND", 2)
@@ -452,7 +452,10 @@ def _why_not(hook: BoundHook, entries: list[tuple[str, str]], tried: TriedHook) 
 
 
 def _show_trial(tried: Tried) -> None:
-    rows = [[hook.name, hook.state, str(hook.calls), units.ranges(hook.steps), _where(hook)] for hook in tried.hooks]
+    rows = [
+        [hook.name, hook.state, str(hook.calls), units.ranges(hook.steps), _reason_of_hook(hook)]
+        for hook in tried.hooks
+    ]
     print()
     console.show(["hook", "state", "calls", "steps", "where, or why not"], rows)
     none = "no step has ended; a hook with a step behaviour must fire"
@@ -468,7 +471,7 @@ def _show_trial(tried: Tried) -> None:
         complain(error, 0)
 
 
-def _where(hook: TriedHook) -> str:
+def _reason_of_hook(hook: TriedHook) -> str:
     if hook.said:
         return hook.said
     left_alone = f"; {units.count(hook.left_alone, 'call')} left alone" if hook.left_alone else ""

@@ -62,7 +62,10 @@ class Module:
                 self.assigned.update(assigned(node))
 
     def full(self, node: ast.expr) -> str:
-        """Return the full name of the class or function in an expression, such as a base class, without arguments."""
+        """Return the full name of the class or function in an expression, such as a base class.
+
+        The arguments of a call and the type arguments of a class are left out.
+        """
         while isinstance(node, ast.Call | ast.Subscript):
             node = node.func if isinstance(node, ast.Call) else node.value
         head, dot, rest = ast.unparse(node).partition(".")
@@ -254,7 +257,7 @@ class ChildFailed(Exception):
     """The child process wrote no result. The message gives the reason."""
 
 
-def in_child(module: str, *arguments: str, **variables: str) -> Any:
+def run_module_in_child(module: str, *arguments: str, **variables: str) -> Any:
     """Run a module that imports targets in a child process, and return the document that it writes.
 
     Args:

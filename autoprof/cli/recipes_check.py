@@ -1,7 +1,7 @@
 """Check of recipe files, and the JSON schema of recipes.
 
-`python -m autoprof.cli.recipes_check OUTPUT FILE...` runs in a child process of the check, because it imports the
-targets.
+`python -m autoprof.cli.recipes_check OUTPUT FILE...` checks the recipe files and writes the results to the file OUTPUT.
+The check starts it as a child process, because it imports the modules of the functions that the recipes patch.
 """
 
 from __future__ import annotations
@@ -57,19 +57,19 @@ def schema_text() -> str:
 def schema() -> dict[str, Any]:
     """Return the JSON schema of recipes. In the schema, the `behaviour` of a hook decides which `options` are valid."""
     kinds = known_behaviours()
-    definitions = {"hook": _of_struct(Hook)}
+    definitions = {"hook": _schema_of_struct(Hook)}
     for name, kind in kinds.items():
-        definitions[name] = _of_struct(kind)
-        definitions |= {inner.__name__: _of_struct(inner) for inner in _structs_in(kind)}
+        definitions[name] = _schema_of_struct(kind)
+        definitions |= {inner.__name__: _schema_of_struct(inner) for inner in _structs_in(kind)}
     hook = definitions["hook"]["properties"]
     hook["name"]["pattern"] = f"^{HOOK_NAME}$"
     hook["behaviour"]["oneOf"] = [{"const": name, "description": summary(kind)} for name, kind in kinds.items()]
     # Editors complete options from `properties`. The conditions in `allOf` validate them, one per behaviour.
     hook["options"]["properties"] = _all_options(kinds)
     definitions["hook"]["allOf"] = [_condition(name, kind) for name, kind in kinds.items()]
-    recipe = definitions[SEVERAL] = _of_struct(Recipe)
+    recipe = definitions[SEVERAL] = _schema_of_struct(Recipe)
     recipe["properties"]["hook"]["items"] = {"$ref": _REFERENCE.format(name="hook")}
-    several = _of_struct(Recipes)["properties"][SEVERAL]
+    several = _schema_of_struct(Recipes)["properties"][SEVERAL]
     several["items"] = {"$ref": _REFERENCE.format(name=SEVERAL)}
     return {
         "$schema": _DRAFT,
@@ -91,7 +91,7 @@ def known_behaviours() -> dict[str, type[behaviours.Behaviour]]:
     return {name: behaviours.named(name) for name in sorted(behaviours.BEHAVIOURS)}
 
 
-def _of_struct(kind: type[msgspec.Struct]) -> dict[str, Any]:
+def _schema_of_struct(kind: type[msgspec.Struct]) -> dict[str, Any]:
     """Return the schema of a struct. The descriptions come from the docstring of the struct."""
     _, components = msgspec.json.schema_components([kind], ref_template=_REFERENCE)
     content: dict[str, Any] = components[kind.__name__]
@@ -187,7 +187,7 @@ def check_files(paths: list[str], others: list[BoundHook]) -> tuple[list[RecipeF
             summaries.append(f"{path}: {len(errors_by_path[path])} wrong; nothing else was checked")
             continue
         scope, target_findings = checked.get(path, ("it has no hooks", []))
-        file_findings = [*_without_end(path, hooks_by_path[path], others), *target_findings]
+        file_findings = [*_hooks_without_end(path, hooks_by_path[path], others), *target_findings]
         findings += [*_replacements(path, hooks_by_path[path]), *file_findings]
         count = sum(finding.error for finding in file_findings)
         state = f"{count} wrong" if count else "good"
@@ -207,7 +207,7 @@ def _checked_in_child(paths: list[str]) -> _Checked:
     if not paths:
         return {}
     try:
-        content = recipes_catalog.in_child("autoprof.cli.recipes_check", *paths, **{_boot.ENABLE: "0"})
+        content = recipes_catalog.run_module_in_child("autoprof.cli.recipes_check", *paths, **{_boot.ENABLE: "0"})
     except recipes_catalog.ChildFailed as error:
         return {path: (f"modules, attributes and parameters were not checked: {error}", []) for path in paths}
     return msgspec.convert(content, _Checked)
@@ -291,13 +291,13 @@ def _hook_findings(hook: BoundHook, sources: Sources) -> Iterator[_Finding]:
         member(owner, name)
     except LookupError as error:
         adds = type(hook.behaviour).supply is not behaviours.Behaviour.supply
-        hint = f"; {hook.hook.behaviour} adds it" if adds else _similar(sys.modules[module], attribute)
+        hint = f"; {hook.hook.behaviour} adds it" if adds else _similar_name(sys.modules[module], attribute)
         yield "attribute", f"{error}{hint}", not adds
     else:
         yield from _attribute_findings(hook, owner, inspect.getattr_static(owner, name, None))
 
 
-def _similar(root: Any, path: str) -> str:
+def _similar_name(root: Any, path: str) -> str:
     """Return a suggestion for the first name in the dotted path `path` that does not exist below `root`."""
     for name in path.split("."):
         if not hasattr(root, name):
@@ -402,7 +402,7 @@ def _replacements(path: str, hooks: list[BoundHook]) -> list[RecipeFinding]:
     ]
 
 
-def _without_end(path: str, hooks: list[BoundHook], others: Iterable[BoundHook]) -> list[RecipeFinding]:
+def _hooks_without_end(path: str, hooks: list[BoundHook], others: Iterable[BoundHook]) -> list[RecipeFinding]:
     """Return an error for each hook whose span or pause no hook ends, be it of this file or of `others`."""
     known_hooks = [*hooks, *others]
     return [

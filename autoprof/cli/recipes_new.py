@@ -90,7 +90,7 @@ def run(command: list[str], output: str | None, seconds: float, packages: list[s
         except OSError as error:
             return not_run("recipes: --new", command[0], error)
         duration_s = time.monotonic() - start_s
-        processes = _read(Path(folder))
+        processes = _read_measurements(Path(folder))
     steps = [step for process in processes if (step := _step(process)) is not None]
     if not steps:
         return complain(f"recipes: --new: {_nothing(processes, status, duration_s)}", 1)
@@ -212,7 +212,7 @@ class _Step(msgspec.Struct):
     seconds: float
 
 
-def _read(folder: Path) -> list[_MeasuredProcess]:
+def _read_measurements(folder: Path) -> list[_MeasuredProcess]:
     processes = [
         msgspec.json.decode(path.read_bytes(), type=_MeasuredProcess) for path in sorted(folder.glob("*.json"))
     ]

@@ -17,7 +17,7 @@ from autoprof.cli.console import complain
 from autoprof.report import build, html, markdown
 from autoprof.report.build import ReportRequest
 from autoprof.report.model import NOTHING_COMMON, OTHER, OWN, Finding, RunFigures, StepFigures, several
-from autoprof.report.overview import without_own
+from autoprof.report.overview import without_autoprof
 from autoprof.rundir import runs
 from autoprof.rundir.file_names import REPORT, is_whole_run, same_place
 from autoprof.rundir.runs import Run
@@ -50,7 +50,7 @@ def run(parsed: argparse.Namespace) -> int:
         figures = build.report_figures(request, progress)
     try:
         files.open_as(request.run.path)
-        return _write(figures, parsed, request.page)
+        return _write_report(figures, parsed, request.page)
     except BrokenPipeError:
         raise
     except OSError as error:
@@ -67,7 +67,7 @@ def _request(parsed: argparse.Namespace) -> ReportRequest:
     if parsed.json and parsed.md == "-":
         raise ValueError("--json and --md can't both go to standard output")
     run = arguments.find_run(parsed)
-    against, against_step = _against(parsed, run)
+    against, against_step = _run_to_compare(parsed, run)
     request = ReportRequest(run=run, step=parsed.step, against=against, against_step=against_step)
     if against_step is not None and request.step is None:
         raise ValueError(f"--against {parsed.against} is a step; name with --step the step to compare with it")
@@ -84,7 +84,7 @@ def _request(parsed: argparse.Namespace) -> ReportRequest:
     return request
 
 
-def _against(parsed: argparse.Namespace, run: Run) -> tuple[Run | None, int | None]:
+def _run_to_compare(parsed: argparse.Namespace, run: Run) -> tuple[Run | None, int | None]:
     """Return the run and the step that `--against` names. Return None for each of them that it does not name.
 
     Raises:
@@ -105,7 +105,7 @@ def _against(parsed: argparse.Namespace, run: Run) -> tuple[Run | None, int | No
     return runs.find(arguments.parent(parsed), name), int(step) if colon else None
 
 
-def _write(figures: RunFigures, parsed: argparse.Namespace, default_page: Path) -> int:
+def _write_report(figures: RunFigures, parsed: argparse.Namespace, default_page: Path) -> int:
     """Write the report in the formats that the arguments name. If they name none, write the page `default_page`.
 
     Returns:
@@ -147,20 +147,20 @@ def show(figures: RunFigures, chosen: int | None = None) -> None:
     """
     step = next((step for step in figures.details if step.number == chosen), None)
     if step is None:
-        _run(figures)
+        _print_run(figures)
     else:
-        _step(figures, step)
+        _print_step(figures, step)
     if figures.comparison is not None:
         print(plain(f"{figures.comparison.b} against {figures.comparison.a}"))
         for line in figures.comparison.basis:
             print(*console.wrapped(plain(line)), sep="\n")
         text_without_findings = "nothing became much slower" if figures.comparison.rows else NOTHING_COMMON
-        _findings(figures.comparison.findings, text_without_findings)
+        _print_findings(figures.comparison.findings, text_without_findings)
         print()
     if step is None:
-        _findings(figures.findings, figures.verdict)
+        _print_findings(figures.findings, figures.verdict)
     else:
-        _findings(step.findings, figures.verdict or f"No findings in step {step.number}.")
+        _print_findings(step.findings, figures.verdict or f"No findings in step {step.number}.")
     print()
     notes = [
         f"step {detail.number} was captured for: {condition}"
@@ -173,7 +173,7 @@ def show(figures: RunFigures, chosen: int | None = None) -> None:
         print(f"and {several(len(figures.notes) - _MAX_NOTES, 'more note')} in the page")
 
 
-def _run(figures: RunFigures) -> None:
+def _print_run(figures: RunFigures) -> None:
     if figures.steps:
         rate = f", {number(figures.tokens_per_s)} generated tokens/s" if figures.tokens_per_s is not None else ""
         state = "" if figures.state == "ended" else f"; {figures.state}"
@@ -182,17 +182,17 @@ def _run(figures: RunFigures) -> None:
     rows = [
         [stage.name, seconds(stage.seconds), share(stage.share), seconds(stage.median_s)] for stage in figures.stages
     ]
-    _stages(rows)
+    _print_stages(rows)
 
 
-def _step(figures: RunFigures, step: StepFigures) -> None:
+def _print_step(figures: RunFigures, step: StepFigures) -> None:
     medians = {stage.name: stage.median_s for stage in figures.stages}
     row = next((row for row in figures.steps if row.number == step.number), None)
     usual_text = f", usually {seconds(row.usual_s)}" if row is not None and row.usual_s != row.seconds else ""
     print(plain(f"{figures.id}, step {step.number} ({step.kind}): {seconds(step.seconds)}{usual_text}"))
     print()
-    total_s = sum(without_own(step.stages).values()) or 1.0
-    _stages(
+    total_s = sum(without_autoprof(step.stages).values()) or 1.0
+    _print_stages(
         [
             [name, seconds(took_s), share(None if name == OWN else took_s / total_s), seconds(medians.get(name))]
             for name, took_s in step.stages.items()
@@ -200,7 +200,7 @@ def _step(figures: RunFigures, step: StepFigures) -> None:
     )
 
 
-def _stages(rows: list[list[str]]) -> None:
+def _print_stages(rows: list[list[str]]) -> None:
     """Print the table of stages: the first rows, and always the rows of the time without a stage and of autoprof."""
     last_rows = [row for row in rows[_MAX_STAGES:] if row[0] in (OTHER, OWN)]
     shown_rows = rows[:_MAX_STAGES] + last_rows
@@ -211,7 +211,7 @@ def _stages(rows: list[list[str]]) -> None:
         print()
 
 
-def _findings(findings: Sequence[Finding], text_without_findings: str) -> None:
+def _print_findings(findings: Sequence[Finding], text_without_findings: str) -> None:
     """Print findings as wrapped sentences, because a table is too narrow for them.
 
     If there are no findings, print `text_without_findings`.

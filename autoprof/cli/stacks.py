@@ -112,7 +112,7 @@ def at_work(processes: Sequence[ProcessStacks]) -> list[Group]:
 
     In both parts, large groups come first.
     """
-    all_groups = _grouped(
+    all_groups = _group_threads(
         Member(process, thread, _spans(process, thread))
         for process in processes
         for thread in process.threads
@@ -123,7 +123,7 @@ def at_work(processes: Sequence[ProcessStacks]) -> list[Group]:
 
 def beside(processes: Sequence[ProcessStacks]) -> list[Group]:
     """Return the groups of the threads that are not main threads and work on no span. Large groups come first."""
-    return _grouped(
+    return _group_threads(
         Member(process, thread, [])
         for process in processes
         for thread in process.threads
@@ -133,7 +133,7 @@ def beside(processes: Sequence[ProcessStacks]) -> list[Group]:
 
 def tasks(processes: Sequence[ProcessStacks]) -> list[Group]:
     """Return the groups of asyncio's tasks. The groups of tasks that work on a span come first."""
-    all_groups = _grouped(
+    all_groups = _group_threads(
         Member(process, task, _spans(process, task)) for process in processes for task in process.tasks
     )
     return sorted(all_groups, key=lambda group: not group.members[0].spans)
@@ -150,7 +150,7 @@ def _spans(process: ProcessStacks, stack: Thread | Task) -> list[OpenSpan]:
     return sorted(spans, key=lambda span: span.start_ns)
 
 
-def _grouped(members: Iterable[Member]) -> list[Group]:
+def _group_threads(members: Iterable[Member]) -> list[Group]:
     groups: dict[object, Group] = {}
     for member in members:
         span = member.innermost
@@ -190,7 +190,13 @@ _NODE_EXTRA_S = 60.0
 def ask_run(ray: Any, run: str, name: str, why: bytes, wait_s: float, native: bool) -> tuple[str, list[Answer]]:
     """Ask the processes on all nodes of a run for their stacks. Return the id of the run, and the answers of the nodes.
 
-    `ray` is the module, and `run` names the run as in `find_in_ray`. `nodes.ask` describes the other arguments.
+    Args:
+        ray: The module `ray`, connected to a cluster.
+        run: The id of a run, the beginning of an id, or `latest` for this user's latest running run.
+        name: The name of the folder for the answers.
+        why: The content of the file `why.json` in this folder.
+        wait_s: Seconds to wait for the processes.
+        native: True to include C functions.
 
     Raises:
         NotFound: No run in the cluster matches, or several do.

@@ -200,7 +200,7 @@ class InRay:
 
     def _check(self) -> None:
         try:
-            cluster._reach(self._head)
+            cluster.check_connection(self._head)
         except OSError:
             raise Lost("the run has ended, or its cluster: Ray's head is gone") from None
 
@@ -249,23 +249,23 @@ def find_in_ray(ray: Any, name: str) -> InRay:
     registered_runs.sort(key=lambda run: run.started)
     if name == "latest":
         for run in reversed(registered_runs):
-            if not runs.own(run.uid):
+            if not runs.belongs_to_this_user(run.uid):
                 continue
             access = InRay(ray, run)
             with contextlib.suppress(Gone):
                 if access.look()[0].alive:
                     return access
         user = identity.user_name(os.geteuid())
-        raise runs.NotFound(f"no run of user {user} is running in this cluster; {_listed(registered_runs)}")
+        raise runs.NotFound(f"no run of user {user} is running in this cluster; {_described_runs(registered_runs)}")
     matching_runs = [run for run in registered_runs if run.id.startswith(name)]
     if len(matching_runs) != 1:
         problem = "several runs match" if matching_runs else "no run matches"
-        raise runs.NotFound(f"{problem} {name!r} in this cluster; {_listed(matching_runs or registered_runs)}")
+        raise runs.NotFound(f"{problem} {name!r} in this cluster; {_described_runs(matching_runs or registered_runs)}")
     return InRay(ray, matching_runs[0])
 
 
-def _listed(registered: Sequence[Registered]) -> str:
-    return f"there are {runs.with_users({run.id: run.uid for run in registered[-5:]})}"
+def _described_runs(registered: Sequence[Registered]) -> str:
+    return f"there are {runs.ids_with_users({run.id: run.uid for run in registered[-5:]})}"
 
 
 # Seconds without a change after which a file counts as abandoned.
@@ -388,7 +388,9 @@ def _wait_until_written(access: RunAccess, steps: Sequence[int], show: console.S
 
 
 def _folders(views: Sequence[View]) -> dict[int, list[tuple[str, Contents]]]:
-    """Return the folders of each step: dict from step to list of host and content of the folder.
+    """Return the capture folders of each step, with their contents.
+
+    The result is a dict from step to a list of pairs: a host, and the contents of the folder that this host sees.
 
     A folder that several hosts share appears once. Two hosts share a folder if they see the same captures, because the
     name of a capture contains its host.
@@ -489,7 +491,7 @@ def _print_line(text: str, parsed: argparse.Namespace) -> None:
     print(text, file=sys.stderr if parsed.json else sys.stdout, flush=True)
 
 
-def _end(document: Triggered, parsed: argparse.Namespace) -> int:
+def _print_document(document: Triggered, parsed: argparse.Namespace) -> int:
     """If `--json` is set, print the document. Return the exit status 0."""
     if parsed.json:
         console.print_json(document)
@@ -503,7 +505,7 @@ def _send(access: RunAccess, trigger: Trigger, switch: str, parsed: argparse.Nam
     if switch:
         access.switch(switch == "off")
         _print_line(f"autoprof is switched {switch} in run {access.id} from the next step on", parsed)
-        return _end(Triggered(run=access.id, off=switch == "off"), parsed)
+        return _print_document(Triggered(run=access.id, off=switch == "off"), parsed)
     if parsed.wait and view.off:
         off = f"autoprof is switched off in run {access.id}, so no request was sent; switch it on first, with --on"
         return complain(f"trigger: {off}", 1)
@@ -515,10 +517,10 @@ def _send(access: RunAccess, trigger: Trigger, switch: str, parsed: argparse.Nam
     else:
         _print_line(f"asked {access.title} for {trigger}, in {path}", parsed)
     document = Triggered(run=access.id, request=name, joined=bool(open_request), off=view.off)
-    return _follow(access, trigger, document, parsed)
+    return _wait_if_asked(access, trigger, document, parsed)
 
 
-def _follow(access: RunAccess, trigger: Trigger, document: Triggered, parsed: argparse.Namespace) -> int:
+def _wait_if_asked(access: RunAccess, trigger: Trigger, document: Triggered, parsed: argparse.Namespace) -> int:
     """If `--wait` is set, wait for the traces of the request. Return the exit status."""
     if not parsed.wait:
         _print_line(
@@ -528,7 +530,7 @@ def _follow(access: RunAccess, trigger: Trigger, document: Triggered, parsed: ar
             _print_line(
                 "autoprof is switched off in the run: nothing is captured until it is switched on, with --on", parsed
             )
-        return _end(document, parsed)
+        return _print_document(document, parsed)
     try:
         wait_for_files(access, trigger, document, keep_stdout=parsed.json)
     except KeyboardInterrupt:
@@ -537,6 +539,6 @@ def _follow(access: RunAccess, trigger: Trigger, document: Triggered, parsed: ar
         return complain(text, 130)
     except GaveUp as error:
         document.reason = document.reason or str(error)
-        _end(document, parsed)
+        _print_document(document, parsed)
         raise
-    return _end(document, parsed)
+    return _print_document(document, parsed)

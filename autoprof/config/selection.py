@@ -70,11 +70,13 @@ class _Span:
 class Steps:
     """Steps to capture.
 
-    A step is selected by its number in the trainer, or by its position in the order in which this run executes steps.
+    Attributes:
+        numbers: Ranges of global steps.
+        steps_in_run: Numbers of steps in this run, from 1. In a resumed run, they are lower than the global steps.
     """
 
     numbers: tuple[_Span, ...]
-    ordinals: tuple[int, ...]
+    steps_in_run: tuple[int, ...]
 
     @classmethod
     def parse(cls, text: str) -> Steps:
@@ -83,31 +85,31 @@ class Steps:
         Raises:
             ValueError: `text` is not in the grammar, or could never match a step.
         """
-        numbers, ordinals = [], []
-        for item in _items(text) if text.strip() else ():
-            if ordinal := _ORDINAL.fullmatch(item):
-                if int(ordinal[1]) < 1:
+        numbers, steps_in_run = [], []
+        for item in _split_items(text) if text.strip() else ():
+            if match := _ORDINAL.fullmatch(item):
+                if int(match[1]) < 1:
                     raise ValueError(f"{item} counts from +1")
-                ordinals.append(int(ordinal[1]))
+                steps_in_run.append(int(match[1]))
             else:
-                numbers.append(_span(item))
-        return cls(tuple(numbers), tuple(ordinals))
+                numbers.append(_parse_span(item))
+        return cls(tuple(numbers), tuple(steps_in_run))
 
-    def match(self, step: int, ordinal: int) -> bool:
+    def matches(self, step: int, step_in_run: int) -> bool:
         """Return True if `step` is to be captured.
 
-        `ordinal` is the position of `step` in the order in which this run executes steps, from 1.
+        `step_in_run` is the number of the step in this run, from 1. In a resumed run, it is lower than `step`.
         """
-        return ordinal in self.ordinals or any(step in span for span in self.numbers)
+        return step_in_run in self.steps_in_run or any(step in span for span in self.numbers)
 
     @property
     def any(self) -> bool:
         """True if any steps are to be captured. Otherwise the run records only its timeline."""
-        return bool(self.numbers or self.ordinals)
+        return bool(self.numbers or self.steps_in_run)
 
-    def any_after(self, step: int, ordinal: int) -> bool:
-        """Return True if a step after `step`, which is the `ordinal`-th step of this run, may match."""
-        return any(n > ordinal for n in self.ordinals) or any(span.any_after(step) for span in self.numbers)
+    def any_after(self, step: int, step_in_run: int) -> bool:
+        """Return True if a step after `step`, which is the `step_in_run`-th step of this run, may match."""
+        return any(n > step_in_run for n in self.steps_in_run) or any(span.any_after(step) for span in self.numbers)
 
 
 @dataclass(frozen=True)
@@ -137,7 +139,7 @@ class Ranks:
             if (count := int(match[1] or 1)) < 1:
                 raise ValueError(f"{text.strip()} selects no rank")
             return cls((_Span(0, 1),), count)
-        return cls(tuple(_span(item) for item in _items(text)))
+        return cls(tuple(_parse_span(item) for item in _split_items(text)))
 
     def __contains__(self, rank: int) -> bool:
         return self.spans is None or any(rank in span for span in self.spans)
@@ -169,7 +171,7 @@ def parse_iterations(text: str) -> tuple[int, int | None]:
     return start, stop
 
 
-def _items(text: str) -> list[str]:
+def _split_items(text: str) -> list[str]:
     items = [item.strip() for item in text.split(",")]
     if not any(items):
         raise ValueError("it is empty")
@@ -178,7 +180,7 @@ def _items(text: str) -> list[str]:
     return items
 
 
-def _span(item: str) -> _Span:
+def _parse_span(item: str) -> _Span:
     if _NUMBER.fullmatch(item):
         return _Span(int(item), int(item) + 1)
     match = _RANGE.fullmatch(item)
@@ -244,7 +246,7 @@ def parse_conditions(value: object) -> tuple[Condition, ...]:
     """
     if isinstance(value, str) and not value.strip():
         return ()
-    return tuple(_condition(word) for word in values.words(value))
+    return tuple(_parse_condition(word) for word in values.words(value))
 
 
 def condition_of(table: dict[str, Any]) -> Condition:
@@ -262,7 +264,7 @@ def condition_of(table: dict[str, Any]) -> Condition:
         raise ValueError("what is missing")
     share, factor = fields.pop("above", None), fields.pop("factor", None)
     if what == HANG:
-        return _hang(table, share, factor)
+        return _parse_hang(table, share, factor)
     if isinstance(share, tuple):
         raise ValueError(f"{what}: above takes a share; a time is for {HANG} only")
     limit_field = {MEMORY: "above", RESUME: "", OOM: ""}.get(what, "factor")
@@ -273,10 +275,10 @@ def condition_of(table: dict[str, Any]) -> Condition:
         raise ValueError("resume takes neither cool_down nor at_most, because a run is resumed only once")
     above = share if share is not None else factor or 0.0
     overrides = {name: value for name, value in table.items() if name not in CONDITION_PARSERS}
-    return _checked(Condition(what=what, above=above, overrides=overrides, **fields))
+    return _check_limit(Condition(what=what, above=above, overrides=overrides, **fields))
 
 
-def _hang(table: dict[str, Any], above: object, factor: float | None) -> Condition:
+def _parse_hang(table: dict[str, Any], above: object, factor: float | None) -> Condition:
     for name in table:
         if name not in ("what", "above", "factor", "at_most"):
             raise ValueError(f"{HANG} opens no window: it takes no {name}")
@@ -286,16 +288,16 @@ def _hang(table: dict[str, Any], above: object, factor: float | None) -> Conditi
         raise ValueError(f"{HANG}: above takes a time such as 10m, 90s or 1.5h, or {_OFF}")
     number, unit = above if isinstance(above, tuple) else (factor, "")
     fields = {"at_most": table["at_most"]} if "at_most" in table else {}
-    return _checked(Condition(what=HANG, above=number, unit=unit, **fields))
+    return _check_limit(Condition(what=HANG, above=number, unit=unit, **fields))
 
 
-def _condition(text: str) -> Condition:
+def _parse_condition(text: str) -> Condition:
     if text == OOM:
         return Condition(what=OOM)
     if text == f"{HANG}:{_OFF}":
         return Condition(what=HANG)
     if match := _RESUME.fullmatch(text):
-        return _checked(Condition(what=RESUME, steps=values.count(match[1])))
+        return _check_limit(Condition(what=RESUME, steps=values.count(match[1])))
     match = _ABOVE.fullmatch(text)
     if match is None or match[1] in (RESUME, OOM):
         hint = f"; {HANG} takes a time such as 10m, a factor such as 5x, or {HANG}:{_OFF}" if HANG in text else ""
@@ -309,10 +311,10 @@ def _condition(text: str) -> Condition:
         raise ValueError(f"{text!r}: a time such as 10m is for {HANG} only")
     if what != HANG and unit != ("" if what == MEMORY else "x"):
         raise ValueError(f"{text!r}: memory takes a share such as 0.9, the others a factor such as 2x")
-    return _checked(Condition(what=what, above=float(match[2]), unit=unit if unit in _UNITS else ""))
+    return _check_limit(Condition(what=what, above=float(match[2]), unit=unit if unit in _UNITS else ""))
 
 
-def _checked(condition: Condition) -> Condition:
+def _check_limit(condition: Condition) -> Condition:
     """Return the condition if its limit is allowed.
 
     Raises:

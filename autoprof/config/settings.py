@@ -158,8 +158,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     def compares(self) -> bool:
         """True if steps, ranks or replicas are compared during the run, for a condition or to find stragglers."""
         ranks = (self.ranks, *(str(table.get("ranks", "")) for table in self.role.values()))
-        conditions = any(condition.what != HANG for condition in self.when)
-        return conditions or any(Ranks.parse(text).slowest for text in ranks if text)
+        compares_for_condition = any(condition.what != HANG for condition in self.when)
+        return compares_for_condition or any(Ranks.parse(text).slowest for text in ranks if text)
 
     def disabled(self, recipe: str, hook: str) -> bool:
         """Return True if `AUTOPROF_DISABLE` matches the hook (`hook` or `recipe/hook`) or its recipe."""
@@ -242,7 +242,7 @@ def load(environ: Mapping[str, str], directory: Path, given: Mapping[str, object
     Raises:
         SettingsError: A value is wrong.
     """
-    values = _from_file(environ.get(PREFIX + "CONFIG", ""), directory)
+    values = _settings_from_file(environ.get(PREFIX + "CONFIG", ""), directory)
     for name in FIELDS:
         text = environ.get(PREFIX + name.upper(), "").strip()
         # An empty `AUTOPROF_STEPS` has a meaning: record only the timeline.
@@ -287,7 +287,7 @@ def load_one(name: str, environ: Mapping[str, str], directory: Path) -> Any:
     if not value:
         path = _file(environ.get(PREFIX + "CONFIG", ""), directory)
         with seam.suppress(OSError, ValueError, RecursionError):
-            value, where = _decoded(path).get(name, ""), f"{path}: {name}"
+            value, where = _read_toml(path).get(name, ""), f"{path}: {name}"
     checked_value = check(name, value, where) if value else getattr(Settings(), name)
     return _folder(checked_value, directory) if name == "dir" else checked_value
 
@@ -300,10 +300,10 @@ def _file(named: str, directory: Path) -> Path:
     return directory / Path(named or CONFIG_FILE).expanduser()
 
 
-def _from_file(named: str, directory: Path) -> dict[str, Any]:
+def _settings_from_file(named: str, directory: Path) -> dict[str, Any]:
     path = _file(named, directory)
     try:
-        content = _decoded(path)
+        content = _read_toml(path)
     except FileNotFoundError as error:
         seam.pass_on(error)
         if named:
@@ -323,8 +323,8 @@ def _from_file(named: str, directory: Path) -> dict[str, Any]:
     return values
 
 
-def _decoded(path: Path) -> dict[str, Any]:
-    content: dict[str, Any] = msgspec.toml.decode(files.of_user(path, MAX_BYTES))
+def _read_toml(path: Path) -> dict[str, Any]:
+    content: dict[str, Any] = msgspec.toml.decode(files.read_user_file(path, MAX_BYTES))
     return content
 
 
@@ -357,7 +357,7 @@ def check_table(table: dict[str, Any], where: str, fields: Fields) -> dict[str, 
     """Check and return the values of a table.
 
     Args:
-        table: The table.
+        table: Values by the names of the settings.
         where: Prefix of the settings' names in messages.
         fields: Settings that the table takes.
 

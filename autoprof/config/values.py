@@ -273,7 +273,11 @@ def grammar(parse: Callable[[str], object]) -> Callable[[object], str]:
 
 
 def positive(value: object) -> float:
-    """Return a number above 0 and below 1e12. `value` may be a number or a text."""
+    """Convert a number or a text to a number above 0 and below 1e12.
+
+    Raises:
+        ValueError: `value` is not such a number.
+    """
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
         raise ValueError("")
     try:
@@ -291,7 +295,11 @@ def positive(value: object) -> float:
 
 
 def count(value: object) -> int:
-    """Return a whole number above 0."""
+    """Convert a number or a text to a whole number above 0 and below 1e12.
+
+    Raises:
+        ValueError: `value` is not such a number.
+    """
     number = positive(value)
     if number != int(number):
         raise ValueError("it must be a whole number")

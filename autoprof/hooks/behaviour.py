@@ -264,7 +264,9 @@ Value: TypeAlias = str | bool | int | float
 
 
 class Behaviour(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Code that runs around the calls of one function. A behaviour that changes a class instead overrides `install`.
+    """Code that runs around the calls of one function.
+
+    A behaviour that does not run around calls but changes a class overrides `install`.
 
     Attributes:
         when: Conditions of the hook, a table from paths to values. A path begins with a parameter of the call. The hook

@@ -128,7 +128,7 @@ def drive(
         call: If `function` makes the next item of an iterator: the hooked call that returned the iterator. None if
             `function` itself is hooked.
     """
-    if compiling():
+    if is_compiling():
         return function(*args, **kwargs)
     hook_call = HookCall(key, function, args, kwargs) if call is None else HookCall.of(call)
     try:
@@ -140,7 +140,7 @@ def drive(
         except BaseException as error:
             traceback = seam.traceback_of(error)
             try:
-                hook_call.proceed(_raised(error, call))
+                hook_call.proceed(_outcome_of_error(error, call))
             finally:
                 seam.set_traceback(error, traceback)
                 del traceback
@@ -169,7 +169,7 @@ async def drive_coroutine(
         except BaseException as error:
             traceback = seam.traceback_of(error)
             try:
-                await hook_call.proceed_coroutine(_raised(error, call))
+                await hook_call.proceed_coroutine(_outcome_of_error(error, call))
             finally:
                 seam.set_traceback(error, traceback)
                 del traceback
@@ -189,7 +189,7 @@ def advance(call: Call, resume: Callable[[Any], Any], value: Any) -> Any:
         resume: The `send` or `throw` of the generator.
         value: The argument for `resume`.
     """
-    if compiling() or issubclass(type(value), GeneratorExit) or registry.gate(call.key):
+    if is_compiling() or issubclass(type(value), GeneratorExit) or registry.gate(call.key):
         return resume(value)
     return drive(call.key, resume, (value,), {}, call)
 
@@ -207,7 +207,7 @@ async def advance_coroutine(call: Call, resume: Callable[[Any], Any], value: Any
     return await drive_coroutine(call.key, resume, (value,), {}, call)
 
 
-def _raised(error: BaseException, call: Call | None) -> Outcome:
+def _outcome_of_error(error: BaseException, call: Call | None) -> Outcome:
     """Return the outcome of a function that has raised `error`.
 
     Args:
@@ -218,7 +218,7 @@ def _raised(error: BaseException, call: Call | None) -> Outcome:
     return Outcome(None, None if over else error, over)
 
 
-def compiling() -> bool:
+def is_compiling() -> bool:
     """Return True if torch.compile is tracing this call. The traced graph must contain only the user's function."""
     torch = sys.modules.get("torch")
     return torch is not None and hasattr(torch, "compiler") and torch.compiler.is_compiling()
@@ -310,7 +310,7 @@ class HookCall(Call, eq=False):
                 self._around.close()
                 raise RuntimeError("the behaviour yielded to the call twice")
             if wait is None and runtime.call_counts.on:
-                runtime.call_counts.add(self.key, fired=self._concerns)
+                runtime.call_counts.add(self.key, applies=self._concerns)
             return wait
         except BaseException as error:
             # If the generator has returned, the traceback of the StopIteration has only this frame.
@@ -321,13 +321,13 @@ class HookCall(Call, eq=False):
                 if self.key in registry.failures:
                     registry.worked(self.key)
                 return None
-            if (user_error := seam.of_user(error)) is not None:
+            if (user_error := seam.error_for_user(error)) is not None:
                 _raise_users(user_error)
             self._around = None
-            self._failed(error)
+            self._handle_own_error(error)
         finally:
             if failure is not None:
-                seam.set_traceback(failure, None)  # for the reason in `_failed`
+                seam.set_traceback(failure, None)  # for the reason in `_handle_own_error`
         return None
 
     def _begin(self) -> Around | None:
@@ -340,7 +340,7 @@ class HookCall(Call, eq=False):
         counts = runtime.call_counts.on
         if (behaviour.when or behaviour.unless) and not behaviour.applies(self):
             if counts:
-                runtime.call_counts.add(self.key, fired=False)
+                runtime.call_counts.add(self.key, applies=False)
             return None
         if counts:
             self._concerns = behaviour.concerns(self)
@@ -358,23 +358,23 @@ class HookCall(Call, eq=False):
             outer = sys.exc_info()[1]
             closed = issubclass(type(error), (asyncio.CancelledError, GeneratorExit))
             try:
-                seam.undo(error, partial(self._end, cut=not closed))
+                seam.undo(error, partial(self._end, abort_recording=not closed))
             except BaseException as interrupt:
                 seam.alone(interrupt, outer)
                 raise
 
-    def _end(self, cut: bool) -> None:
+    def _end(self, abort_recording: bool) -> None:
         if self._around is not None:
             try:
                 self._around.close()
                 if self.on_interrupt is not None:
                     self.on_interrupt()
             finally:
-                if cut:
+                if abort_recording:
                     recorder.abort(seam.AT_WORK, but_for=self._recording)
             self._around = None
 
-    def _failed(self, error: BaseException) -> None:
+    def _handle_own_error(self, error: BaseException) -> None:
         """Report an error of autoprof, and end the recording that this call began. No other code would end it."""
         with seam.guard(f"an error in {self.key} could not be reported", log.error_once):
             try:
@@ -390,7 +390,7 @@ def _block(wait: Wait) -> tuple[Any, BaseException | None]:
     try:
         return wait.block(), None
     except BaseException as error:
-        if (user_error := seam.of_user(error)) is not None:
+        if (user_error := seam.error_for_user(error)) is not None:
             _raise_users(user_error)
         return None, error
 
@@ -400,7 +400,7 @@ async def _suspend(wait: Wait) -> tuple[Any, BaseException | None]:
         return await wait.suspend(), None
     except BaseException as error:
         # A cancellation and an exception of a signal handler belong to the user. So they end the call here.
-        if (user_error := seam.of_user(error)) is not None:
+        if (user_error := seam.error_for_user(error)) is not None:
             _raise_users(user_error)
         return None, error
 
@@ -408,5 +408,5 @@ async def _suspend(wait: Wait) -> tuple[Any, BaseException | None]:
 def report(key: str, error: BaseException) -> None:
     """Report an error of the hook `key`. If the hook has failed too often in a row, disable it in this process."""
     runtime.report(key, error)
-    if registry.failed(key):
+    if registry.count_failure(key):
         runtime.switched_off(key, registry.SWITCHED_OFF)

@@ -42,13 +42,13 @@ def report() -> None:
     """
     from autoprof.run import runtime
 
-    run = runtime.start(late=True)
+    run = runtime.start(at_run_end=True)
     # If the run has other nodes, do not warn: all workers, with all applied hooks, may be on those nodes.
     if run is None or not identity.first_rank() or any(node.id != run.hooks.node for node in run.nodes):
         return
     hooks: dict[str, HookLine] = {}
     versions: dict[str, str] = {}
-    for hooks_of_process, versions_of_process in _by_process(run):
+    for hooks_of_process, versions_of_process in _hooks_of_processes(run):
         versions.update(versions_of_process)
         passive_keys = {key for target in _targets(hooks_of_process) for key in _passive_hooks(target)}
         active_hooks = {key: hook for key, hook in hooks_of_process.items() if key not in passive_keys}
@@ -86,20 +86,20 @@ def _warn_of_own_recipes(run: Runtime) -> None:
     """Warn of the hooks of the user's own recipes that were tried, but that no process could apply."""
     from autoprof.hooks import registry
 
-    for path in _own_recipes(run.settings):
+    for path in _user_recipe_files(run.settings):
         with seam.suppress(RecipeError):
             keys = {hook.key for hook in recipe.load(path) if not registry.left_out(run, hook)}
-            hooks = merged_hooks((hooks for hooks, _ in _by_process(run)), "skipped", "failed", "applied")
+            hooks = merged_hooks((hooks for hooks, _ in _hooks_of_processes(run)), "skipped", "failed", "applied")
             tried_hooks = [hook for hook in hooks.items() if hook[0] in keys and hook[1].reason != WAITING]
             names = [f"{key.partition('/')[2]} ({hook.reason})" for key, hook in tried_hooks if hook.state != "applied"]
             if names:
                 log.warning(
-                    f"{path}: these hooks were not applied: {_joined(names)}; "
+                    f"{path}: these hooks were not applied: {_join_names(names)}; "
                     f"autoprof recipes --check {path} says what does not fit"
                 )
 
 
-def _own_recipes(settings: Settings) -> list[str]:
+def _user_recipe_files(settings: Settings) -> list[str]:
     """Return the paths of the user's own recipe files: the files and folders in `AUTOPROF_RECIPES`."""
     paths = [path for paths in _boot.recipe_files().values() for path in paths]
     return [path for path in paths if path in settings.recipes or os.path.dirname(path) in settings.recipes]
@@ -115,7 +115,7 @@ def cause(hooks: Hooks, versions: Mapping[str, str], settings: Settings) -> str:
         versions: The versions of the imported targets.
         settings: The settings of the run.
     """
-    own_recipes, targets = _own_recipes(settings), _targets(hooks)
+    own_recipes, targets = _user_recipe_files(settings), _targets(hooks)
     for setting in settings.recipes:
         if not any(setting in (path, os.path.dirname(path)) for path in own_recipes):
             return f"AUTOPROF_RECIPES: {setting} is not a recipe; use *.toml files, or folders that contain some"
@@ -125,14 +125,16 @@ def cause(hooks: Hooks, versions: Mapping[str, str], settings: Settings) -> str:
         except RecipeError as error:
             return str(error)
     for path in own_recipes:
-        if reason := _in_main(path) or ("" if set(_targets_of(path)) & set(targets) else _not_imported(path)):
+        if reason := _names_in_main_script(path) or (
+            "" if set(_targets_of(path)) & set(targets) else _not_imported(path)
+        ):
             return reason
     own_targets = {target for path in own_recipes for target in _targets_of(path)}
     targets.sort(key=lambda target: target not in own_targets)
     if targets:
         left_out = _left_out_by_user(targets[0], hooks, settings)
-        return left_out or of_target(targets[0], hooks, versions.get(targets[0], ""))
-    names = ", ".join(target for target in sorted(_boot.recipe_files()) if active(target))
+        return left_out or explain_target(targets[0], hooks, versions.get(targets[0], ""))
+    names = ", ".join(target for target in sorted(_boot.recipe_files()) if makes_run_part(target))
     return (
         f"{_early_end()}{_program()} imported no trainer or engine that autoprof has a recipe for ({names}); "
         "for another program, name a recipe in AUTOPROF_RECIPES; autoprof doctor shows which recipes apply here"
@@ -149,13 +151,13 @@ def _left_out_by_user(target: str, hooks: Hooks, settings: Settings) -> str:
     )
 
 
-def of_target(target: str, hooks: Hooks, version: str, seen: str = "was imported") -> str:
+def explain_target(target: str, hooks: Hooks, version: str, seen: str = "was imported") -> str:
     """Return a text with the reason why no hook of an imported target was applied, and with a remedy.
 
     Hooks that `AUTOPROF_DISABLE` names are ignored. The target must have at least one other hook.
 
     Args:
-        target: The target.
+        target: The import name of the target.
         hooks: The hooks of all targets, as a dict from their keys to their states.
         version: The version of the target, or an empty string.
         seen: Verb of the sentence: how autoprof has seen the target.
@@ -164,7 +166,7 @@ def of_target(target: str, hooks: Hooks, version: str, seen: str = "was imported
     name = f"{target} {version}".strip()
     tried_hooks = [hook for hook in enabled_hooks if hook.reason != WAITING]
     if not tried_hooks:
-        modules = _joined(sorted({hook.module for hook in enabled_hooks}))
+        modules = _join_names(sorted({hook.module for hook in enabled_hooks}))
         return (
             f"{_early_end()}{name} was imported, but none of the modules that have its hooks: {modules}; "
             f"autoprof recipes {target} lists the hooks"
@@ -179,7 +181,7 @@ def of_target(target: str, hooks: Hooks, version: str, seen: str = "was imported
         if own_recipe
         else "autoprof doctor shows which hooks apply"
     )
-    reasons = _joined(list(dict.fromkeys(hook.reason for hook in tried_hooks)))
+    reasons = _join_names(list(dict.fromkeys(hook.reason for hook in tried_hooks)))
     return f"{name} {seen}, but no hook fits it: {reasons}{outside}; {check}"
 
 
@@ -188,13 +190,13 @@ def _hooks_of(target: str, hooks: Hooks) -> list[HookLine]:
     return [hook for key, hook in hooks.items() if key.partition("/")[0] == target]
 
 
-def _by_process(run: Runtime) -> Iterator[tuple[Hooks, Mapping[str, str]]]:
+def _hooks_of_processes(run: Runtime) -> Iterator[tuple[Hooks, Mapping[str, str]]]:
     """Yield the hooks and the versions of the targets: first of this process, then of each other process of the run."""
     yield run.hooks.hooks, run.hooks.versions
     yield from ((state.hooks, state.versions) for state in processes.read(run.rundir.path))
 
 
-def _in_main(path: str) -> str:
+def _names_in_main_script(path: str) -> str:
     """If a hook of this recipe names a function or class that the main script defines, return a message.
 
     Otherwise return an empty string. The main script is never imported, so the hook could not be applied.
@@ -247,7 +249,7 @@ def _targets(hooks: Hooks) -> list[str]:
     return sorted({key.partition("/")[0] for key in hooks})
 
 
-def active(target: str) -> bool:
+def makes_run_part(target: str) -> bool:
     """Return True if the import of the target makes a process part of a run."""
     return not all(document.get("passive") for document in _documents(target))
 
@@ -268,6 +270,6 @@ def _documents(target: str) -> Iterator[dict[str, Any]]:
                     yield document
 
 
-def _joined(names: list[str]) -> str:
+def _join_names(names: list[str]) -> str:
     rest = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
     return f"{', '.join(names[:MAX_NAMES])}{rest}"

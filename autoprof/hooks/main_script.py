@@ -22,28 +22,28 @@ from autoprof.hooks.recipe import BoundHook
 from autoprof.run import runtime
 
 _TOP_LEVEL = "<module>"
-# After this number of traced calls, check whether a hook of the file was called. If so, the work of the file has begun,
-# and tracing ends.
+# After the trace function has seen this number of calls, check whether a hook of the file was called. If so, the work
+# of the file has begun, and tracing ends.
 CHECK_AFTER_CALLS = 1 << 16
-# Number of traced calls after which tracing ends in any case. The imports of verl, vLLM and torch make a tenth of this
-# number.
+# Number of calls after which the trace function is removed in any case. The imports of verl, vLLM and torch make a
+# tenth of this number.
 MAX_CALLS = 1 << 26
 
 
 class _MainScriptState(process.State):
-    """The hooks that wait until a file defines their names, and the number of traced calls.
+    """The hooks that wait until a file defines their names, and the number of calls that were traced.
 
     Attributes:
         waiting: Dict from a file, or a module of `python -m`, to its hooks whose names are not defined yet.
         files: All files that have or had such hooks.
-        calls: Number of traced calls.
+        calls: Number of calls for which Python has called the trace function.
     """
 
-    def begin(self) -> None:
+    def reset(self) -> None:
         self.waiting: dict[str, list[BoundHook]] = {}
         self.files: set[str] = set()
         self.calls = 0
-        if sys.gettrace() is _traced:
+        if sys.gettrace() is _trace_lines:
             sys.settrace(None)
 
 
@@ -56,7 +56,7 @@ def watch(hook: BoundHook) -> None:
     """Apply a hook as soon as the script defines the hooked name: now, or while the script's top level is executed."""
     # If a debugger or a coverage tool replaces the trace function, the hook keeps this reason.
     _skip([hook], f"autoprof did not see {hook.hook.module} define it; does a debugger or a coverage tool trace it?")
-    if sys.gettrace() not in (None, _traced):
+    if sys.gettrace() not in (None, _trace_lines):
         return
     _state.waiting.setdefault(hook.hook.module, []).append(hook)
     _state.files.add(hook.hook.module)
@@ -64,21 +64,21 @@ def watch(hook: BoundHook) -> None:
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         if _file_of(frame) is not None:
-            frame.f_trace = _traced
+            frame.f_trace = _trace_lines
             _apply_defined(frame)
         frame = frame.f_back
     if _state.waiting:
-        sys.settrace(_traced)
+        sys.settrace(_trace_lines)
 
 
-def _traced(frame: FrameType, event: str, arg: Any) -> Any:
+def _trace_lines(frame: FrameType, event: str, arg: Any) -> Any:
     """Trace the lines of a frame if the frame is the top level of a file with hooks. For `sys.settrace`."""
     try:
         if event != "call":
-            return _executed(frame, event)
+            return _handle_executed_lines(frame, event)
         if frame.f_code.co_name == _TOP_LEVEL and (file := _file_of(frame)) is not None:
             _leave_out_unknown(file, frame.f_code)
-            return _traced if file in _state.waiting else None
+            return _trace_lines if file in _state.waiting else None
         _state.calls += 1
         if _state.calls % CHECK_AFTER_CALLS == 0 and (_state.calls >= MAX_CALLS or _was_called()):
             for file in list(_state.waiting):
@@ -93,7 +93,7 @@ def _traced(frame: FrameType, event: str, arg: Any) -> Any:
     return None
 
 
-def _executed(frame: FrameType, event: str) -> Any:
+def _handle_executed_lines(frame: FrameType, event: str) -> Any:
     """Apply the hooks for the names that the executed lines have defined.
 
     Returns:
@@ -103,12 +103,13 @@ def _executed(frame: FrameType, event: str) -> Any:
     if event == "return" and (file := _file_of(frame)) is not None:
         _give_up(file, "was executed without defining it")
     if _state.waiting:
-        return _traced
+        return _trace_lines
     _end(frame)
     return None
 
 
 def _apply_defined(frame: FrameType) -> None:
+    """Apply the waiting hooks whose names the top level of the file has defined."""
     file = _file_of(frame)
     if file is None:
         return
@@ -154,7 +155,7 @@ def _skip(hooks: list[BoundHook], reason: str) -> None:
 
 def _end(frame: FrameType) -> None:
     frame.f_trace = None
-    if sys.gettrace() is _traced:
+    if sys.gettrace() is _trace_lines:
         sys.settrace(None)
 
 

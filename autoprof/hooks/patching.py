@@ -57,8 +57,8 @@ def _replace_names(key: str, module: types.ModuleType, function: Any, wrapper: A
 
     Args:
         key: The module's key in `sys.modules`.
-        module: The module.
-        function: The function.
+        module: The module whose names are replaced.
+        function: The function that the names refer to.
         wrapper: The wrapper of the function.
     """
     for name in [name for name, value in list(_namespace(module).items()) if value is function]:
@@ -144,7 +144,7 @@ def patch_class(cls: type) -> None:
         prefix = f"{owner.__qualname__}."
         for hook in list(registry.bound.values()):
             if hook.hook.module == module and hook.hook.attribute.startswith(prefix):
-                _apply(hook, owner, hook.hook.attribute.removeprefix(prefix))
+                _apply_and_report(hook, owner, hook.hook.attribute.removeprefix(prefix))
 
 
 def patch_main() -> None:
@@ -179,10 +179,10 @@ def _main_name() -> str:
 
 def apply_to_module(hook: BoundHook, module: types.ModuleType) -> None:
     """Apply a hook to its module, which was just imported or runs as `__main__`."""
-    _apply(hook, module, hook.hook.attribute)
+    _apply_and_report(hook, module, hook.hook.attribute)
 
 
-def _apply(hook: BoundHook, root: Any, path: str) -> None:
+def _apply_and_report(hook: BoundHook, root: Any, path: str) -> None:
     """Apply a hook. Errors are written into the state of the hook, because an exception would end the user's import.
 
     Args:
@@ -247,7 +247,7 @@ def _patch(hook: BoundHook, root: Any, path: str) -> None:
     if not (is_function(function)):
         raise TypeError(f"it is a {type(function).__name__}, not a function")
     has_holders = sys.getrefcount(function) > (UNSHARED_REFERENCES if raw is function else UNSHARED_REFERENCES - 2)
-    replacement = wrapped = _rewrapped(function, hook) if hook.hook.rewrap else _wrapped(function, hook)
+    replacement = wrapped = _rewrap(function, hook) if hook.hook.rewrap else _wrap_in_layer(function, hook)
     if isinstance(raw, (staticmethod, classmethod)):
         wrapped = type(raw)(wrapped)
     elif isinstance(owner, type) and isinstance(raw, _UNBOUND):
@@ -256,11 +256,11 @@ def _patch(hook: BoundHook, root: Any, path: str) -> None:
     if isinstance(owner, type):
         _hook_subclasses(owner, name, function, hook)
     is_imported = isinstance(owner, types.ModuleType) and not getattr(owner.__spec__, "_initializing", False)
-    if has_holders and (is_imported or _defines(hook, function)):
+    if has_holders and (is_imported or _is_found_by_pickle(hook, function)):
         replace_in_holders(function, replacement, hook)
 
 
-def _defines(hook: BoundHook, function: Any) -> bool:
+def _is_found_by_pickle(hook: BoundHook, function: Any) -> bool:
     """Return True if `pickle` finds the function by the hook's module and attribute.
 
     Return False, for example, if the module has imported the function from another module.
@@ -279,7 +279,7 @@ def _hook_subclasses(owner: type, name: str, function: Any, hook: BoundHook) -> 
         method = vars(subclass)[name]
         wraps_inherited = wrapper_key(method) is not None and _innermost(method) is _innermost(function)
         if wraps_inherited and hook.key not in wrapped_by(method):
-            setattr(subclass, name, _wrapped(method, hook))
+            setattr(subclass, name, _wrap_in_layer(method, hook))
 
 
 def _innermost(function: Any) -> Any:
@@ -298,11 +298,11 @@ def _update_actor_methods(metadata: Any) -> None:
     )
 
 
-def _wrapped(function: Any, hook: BoundHook) -> Any:
+def _wrap_in_layer(function: Any, hook: BoundHook) -> Any:
     """Return the function with the hook around it. If the function has hooks of a higher layer, they stay outside."""
     key = wrapper_key(function)
     if key is not None and _layer(key) > hook.behaviour.layer:
-        return wrap(_wrapped(function.__wrapped__, hook), key, registry.bound[key].hook.around)
+        return wrap(_wrap_in_layer(function.__wrapped__, hook), key, registry.bound[key].hook.around)
     if outer_keys := [key for key in wrapped_by(function) if _layer(key) > hook.behaviour.layer]:
         raise TypeError(f"it must go inside the hook {outer_keys[0]}, but another library has wrapped that one already")
     return wrap(function, hook.key, hook.hook.around)
@@ -313,7 +313,7 @@ def _layer(key: str) -> int:
     return hook.behaviour.layer if hook is not None else 0
 
 
-def _rewrapped(function: Any, hook: BoundHook) -> Any:
+def _rewrap(function: Any, hook: BoundHook) -> Any:
     if (key := wrapper_key(function)) is not None:
         raise TypeError(f"{key} wraps it already; a hook with rewrap must be the first on its function")
     inner = getattr(function, "__wrapped__", None)

@@ -53,13 +53,13 @@ def fits(version: str, versions: str) -> bool:
         version: The version of the target, or an empty string.
         versions: The range. An empty range contains all versions.
     """
-    release = _release(version)
+    release = _release_part(version)
     return not versions or release is None or SpecifierSet(versions).contains(release)
 
 
 def exceeds(version: str, versions: str) -> bool:
     """Return True if a target's version is newer than all versions of a range. The hooks are untested with it."""
-    release = _release(version)
+    release = _release_part(version)
     if release is None or fits(version, versions):
         return False
     upper_ends = [
@@ -75,7 +75,7 @@ def outside(version: str, recipe: Recipe) -> str:
     return "" if fits(version, recipe.versions) else f"{version} is outside the recipe's range {recipe.versions}"
 
 
-def _release(version: str) -> Version | None:
+def _release_part(version: str) -> Version | None:
     """Return the release part of a version. Return None if the version is unknown or does not follow PEP 440."""
     try:
         return Version(".".join(str(part) for part in Version(version).release)) if version else None
@@ -211,19 +211,19 @@ class BoundHook(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return {"module": self.hook.module, "attribute": self.hook.attribute, "behaviour": self.hook.behaviour}
 
 
-def load(path: str, options: bool = True) -> list[BoundHook]:
+def load(path: str, check_options: bool = True) -> list[BoundHook]:
     """Return the hooks of one recipe file.
 
     Args:
         path: Path of the file.
-        options: True to check the options of the hooks. For autoprof's own recipes it is False, because this check
-            imports the behaviours.
+        check_options: True to check the options of the hooks. For autoprof's own recipes it is False, because this
+            check imports the behaviours.
 
     Raises:
         RecipeError: The file can't be read or has an error.
     """
     document = read(path)
-    if problems := list(_problems(path, document, options)):
+    if problems := list(_document_problems(path, document, check_options)):
         raise RecipeError(path, problems)
     recipes = msgspec.convert(tables(document), list[Recipe])
     return [_bind(path, recipe, hook) for recipe in recipes for hook in recipe.hook]
@@ -236,7 +236,7 @@ def read(path: str) -> dict[str, Any]:
         RecipeError: The file can't be read.
     """
     try:
-        document: dict[str, Any] = msgspec.toml.decode(files.of_user(path, MAX_BYTES))
+        document: dict[str, Any] = msgspec.toml.decode(files.read_user_file(path, MAX_BYTES))
     except (OSError, ValueError, RecursionError) as error:
         seam.pass_on(error)
         text = " ".join(str(error).split())[:300]
@@ -296,13 +296,13 @@ def _bind(path: str, recipe: Recipe, hook: Hook) -> BoundHook:
     )
 
 
-def _problems(path: str, document: dict[str, Any], options: bool) -> Iterator[Problem]:
+def _document_problems(path: str, document: dict[str, Any], check_options: bool) -> Iterator[Problem]:
     """Yield the errors of a recipe file.
 
     Args:
         path: Path of the file.
         document: The TOML document.
-        options: True to check the options of the hooks.
+        check_options: True to check the options of the hooks.
     """
     has_several = isinstance(document.get(SEVERAL), list)
     if has_several:
@@ -318,13 +318,13 @@ def _problems(path: str, document: dict[str, Any], options: bool) -> Iterator[Pr
         )
         if isinstance(content, dict):
             yield from (
-                (f"{where} {part}".strip(), key, text) for part, key, text in _recipe_problems(content, options)
+                (f"{where} {part}".strip(), key, text) for part, key, text in _recipe_problems(content, check_options)
             )
         else:
             yield where, "", f"got {content!r}; it takes a table"
 
 
-def _recipe_problems(document: dict[str, Any], options: bool) -> Iterator[Problem]:
+def _recipe_problems(document: dict[str, Any], check_options: bool) -> Iterator[Problem]:
     hooks = document.get("hook")
     # The hooks are checked below, one table at a time.
     top = document | ({"hook": []} if isinstance(hooks, list) else {})
@@ -338,7 +338,7 @@ def _recipe_problems(document: dict[str, Any], options: bool) -> Iterator[Proble
     for index, hook in enumerate(hooks if isinstance(hooks, list) else []):
         name = hook.get("name") if isinstance(hook, dict) else None
         where = table(name if isinstance(name, str) and name else index)
-        for key, text in _hook_problems(hook, target, options):
+        for key, text in _hook_problems(hook, target, check_options):
             yield where, key, text
         if isinstance(name, str):
             if names.count(name) == 1:
@@ -346,7 +346,7 @@ def _recipe_problems(document: dict[str, Any], options: bool) -> Iterator[Proble
             names.append(name)
 
 
-def _hook_problems(hook: Any, target: Any, options: bool) -> Iterator[tuple[str, str]]:
+def _hook_problems(hook: Any, target: Any, check_options: bool) -> Iterator[tuple[str, str]]:
     yield from wrong(Hook, hook)
     if not isinstance(hook, dict):
         return
@@ -358,7 +358,7 @@ def _hook_problems(hook: Any, target: Any, options: bool) -> Iterator[tuple[str,
             near = did_you_mean(name, behaviours.BEHAVIOURS)
             known_names = ", ".join(sorted(behaviours.BEHAVIOURS))
             yield "behaviour", f"there is no {name!r}{near}; the behaviours are {known_names}"
-    elif options:
+    elif check_options:
         kind = behaviours.named(name)
         if isinstance(hook.get("options", {}), dict):
             yield from wrong(kind, hook.get("options", {}), "options")
@@ -497,7 +497,7 @@ def wrong(kind: type[msgspec.Struct], table: Any, where: str = "") -> Iterator[t
 
     Args:
         kind: The class of the struct.
-        table: The table.
+        table: The table, as read from the TOML file.
         where: Key of the table in the recipe, or an empty string.
 
     Yields:

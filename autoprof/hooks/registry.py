@@ -53,7 +53,7 @@ class _RegistryState(process.State):
         counting: Dict from a group to the objects that count the calls of the group's hooks.
     """
 
-    def begin(self) -> None:
+    def reset(self) -> None:
         self.reading = threading.RLock()
         self.lock = threading.Lock()
         self.read: set[str] = set()
@@ -104,7 +104,9 @@ def read_recipes(target: str) -> list[BoundHook]:
             for path in _boot.recipe_files().get(target, []):
                 try:
                     is_own = os.path.dirname(path) == _boot.own_recipes()
-                    hooks = [hook for hook in recipe.load(path, options=not is_own) if hook.recipe.target == target]
+                    hooks = [
+                        hook for hook in recipe.load(path, check_options=not is_own) if hook.recipe.target == target
+                    ]
                     bound.update({hook.key: hook for hook in hooks})
                 except RecipeError as error:
                     _leave_out(os.path.basename(path), str(error))
@@ -135,7 +137,7 @@ def gate(key: str) -> Gate:
     return _gates.setdefault(key, Gate())
 
 
-def failed(key: str) -> bool:
+def count_failure(key: str) -> bool:
     """Count a failure of the hook `key`. If it is failure number `FAILURES` in a row, close the gate and return True.
 
     Otherwise return False.
@@ -163,17 +165,17 @@ def idle_unless(group: str, key: str) -> None:
         _update_gates(group)
 
 
-def counting(group: str, counter: object, active: bool) -> None:
+def counting(group: str, counter: object, is_counting: bool) -> None:
     """Register or remove an object that counts the calls of the group's hooks. A repeated call has no effect.
 
     Args:
-        group: The group.
-        counter: The object.
-        active: True to register the object, False to remove it.
+        group: The name of the group of hooks.
+        counter: The object that counts the calls.
+        is_counting: True to register the object, False to remove it.
     """
     with _state.lock:
         counters = _state.counting.setdefault(group, set())
-        if active:
+        if is_counting:
             counters.add(counter)
         else:
             counters.discard(counter)

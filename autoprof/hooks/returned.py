@@ -27,7 +27,7 @@ from autoprof.base import process, seam
 from autoprof.base.originals import threading
 from autoprof.hooks import registry
 from autoprof.hooks.behaviour import Call, Outcome
-from autoprof.hooks.dispatch import HookCall, compiling, drive, drive_coroutine, report
+from autoprof.hooks.dispatch import HookCall, drive, drive_coroutine, is_compiling, report
 
 # Function that gets an object's class and returns a special method for the subclass.
 Maker: TypeAlias = Callable[[type], Callable[..., Any]]
@@ -124,7 +124,7 @@ class _WatchedObject(msgspec.Struct, eq=False):
 class _ReturnedState(process.State):
     """The watched objects of this process, as a dict from the object's `id`."""
 
-    def begin(self) -> None:
+    def reset(self) -> None:
         self.watched: dict[int, _WatchedObject] = {}
 
 
@@ -147,9 +147,9 @@ def watch(
     Returns:
         The result itself. If the result is a generator: another generator that wraps it.
     """
-    if compiling():
+    if is_compiling():
         return returned
-    with seam.guard(key, _report):
+    with seam.guard(key, _report_own_error):
         call = Call(key, function, args, kwargs)
         wrap = _GENERATORS.get(type(returned)) if around == "next" else None
         if wrap is not None:
@@ -160,7 +160,7 @@ def watch(
     return returned
 
 
-def _report(key: str, error: BaseException) -> None:
+def _report_own_error(key: str, error: BaseException) -> None:
     report(key, error)
     seam.set_traceback(error, None)  # for the reason in `HookCall._failed`
 
@@ -212,7 +212,7 @@ def _calls(target: Any, around: str) -> list[Call]:
         around: Only hooks with this extent are included: `with` or `next`.
     """
     watched_object = _state.watched.get(id(target))
-    if watched_object is None or watched_object.reference() is not target or compiling():
+    if watched_object is None or watched_object.reference() is not target or is_compiling():
         return []
     return [
         call()
@@ -297,12 +297,12 @@ class _BlockHooks:
             await self.leave_coroutine(error)
 
 
-def _push(target: Any, owner: object, hooks: _BlockHooks) -> None:
+def _push_hooks(target: Any, owner: object, hooks: _BlockHooks) -> None:
     if hooks.any:
         _state.watched[id(target)].entered.setdefault(owner, []).append(hooks)
 
 
-def _pop(target: Any, owner: object) -> _BlockHooks:
+def _pop_hooks(target: Any, owner: object) -> _BlockHooks:
     """Remove and return the hooks of the block of an object that a thread or task has entered last.
 
     Args:
@@ -321,7 +321,7 @@ def _enter(kind: Any) -> Callable[..., Any]:
         with _BlockHooks(_calls(self, "with")) as hooks:
             hooks.enter()
             value = kind.__enter__(self)
-            _push(self, threading.get_ident(), hooks)
+            _push_hooks(self, threading.get_ident(), hooks)
         return value
 
     return enter_block
@@ -329,7 +329,7 @@ def _enter(kind: Any) -> Callable[..., Any]:
 
 def _exit(kind: Any) -> Callable[..., Any]:
     def exit_block(self: Any, *raised: Any, **keywords: Any) -> Any:
-        with _pop(self, threading.get_ident()) as hooks:
+        with _pop_hooks(self, threading.get_ident()) as hooks:
             swallowed = kind.__exit__(self, *raised, **keywords)
             hooks.leave(None if swallowed or len(raised) < 2 else raised[1])
         return swallowed
@@ -342,7 +342,7 @@ def _aenter(kind: Any) -> Callable[..., Any]:
         async with _BlockHooks(_calls(self, "with")) as hooks:
             await hooks.enter_coroutine()
             value = await kind.__aenter__(self)
-            _push(self, asyncio.current_task(), hooks)
+            _push_hooks(self, asyncio.current_task(), hooks)
         return value
 
     return enter_block
@@ -350,7 +350,7 @@ def _aenter(kind: Any) -> Callable[..., Any]:
 
 def _aexit(kind: Any) -> Callable[..., Any]:
     async def exit_block(self: Any, *raised: Any, **keywords: Any) -> Any:
-        async with _pop(self, asyncio.current_task()) as hooks:
+        async with _pop_hooks(self, asyncio.current_task()) as hooks:
             swallowed = await kind.__aexit__(self, *raised, **keywords)
             await hooks.leave_coroutine(None if swallowed or len(raised) < 2 else raised[1])
         return swallowed

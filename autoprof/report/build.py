@@ -24,7 +24,7 @@ from autoprof.report.overview import (
     shares,
     shares_of_kinds,
     typical_steps,
-    without_own,
+    without_autoprof,
 )
 from autoprof.report.rules import LEAST_S
 from autoprof.report.timeline import NO_FILE, RunTimeline, StepSpan, journals_of
@@ -43,7 +43,7 @@ MAX_OPERATORS = 50
 _MAX_RECORDED_NOTES = 4
 
 
-def unseen(done: int, of: int | None, name: str) -> None:
+def unseen(done: int, total: int | None, name: str) -> None:
     """Show no progress."""
 
 
@@ -53,7 +53,7 @@ def figures(
     """Return the data of the report on a run. If cached data is current, use the cached data.
 
     Args:
-        run: The run.
+        run: The run that the report shows.
         chosen: The numbers of the steps to show in detail. If empty, the steps that `details.choose` picks.
         progress: Function that is called before the timeline and before each trace is read.
         operators: The maximum number of operators, and of kernels, to keep of each trace.
@@ -110,7 +110,7 @@ def _figures(run: runs.Run, chosen: Sequence[int], progress: Progress, operators
     more_slow = [] if chosen else more_slow_steps(overview.rows, numbers)
     spans = {number: timed.get(number) or _span_of_captures(rows, folders[number]) for number in (*numbers, *more_slow)}
     captured = [folders[number] for number in numbers if number in folders]
-    capture_figures = _captures(path, captured, spans, shifts, progress, operators)
+    capture_figures = _captures_by_step(path, captured, spans, shifts, progress, operators)
     unread_captures = {number: len(folders[number].captures) - len(read) for number, read in capture_figures.items()}
     steps = details(list(spans.values()), rows, timeline, capture_figures, unread_captures, recorded)
     stages = shares(overview.rows)
@@ -124,9 +124,10 @@ def _figures(run: runs.Run, chosen: Sequence[int], progress: Progress, operators
         [
             *hang_findings,
             *findings.with_places(
-                (finding for step in steps for finding in findings.of_step(step)), findings.failures_of_run(open_spans)
+                (finding for step in steps for finding in findings.findings_of_step(step)),
+                findings.failures_of_run(open_spans),
             ),
-            *findings.of_run(overview.rows, drivers),
+            *findings.findings_of_run(overview.rows, drivers),
             *findings.overall(typical_rows, stages),
         ]
     )
@@ -150,11 +151,18 @@ def _figures(run: runs.Run, chosen: Sequence[int], progress: Progress, operators
         kinds=shares_of_kinds(overview.rows, stages),
         basis=basis(overview.rows) if overview.rows else "",
         median_s=median(row.seconds for row in typical_rows) if typical_rows else None,
-        tokens_per_s=_rate(typical_rows),
+        tokens_per_s=_tokens_per_s(typical_rows),
         findings=[*death_findings, *findings.abridged(step_findings)],
         details=shown_steps,
         comparison=None,
-        notes=[*run.left_out, *_notes(overview, timeline), *_lost(run), *clocks, *hang_notes, *timeline.notes()],
+        notes=[
+            *run.left_out,
+            *_notes(overview, timeline),
+            *_notes_on_lost_lines(run),
+            *clocks,
+            *hang_notes,
+            *timeline.notes(),
+        ],
         verdict="" if step_findings or death_findings else findings.verdict(overview.rows, bool(unread_notes)),
         autoprof=__version__,
         open=open_rows,
@@ -166,11 +174,13 @@ def _figures(run: runs.Run, chosen: Sequence[int], progress: Progress, operators
 def trimmed(figures: RunFigures) -> RunFigures:
     """Return the same data with at most `MAX_OPERATORS` operators and as many kernels of each trace."""
 
-    def trim(capture: CaptureFigures) -> CaptureFigures:
+    def with_main_operators(capture: CaptureFigures) -> CaptureFigures:
         operators, kernels = capture.operators[:MAX_OPERATORS], capture.kernels[:MAX_OPERATORS]
         return msgspec.structs.replace(capture, operators=operators, kernels=kernels)
 
-    steps = [msgspec.structs.replace(step, captures=[*map(trim, step.captures)]) for step in figures.details]
+    steps = [
+        msgspec.structs.replace(step, captures=[*map(with_main_operators, step.captures)]) for step in figures.details
+    ]
     return msgspec.structs.replace(figures, details=steps)
 
 
@@ -201,7 +211,7 @@ def _span_of_captures(rows: dict[int, StepRow], folder: Step) -> StepSpan:
     return StepSpan(folder.number, NO_FILE, start, end, "", None, None)
 
 
-def _captures(
+def _captures_by_step(
     path: Path,
     folders: Sequence[Step],
     spans: Mapping[int, StepSpan],
@@ -209,6 +219,7 @@ def _captures(
     progress: Progress,
     operators: int,
 ) -> dict[int, list[CaptureFigures]]:
+    """Read the traces of the chosen captures. Return the figures of the captures by the number of the step."""
     chosen_captures = {folder.number: choose_captures(folder.captures) for folder in folders}
     total = sum(map(len, chosen_captures.values()))
     read_count = 0
@@ -224,7 +235,8 @@ def _captures(
     return by_step
 
 
-def _rate(rows: Sequence[StepRow]) -> float | None:
+def _tokens_per_s(rows: Sequence[StepRow]) -> float | None:
+    """Return the response tokens per second of the steps, or None if their tokens are unknown."""
     counted_steps = [(row.response_tokens, row.seconds) for row in rows if row.response_tokens is not None]
     total_s = sum(took for _, took in counted_steps)
     return sum(tokens for tokens, _ in counted_steps) / total_s if total_s else None
@@ -246,24 +258,27 @@ def _notes(overview: Overview, timeline: RunTimeline) -> list[str]:
         notes.append("no step has ended in the timeline")
     notes += [
         f"step {row.number}: recorded work took {seconds(slower)} longer than usual, perhaps because of the recording: "
-        f"{_parts(row.slowed)}"
+        f"{_main_parts_text(row.slowed)}"
         for row in overview.rows
         if (slower := sum(row.slowed.values())) >= LEAST_S
     ][:_MAX_RECORDED_NOTES]
-    if stageless := [str(row.number) for row in overview.rows if not without_own(row.stages).keys() - {model.OTHER}]:
+    if stageless := [
+        str(row.number) for row in overview.rows if not without_autoprof(row.stages).keys() - {model.OTHER}
+    ]:
         notes.append(f"no stage was recorded in {model.several(len(stageless), 'step')}: {model.listed(stageless, 10)}")
     if not any(row.samples for row in overview.rows) and overview.rows:
         notes.append("no per-sample data: the recipe has no `sample` hook, or it did not fire")
     return notes
 
 
-def _lost(run: Run) -> list[str]:
+def _notes_on_lost_lines(run: Run) -> list[str]:
     """Return a note for each process that could not write all lines of its journal."""
     errors = [(state.file, state.errors.get(LOST_LINES)) for state in run.processes]
     return [f"{name}: {error.last}" for name, error in errors if error is not None]
 
 
-def _parts(stages: Mapping[str, float]) -> str:
+def _main_parts_text(stages: Mapping[str, float]) -> str:
+    """List the longest stages and their seconds. Stages under a tenth of the longest one are left out."""
     by_seconds = sorted(stages.items(), key=lambda each: -each[1])
     main_parts = [f"{name} {seconds(took)}" for name, took in by_seconds if took >= 0.1 * by_seconds[0][1]]
     return model.listed(main_parts, 3)

@@ -380,7 +380,7 @@ def _place(lane: Lane, whole_s: float) -> tuple[list[Placed], int]:
         new_bar = Placed(span.name, span.kind, span.start_s, span.end_s, row, error=span.error)
         if row == len(rows):
             rows.append([new_bar])
-        elif rows[row][-1].name == span.name and _narrow(rows[row][-1], new_bar, whole_s):
+        elif rows[row][-1].name == span.name and _is_too_narrow(rows[row][-1], new_bar, whole_s):
             last_bar = rows[row][-1]
             merged_fields = {"end": new_bar.end, "count": last_bar.count + 1, "error": last_bar.error or new_bar.error}
             rows[row][-1] = msgspec.structs.replace(last_bar, **merged_fields)
@@ -389,7 +389,7 @@ def _place(lane: Lane, whole_s: float) -> tuple[list[Placed], int]:
     return [each for row in rows for each in row], too_deep
 
 
-def _narrow(last_bar: Placed, new_bar: Placed, whole_s: float) -> bool:
+def _is_too_narrow(last_bar: Placed, new_bar: Placed, whole_s: float) -> bool:
     narrow_s = whole_s * _NARROW
     return (
         new_bar.start - last_bar.end < narrow_s

@@ -134,7 +134,7 @@ def stuck(records: Sequence[Record]) -> tuple[list[Stuck], list[str]]:
         except _DAMAGED as error:
             seam.pass_on(error)
             notes.append(f"{Path(record.path).name}: {type(error).__name__}: {error}"[:300])
-    return _compared(_completed(processes)), notes
+    return _stuck_collectives(_add_missing_groups(processes)), notes
 
 
 def _refuse(unpickler: Any) -> None:
@@ -257,7 +257,7 @@ def _number(value: Any) -> int:
     return value if isinstance(value, int) and abs(value) < 1 << 62 else 0
 
 
-def _completed(processes: Sequence[_Process]) -> list[_Process]:
+def _add_missing_groups(processes: Sequence[_Process]) -> list[_Process]:
     """Add missing process groups to each process, from the flight records of the other processes of the world.
 
     If no record of the world describes a group, all ranks that called a collective of the group become its ranks.
@@ -283,7 +283,7 @@ def _completed(processes: Sequence[_Process]) -> list[_Process]:
     ]
 
 
-def _compared(processes: Sequence[_Process]) -> list[Stuck]:
+def _stuck_collectives(processes: Sequence[_Process]) -> list[Stuck]:
     """Compare the calls of the ranks of each process group. Return the first stuck collective of each group."""
     members_by_group: dict[tuple[str, str, tuple[int, ...]], dict[int, _Process]] = {}
     for process in processes:

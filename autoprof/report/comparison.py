@@ -12,7 +12,7 @@ from autoprof.base.units import number, seconds
 from autoprof.config import values
 from autoprof.config.values import KINDS
 from autoprof.report.details import place_of
-from autoprof.report.findings import in_order
+from autoprof.report.findings import costliest_first
 from autoprof.report.model import OWN, CaptureFigures, Comparison, ComparisonRow, Finding, RunFigures, StepFigures
 from autoprof.report.overview import typical_steps
 
@@ -68,7 +68,7 @@ def side(run: RunFigures, step: int | None, with_run: bool) -> Side:
         with_run: True to put the run's id into the label of a step.
     """
     if step is None:
-        return _of_run(run)
+        return _side_of_run(run)
     details = next(each for each in run.details if each.number == step)
     row = next((row for row in run.steps if row.number == step), None)
     return Side(
@@ -84,7 +84,7 @@ def side(run: RunFigures, step: int | None, with_run: bool) -> Side:
     )
 
 
-def _of_run(run: RunFigures) -> Side:
+def _side_of_run(run: RunFigures) -> Side:
     """Return the side of a whole run.
 
     The times are medians over the typical steps. The operators come from the captures of the steps in detail.
@@ -118,14 +118,19 @@ def compare(a: Side, b: Side) -> Comparison:
     """
     # Runs without a timeline have only captures.
     whole_s = max(a.step_s or 0.0, b.step_s or 0.0) or max(_captured_s(a), _captured_s(b))
-    a, b, merged_names = _by_kind(a, b)
+    a, b, merged_names = _merge_stages_of_kinds(a, b)
     # Compare only stages and processes that both sides captured. Otherwise a missing capture would look like work that
     # one side does not do.
     places = {place for place, _ in a.operators} & {place for place, _ in b.operators}
     operators_of_both = [{key: took for key, took in each.operators.items() if key[0] in places} for each in (a, b)]
     rows = [
-        *_rows("stage", _placed(a.stages, merged_names), _placed(b.stages, merged_names), _ROW_SHARE * whole_s),
-        *_rows("samples", _placed(a.samples), _placed(b.samples), 0.0),
+        *_rows(
+            "stage",
+            _values_by_place(a.stages, merged_names),
+            _values_by_place(b.stages, merged_names),
+            _ROW_SHARE * whole_s,
+        ),
+        *_rows("samples", _values_by_place(a.samples), _values_by_place(b.samples), 0.0),
         *_rows("operator", operators_of_both[0], operators_of_both[1], 0.0)[:_MAX_OPERATOR_ROWS],
     ]
     rows.sort(key=lambda row: -row.change)
@@ -135,14 +140,14 @@ def compare(a: Side, b: Side) -> Comparison:
     if a.tokens_per_s is not None and b.tokens_per_s is not None:
         rate = _row("rate", "", "generated tokens", a.tokens_per_s, b.tokens_per_s)
         first_rows.append(msgspec.structs.replace(rate, unit="1/s", worse=b.tokens_per_s < a.tokens_per_s))
-    findings = in_order(_findings(a, b, [*first_rows, *rows], whole_s))
+    findings = costliest_first(_findings(a, b, [*first_rows, *rows], whole_s))
     if any(each.kind == "slower_stage" for each in findings):
         findings = [each for each in findings if each.kind != "slower_step"]
     basis = [f"{each.label}: {each.basis}" for each in (b, a) if each.basis]
     return Comparison(a=a.label, b=b.label, rows=[*first_rows, *rows], findings=findings, basis=basis)
 
 
-def _by_kind(a: Side, b: Side) -> tuple[Side, Side, dict[str, str]]:
+def _merge_stages_of_kinds(a: Side, b: Side) -> tuple[Side, Side, dict[str, str]]:
     """Merge the stages of one kind, and their captures, if the sides have different names for them.
 
     Two trainers have different names for the same kind of stage. A kind is merged if each side has a name for the kind
@@ -170,10 +175,11 @@ def _by_kind(a: Side, b: Side) -> tuple[Side, Side, dict[str, str]]:
     }
     kind_of = [{name: kind for kind, names in merged_names.items() for name in names[number]} for number in (0, 1)]
     labels = {kind: " | ".join(", ".join(each) for each in names) for kind, names in merged_names.items()}
-    return _merged(a, b, kind_of[0]), _merged(b, a, kind_of[1]), labels
+    return _with_stages_of_kinds(a, b, kind_of[0]), _with_stages_of_kinds(b, a, kind_of[1]), labels
 
 
-def _merged(side: Side, other: Side, kind_of: Mapping[str, str]) -> Side:
+def _with_stages_of_kinds(side: Side, other: Side, kind_of: Mapping[str, str]) -> Side:
+    """Return a side whose stages are renamed by `kind_of`. Stages that get the same name are added up."""
     sums: dict[str, dict[str, float]] = {}
     for field in ("stages", "recorded"):
         sums[field] = defaultdict(float)
@@ -193,7 +199,7 @@ def _merged(side: Side, other: Side, kind_of: Mapping[str, str]) -> Side:
 
 
 def _findings(a: Side, b: Side, rows: Sequence[ComparisonRow], whole_s: float) -> Iterable[Finding]:
-    slowed_s = _slowed(a, b)
+    slowed_s = _delays_by_recording(a, b)
     own_cost_s = b.stages.get(OWN, 0.0) - a.stages.get(OWN, 0.0) + sum(slowed_s.values())
     for row in rows:
         if row.kind == "rate":
@@ -230,7 +236,7 @@ def _findings(a: Side, b: Side, rows: Sequence[ComparisonRow], whole_s: float) -
         )
 
 
-def _slowed(a: Side, b: Side) -> dict[str, float]:
+def _delays_by_recording(a: Side, b: Side) -> dict[str, float]:
     """Return the seconds by which each stage took longer on side `b`, for stages that were recorded on side `b` only.
 
     At most the recorded seconds of a stage count, because recording may have caused only these.
@@ -305,5 +311,7 @@ def _typical(values: Sequence[float]) -> float:
     return median(values) or fmean(values)
 
 
-def _placed(values: Mapping[str, float], where: Mapping[str, str] | None = None) -> dict[tuple[str, str], float]:
+def _values_by_place(
+    values: Mapping[str, float], where: Mapping[str, str] | None = None
+) -> dict[tuple[str, str], float]:
     return {((where or {}).get(name, ""), name): value for name, value in values.items()}

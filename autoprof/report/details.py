@@ -73,7 +73,7 @@ def capture_figures(run: Path, step: int, capture: CaptureFile, zero_ns: int | N
     Args:
         run: The directory of the run.
         step: The number of the step whose folder contains the capture.
-        capture: The capture.
+        capture: The files of the capture.
         zero_ns: The start of the step, on the clock of the capture's host. None if unknown.
         operators: The maximum number of operators, and of kernels, to keep.
     """
@@ -120,7 +120,7 @@ def capture_figures(run: Path, step: int, capture: CaptureFile, zero_ns: int | N
         events=sums.events,
         operators=sums.operators[:operators],
         kernels=sums.kernels[:operators],
-        devices=[_device(device) for device in sums.devices],
+        devices=[_device_shares(device) for device in sums.devices],
         engine=sums.engine,
         memory_peak_bytes=max(peaks[-1].allocated_bytes, peaks[-1].reserved_bytes) if peaks else None,
         memory_total_bytes=_memory_total(path) if peaks and peaks[-1].device != "cpu" else None,
@@ -153,7 +153,8 @@ def _file(folder: Path, name: str) -> Path | None:
     return next((path for path in sorted(folder.glob(f"{name}*{file_names.NPU_FOLDER}")) if path.is_dir()), None)
 
 
-def _device(sums: DeviceSums) -> DeviceShares:
+def _device_shares(sums: DeviceSums) -> DeviceShares:
+    """Return the parts of the recorded time in which a device computed, communicated, copied or was idle."""
     span = sums.span_us or 1.0
     return DeviceShares(
         device=sums.name or f"device {sums.device}",
@@ -277,7 +278,9 @@ class _DetailedStep:
     def _recorded_apart_s(self, recorded: Recorded) -> float:
         """Return the seconds of the longest recording of a replica. If all replicas or none were recorded, return 0."""
         recorded_ns = [
-            recorded.of(self._journals[lane.file], lane.replica).length(self.span.start_ns, self.span.end_ns)
+            recorded.recorded_times(self._journals[lane.file], lane.replica).length(
+                self.span.start_ns, self.span.end_ns
+            )
             for lane in self._lanes.lanes
             if lane.replica is not None
         ]

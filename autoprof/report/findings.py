@@ -24,7 +24,7 @@ KINDS.append(_KIND)
 
 def deaths_of_run(run: Run) -> list[Finding]:
     """Return a list with the finding about processes that died. If no process died, return an empty list."""
-    dead = deaths.of_run(run)
+    dead = deaths.find_in_run(run)
     if not dead:
         return []
     hosts = len(run.info.hosts)
@@ -93,7 +93,7 @@ _SHARE = "weight_sync_share"
 KINDS.append(_SHARE)
 
 
-def of_step(step: StepFigures) -> list[Finding]:
+def findings_of_step(step: StepFigures) -> list[Finding]:
     """Return the findings about one step in detail and its captures, the costliest first."""
     findings = [finding for rule in STEP_RULES for finding in rule(step)]
     by_kind: dict[str, list[Finding]] = defaultdict(list)
@@ -102,13 +102,13 @@ def of_step(step: StepFigures) -> list[Finding]:
             for finding in rule(capture):
                 by_kind[finding.kind].append(finding)
     for of_kind in by_kind.values():
-        ordered = in_order(of_kind)
+        ordered = costliest_first(of_kind)
         names = [finding.file or "" for finding in ordered[_MAX_OF_KIND:]]
-        findings += [_with_others(finding, "capture", names) for finding in ordered[:_MAX_OF_KIND]]
-    return in_order(findings)
+        findings += [_mention_others(finding, "capture", names) for finding in ordered[:_MAX_OF_KIND]]
+    return costliest_first(findings)
 
 
-def of_run(rows: Sequence[StepRow], files: Mapping[int, str]) -> list[Finding]:
+def findings_of_run(rows: Sequence[StepRow], files: Mapping[int, str]) -> list[Finding]:
     """Return the findings about steps, each of which is compared with the steps around it. The costliest comes first.
 
     Args:
@@ -118,11 +118,11 @@ def of_run(rows: Sequence[StepRow], files: Mapping[int, str]) -> list[Finding]:
     findings = []
     for index, row in enumerate(rows):
         step_and_usual = Around(
-            row=row, usual=usual_stages(rows, index), where_done=usual_stages(rows, index, where_done=True)
+            row=row, usual=usual_stages(rows, index), where_done=usual_stages(rows, index, only_steps_with_stage=True)
         )
         for rule in ROW_RULES:
             findings += [msgspec.structs.replace(each, file=files.get(row.number)) for each in rule(step_and_usual)]
-    return in_order(findings)
+    return costliest_first(findings)
 
 
 def overall(rows: Sequence[StepRow], stages: Sequence[StageShare]) -> list[Finding]:
@@ -159,22 +159,22 @@ _EXPLAINED: dict[str, tuple[str, ...]] = {
 def unexplained(findings: Iterable[Finding]) -> list[Finding]:
     """Return the findings in order, without findings that another finding of the same step explains."""
     # Compare only findings of the same step: a long run has thousands of findings.
-    of_step: dict[int | None, list[Finding]] = defaultdict(list)
+    findings_of_step: dict[int | None, list[Finding]] = defaultdict(list)
     for finding in findings:
-        of_step[finding.step].append(finding)
+        findings_of_step[finding.step].append(finding)
 
-    def explained(finding: Finding) -> bool:
+    def is_explained(finding: Finding) -> bool:
         explaining_kinds = _EXPLAINED.get(finding.kind)
         # The time without a stage is similar in most steps. So it does not explain why one of the steps is slow.
         excluded_kinds = finding.kind, "no_stage"
         return explaining_kinds is not None and any(
             other.seconds >= finding.seconds / 2
             and (other.kind in explaining_kinds if explaining_kinds else other.kind not in excluded_kinds)
-            for other in of_step[finding.step]
+            for other in findings_of_step[finding.step]
         )
 
-    return in_order(
-        finding for step_findings in of_step.values() for finding in step_findings if not explained(finding)
+    return costliest_first(
+        finding for step_findings in findings_of_step.values() for finding in step_findings if not is_explained(finding)
     )
 
 
@@ -185,42 +185,46 @@ def abridged(findings: Iterable[Finding]) -> list[Finding]:
     """
     by_kind: dict[str, dict[int | None, list[Finding]]] = defaultdict(lambda: defaultdict(list))
     kept_findings = []
-    for finding in in_order(findings):
+    for finding in costliest_first(findings):
         if finding.kind == hangs.HANG:
             kept_findings.append(finding)
         else:
             by_kind[finding.kind][finding.step].append(finding)
     for steps in by_kind.values():
         omitted_steps = sorted(step for step in list(steps)[_MAX_OF_KIND:] if step is not None)
-        listed_findings = [each for step, of_step in steps.items() if step not in omitted_steps for each in of_step]
-        kept_findings += [_with_others(each, "step", [str(step) for step in omitted_steps]) for each in listed_findings]
-    return in_order(kept_findings)
+        listed_findings = [
+            each for step, findings_of_step in steps.items() if step not in omitted_steps for each in findings_of_step
+        ]
+        kept_findings += [
+            _mention_others(each, "step", [str(step) for step in omitted_steps]) for each in listed_findings
+        ]
+    return costliest_first(kept_findings)
 
 
-def verdict(rows: Sequence[StepRow], unread: bool) -> str:
+def verdict(rows: Sequence[StepRow], has_unread_files: bool) -> str:
     """Return the text for a run without findings. It names the parts of the run that could not be judged.
 
     Args:
         rows: The rows of all steps.
-        unread: True if some data of the run could not be read.
+        has_unread_files: True if some data of the run could not be read.
     """
     if not rows:
         return "No step has ended, so there is nothing to judge."
     failed_steps = [f"step {row.number} ended with {row.error}" for row in rows if row.error]
     text = f"S{model.listed(failed_steps, 3)[1:]}. No other findings" if failed_steps else "No findings"
-    text += ", but some data could not be read; see the notes." if unread else "."
+    text += ", but some data could not be read; see the notes." if has_unread_files else "."
     if len(typical_steps(rows)) <= MIN_STEPS:
         regular_count = sum(row.kind == REGULAR for row in rows)
         text += f" Slow-step detection needs {MIN_STEPS + 1} regular steps; this run has {regular_count}."
     return text
 
 
-def in_order(findings: Iterable[Finding]) -> list[Finding]:
+def costliest_first(findings: Iterable[Finding]) -> list[Finding]:
     """Return the findings ordered by their cost, the costliest first."""
     return sorted(findings, key=lambda finding: -finding.seconds)
 
 
-def _with_others(finding: Finding, thing: str, names: list[str]) -> Finding:
+def _mention_others(finding: Finding, thing: str, names: list[str]) -> Finding:
     if not names:
         return finding
     others_text = f"also in {model.several(len(names), f'other {thing}')}: {model.listed(names, 10)}"

@@ -93,7 +93,7 @@ def read_open_spans(run: Run, shifts_ns: Mapping[str, int]) -> OpenSpans:
     """Return the open spans of a run.
 
     Args:
-        run: The run.
+        run: The run whose processes are read.
         shifts_ns: Dict from each host to the nanoseconds to add to its times.
     """
     now_ns = time.time_ns()
@@ -299,6 +299,7 @@ def read_hangs(run: str | Path) -> Iterator[Hang]:
 
 
 def _hang(folder: Path) -> Hang:
+    """Read the folder in which the processes of one hang have written their stacks."""
     left_out: list[str] = []
     why = layout.read_json(folder / WHY, Why, left_out)
     number = _STEP.search(folder.name)
@@ -388,7 +389,10 @@ def _worker(stacks: ProcessStacks) -> Thread | None:
 
 
 def _working(stacks: ProcessStacks, worker: Thread | None) -> list[Working]:
-    work_items = [work for thread in stacks.threads if (work := _at_work(stacks, thread, thread is worker)) is not None]
+    """Return the code that threads and tasks of a process execute, code that works on a span first."""
+    work_items = [
+        work for thread in stacks.threads if (work := _working_code(stacks, thread, thread is worker)) is not None
+    ]
     for task in stacks.tasks:
         place = places.best_frame(task.frames)
         task_spans = [stacks.spans[number] for number in task.spans if 0 <= number < len(stacks.spans)]
@@ -396,10 +400,10 @@ def _working(stacks: ProcessStacks, worker: Thread | None) -> list[Working]:
             is_own = not places.package(place)
             work_items.append(Working(writable(task.name), writable(places.text(place)), task_spans, False, is_own))
     work_items.sort(key=lambda each: (not each.spans, not each.own, not each.main))
-    return [*_awaited(stacks, worker), *work_items][:_MAX_THREADS]
+    return [*_awaited_tasks(stacks, worker), *work_items][:_MAX_THREADS]
 
 
-def _awaited(stacks: ProcessStacks, worker: Thread | None) -> list[Working]:
+def _awaited_tasks(stacks: ProcessStacks, worker: Thread | None) -> list[Working]:
     """Return the tasks for which the thread `worker` waits in an event loop.
 
     The list has one element, for the function in which most of these tasks are. The list is empty if the thread works
@@ -423,13 +427,16 @@ def _awaited(stacks: ProcessStacks, worker: Thread | None) -> list[Working]:
     return [Working(writable(who), writable(place_text), spans, worker.main, True, True)]
 
 
-def _at_work(stacks: ProcessStacks, thread: Thread, main: bool) -> Working | None:
+def _working_code(stacks: ProcessStacks, thread: Thread, is_main_thread: bool) -> Working | None:
+    """Return the code that a thread executes, or None if the thread is idle."""
     place = places.working_frame(thread.frames)
     # A thread that works on a span is not idle, even if it waits for a queue.
     if place is None or (places.waits(thread.frames) == places.IDLE and not thread.spans):
         return None
     thread_spans = [stacks.spans[number] for number in thread.spans if 0 <= number < len(stacks.spans)]
-    return Working(writable(thread.name), writable(places.text(place)), thread_spans, main, not places.package(place))
+    return Working(
+        writable(thread.name), writable(places.text(place)), thread_spans, is_main_thread, not places.package(place)
+    )
 
 
 def _held_up(stacks: ProcessStacks) -> tuple[Working, int] | None:
@@ -442,7 +449,9 @@ def _held_up(stacks: ProcessStacks) -> tuple[Working, int] | None:
     work_items = [
         work
         for thread in stacks.threads
-        if waiting_count and thread.ident in running_threads and (work := _at_work(stacks, thread, False)) is not None
+        if waiting_count
+        and thread.ident in running_threads
+        and (work := _working_code(stacks, thread, False)) is not None
     ]
     return (work_items[0], waiting_count) if work_items else None
 

@@ -91,6 +91,7 @@ def _sample(
     usual_s: float | None,
     processes: Sequence[Process],
 ) -> Sentence:
+    """Return the sentence about spans of one kind and name that last far longer than usual: at least one."""
     age, span, process_spans = late_spans[0]
     activity = f"in {kind} {name}" if kind != "sample" else "with no turn or tool open"
     working = process_spans.process.working if process_spans.process is not None else []
@@ -166,16 +167,16 @@ OLD_S = 60.0
 OF_SAMPLES = ("sample", "turn", "tool", "reward", "request")
 
 
-def deadlocks(processes: Sequence[Process], over: bool) -> Iterator[Sentence]:
+def deadlocks(processes: Sequence[Process], step_has_ended: bool) -> Iterator[Sentence]:
     """Report processes that wait for themselves: deadlocks of two locks, and Ray actors that wait for their own result.
 
     Args:
-        processes: The processes.
-        over: True if the step has ended. Then no deadlock of locks is reported: a deadlock never ends, so it can't be
-            the cause.
+        processes: The processes that wrote their stacks.
+        step_has_ended: True if the step has ended. Then no deadlock of locks is reported: a deadlock never ends, so it
+            can't be the cause.
     """
     for process in processes:
-        if process.deadlock and not over:
+        if process.deadlock and not step_has_ended:
             yield Sentence(process.deadlock.replace("{process}", process.name), process.stack_lines(), process.file)
         elif process.itself:
             text = f"{process.name} waits for itself: ray.get in {process.itself} waits for a call to the same actor"
@@ -203,7 +204,7 @@ def busy_engines(processes: Sequence[Process], age_s: float) -> Iterator[Sentenc
     """Report engines whose requests wait although no request runs or because no block is free, or are very old.
 
     Args:
-        processes: The processes.
+        processes: The processes that wrote their stacks.
         age_s: The seconds since the step began.
     """
     for process in processes:
@@ -328,18 +329,18 @@ def hangs_of_run(run_path: str, opened: OpenSpans, ended_s: Mapping[int, float])
     """
     findings, notes = [], []
     for hang in hang_state.read_hangs(run_path):
-        finding, left_out = _of_hang(run_path, hang, opened, ended_s)
+        finding, left_out = _finding_of_hang(run_path, hang, opened, ended_s)
         findings += [finding] if finding is not None else []
         notes += [f"{hang.folder}: {line}" for line in left_out[:_MAX_NOTES]]
     open_step = _open_step(opened, _MAYBE_RUNNING)
     if open_step is not None and open_step[1].step not in {finding.step for finding in findings}:
-        findings += _of_spans(run_path, opened, ended_s, *open_step)
+        findings += _findings_of_open_step(run_path, opened, ended_s, *open_step)
     elif _open_step(opened) is None:
-        findings += _between_steps(run_path, opened, ended_s)
+        findings += _finding_between_steps(run_path, opened, ended_s)
     return findings, notes
 
 
-def _of_hang(
+def _finding_of_hang(
     run_path: str, hang: Hang, opened: OpenSpans, ended_s: Mapping[int, float]
 ) -> tuple[Finding | None, list[str]]:
     processes = hang.processes
@@ -367,7 +368,7 @@ def _of_hang(
     stuck_s = (written_ns - since_ns) / 1e9
     reported_worlds = {each.world for each in stuck}
     sentences = [
-        *deadlocks(processes, over=took_s is not None),
+        *deadlocks(processes, step_has_ended=took_s is not None),
         *held_up(processes, stuck_s),
         *(collective(each, processes) for each in stuck),
         *busy_engines(processes, age),
@@ -399,7 +400,7 @@ def _open_still(process: Process, opened: OpenSpans) -> Spans:
     return _spans_then(process)
 
 
-def _of_spans(
+def _findings_of_open_step(
     run_path: str, opened: OpenSpans, ended_s: Mapping[int, float], age: float, step: OpenSpan
 ) -> Iterator[Finding]:
     """Report the open step if it takes far longer than other steps, or if nothing happens in it.
@@ -422,7 +423,7 @@ def _of_spans(
     yield _finding(step.step, age, True, sentences or list(_innermost(spans)), evidence)
 
 
-def _between_steps(run_path: str, opened: OpenSpans, ended_s: Mapping[int, float]) -> Iterator[Finding]:
+def _finding_between_steps(run_path: str, opened: OpenSpans, ended_s: Mapping[int, float]) -> Iterator[Finding]:
     """Report a running run in which steps have ended and no new step begins, unless the trainer has exited."""
     drivers = [(opened.shifted(state, state.stepped.end_ns), state) for state in opened.states if state.stepped]
     if not opened.going_on or not drivers or layout.switched_off(RunDir(Path(run_path))):

@@ -23,7 +23,7 @@ from autoprof.base import files, units
 from autoprof.report import charts, model
 from autoprof.report.hang_state import open_for
 from autoprof.report.model import DeviceShares, Finding, RunFigures, StepFigures, StepRow
-from autoprof.report.overview import without_own
+from autoprof.report.overview import without_autoprof
 
 if TYPE_CHECKING:
     import jinja2
@@ -78,7 +78,7 @@ def page(figures: RunFigures) -> str:
         version=figures.autoprof or __version__,
         style=(TEMPLATES / "page.css").read_text(encoding="utf-8"),
         script=script,
-        plotly=_packed(plotly),
+        plotly=_compressed_script(plotly),
         policy=policy(plotly, script),
         plots=embedded(plots),
         looks=looks,
@@ -124,13 +124,13 @@ def embedded(content: Any) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def without_step(finding: Finding) -> str:
+def sentence_without_step(finding: Finding) -> str:
     """Return the sentence of a finding without the number of the step. It is shown below the title of the step."""
     text = re.sub(rf"^step {finding.step}(?: \([\w-]+\))?: ", "", finding.text)
     return text[:1].upper() + text[1:]
 
 
-def after_step(finding: Finding) -> str:
+def sentence_after_step(finding: Finding) -> str:
     """Return the part of a finding's sentence that follows `step` and the number of the step.
 
     If the sentence does not begin with the step, return the whole sentence after a colon.
@@ -164,7 +164,7 @@ def _step(step: StepFigures, run_looks: dict[str, charts.Look], kinds: dict[str,
         plots[f"samples-{step.number}"] = charts.longest_plot(step.samples)
     if step.samples is not None and step.samples.done:
         plots[f"done-{step.number}"] = charts.done_plot(step.samples)
-    stages = without_own(step.stages)
+    stages = without_autoprof(step.stages)
     whole_s = sum(stages.values()) or 1.0
     shares = [Share(name, took / whole_s, looks[name]) for name, took in stages.items()]
     return {
@@ -199,7 +199,7 @@ def _plotly() -> str:
     return str(get_plotlyjs()).replace("</script", "<\\/script")
 
 
-def _packed(script: str) -> str:
+def _compressed_script(script: str) -> str:
     """Return a script that is compressed with gzip and encoded as base64. page.js unpacks it.
 
     plotly.js is packed in this way, because it is larger than all the rest of a page.
@@ -222,6 +222,6 @@ def _environment() -> jinja2.Environment:
     )
     for name in ("seconds", "change", "rate", "number", "share", "size", "moment", "short"):
         environment.filters[name] = getattr(units, name)
-    environment.filters |= {"without_step": without_step, "after_step": after_step}
+    environment.filters |= {"without_step": sentence_without_step, "after_step": sentence_after_step}
     environment.globals["device_shares"] = device_shares
     return environment

@@ -36,7 +36,7 @@ class LaneSpans:
 
     Attributes:
         file: The number of the process's journal.
-        role: The role.
+        role: The role of the spans, such as `actor`.
         replica: The number of the replica; None if the spans belong to no replica.
         rank: The rank; None if it is unknown.
         label: The label of the lane. `Lanes.finish` sets it.
@@ -152,7 +152,7 @@ class Lanes:
         # Skip the workers of an engine: their lanes contain only autoprof's own time. The lane of the replica's server
         # contains the work.
         self.lanes = sorted((lane for lane in self._by_key.values() if lane.worked), key=self._order)
-        for name in (_label, _with_rank, self._with_process):
+        for name in (_label, _name_with_rank, self._with_process):
             label_counts = Counter(lane.label or name(lane) for lane in self.lanes)
             for lane in self.lanes:
                 if not lane.label and label_counts[name(lane)] == 1:
@@ -171,7 +171,7 @@ class Lanes:
 
     def _with_process(self, lane: LaneSpans) -> str:
         journal = self._journals[lane.file]
-        return f"{_with_rank(lane)} on {journal.host}, pid {journal.pid}"
+        return f"{_name_with_rank(lane)} on {journal.host}, pid {journal.pid}"
 
     def _order(self, lane: LaneSpans) -> tuple[int, str, int, int, str, int]:
         journal = self._journals[lane.file]
@@ -289,10 +289,10 @@ def _label(lane: LaneSpans) -> str:
     role = lane.role or "process"
     if lane.replica is not None:
         return f"{role} replica {lane.replica}"
-    return role if role in ("agent_loop", "trainer") else _with_rank(lane)
+    return role if role in ("agent_loop", "trainer") else _name_with_rank(lane)
 
 
-def _with_rank(lane: LaneSpans) -> str:
+def _name_with_rank(lane: LaneSpans) -> str:
     replica = "" if lane.replica is None else f" replica {lane.replica}"
     return f"{lane.role or 'process'}{replica}" + ("" if lane.rank is None else f" rank {lane.rank}")
 
@@ -361,29 +361,31 @@ def skews(lanes: Sequence[LaneSpans], journals: Sequence[Journal], recorded: Rec
             seconds = sum(end - start for start, end in calls) / 1e9
             was_recorded = any(_was_recorded(lane, lane.stages[stage], journals, recorded) for lane in of_rank)
             rows.append(_Member(of_rank[-1], seconds, calls, was_recorded))
-        skews_found += _skew(stage, role, rows, journals)
+        skews_found += _skews(stage, role, rows, journals)
     replica_lanes = [lane for lane in lanes if lane.replica is not None and lane.requests_s]
     # Compare the time per token: a long answer or a slow tool keeps a replica busy longer, but does not mean that the
     # replica is slow.
     rows = [
-        _Member(lane, seconds, [_whole(lane)], _was_recorded(lane, [_whole(lane)], journals, recorded))
-        for lane, seconds in zip(replica_lanes, _weighed(replica_lanes), strict=True)
+        _Member(
+            lane, seconds, [_interval_of_span(lane)], _was_recorded(lane, [_interval_of_span(lane)], journals, recorded)
+        )
+        for lane, seconds in zip(replica_lanes, _seconds_for_median_work(replica_lanes), strict=True)
     ]
-    skews_found += _skew("generate", "rollout", rows, journals)
+    skews_found += _skews("generate", "rollout", rows, journals)
     return sorted(skews_found, key=lambda skew: -skew.waited_s)
 
 
 def _was_recorded(lane: LaneSpans, calls: Iterable[Interval], journals: Sequence[Journal], recorded: Recorded) -> bool:
-    times = recorded.of(journals[lane.file], lane.replica)
+    times = recorded.recorded_times(journals[lane.file], lane.replica)
     return any(times.within(start, end) for start, end in calls)
 
 
-def _whole(lane: LaneSpans) -> Interval:
+def _interval_of_span(lane: LaneSpans) -> Interval:
     pieces = lane.busy.pieces() or [(0, 0)]
     return pieces[0][0], pieces[-1][1]
 
 
-def _weighed(lanes: Sequence[LaneSpans]) -> list[float]:
+def _seconds_for_median_work(lanes: Sequence[LaneSpans]) -> list[float]:
     """Return for each replica the seconds that it would need for the work of the median replica.
 
     The seconds are computed from the median request of the replica. Its seconds per token are compared if the tokens of
@@ -398,7 +400,8 @@ def _weighed(lanes: Sequence[LaneSpans]) -> list[float]:
     return [busy_s * each / median_of_replicas if median_of_replicas else busy_s for each in median_requests]
 
 
-def _skew(stage: str, role: str, rows: list[_Member], journals: Sequence[Journal]) -> list[Skew]:
+def _skews(stage: str, role: str, rows: list[_Member], journals: Sequence[Journal]) -> list[Skew]:
+    """Compare the slowest rank or replica of a stage with the median of the others. Return at most one skew."""
     ordered_rows = sorted(rows, key=lambda row: -row.seconds)
     judged_rows = [row for row in ordered_rows if not row.recorded] or ordered_rows
     if len(judged_rows) < 2:
@@ -414,7 +417,7 @@ def _skew(stage: str, role: str, rows: list[_Member], journals: Sequence[Journal
             median_s=median_s,
             slowest=slowest.lane.label,
             slowest_s=slowest.seconds,
-            waited_s=max(0.0, min(slowest.seconds - median_s, _behind(slowest, others))),
+            waited_s=max(0.0, min(slowest.seconds - median_s, _waited_for_slowest_s(slowest, others))),
             rows=[
                 SkewRow(
                     label=row.lane.label,
@@ -429,7 +432,7 @@ def _skew(stage: str, role: str, rows: list[_Member], journals: Sequence[Journal
     ]
 
 
-def _behind(slowest: _Member, others: Sequence[_Member]) -> float:
+def _waited_for_slowest_s(slowest: _Member, others: Sequence[_Member]) -> float:
     """Return the seconds for which the other ranks waited for the slowest rank.
 
     For each call, these are the seconds from the median end of the other ranks to the end of the slowest rank. If all

@@ -52,7 +52,7 @@ def _blocks(run: RunFigures) -> Iterable[str]:
         table = [[str(row.number), seconds(row.seconds), seconds(row.usual_s)] for row in slow_rows]
         yield _table(["step", "took", "usually"], table)
     if run.open:
-        yield from _open(run)
+        yield from _open_spans_lines(run)
     for step in run.details:
         yield from _step(step)
     if run.notes:
@@ -60,7 +60,7 @@ def _blocks(run: RunFigures) -> Iterable[str]:
         yield "\n".join(f"- {_safe(note)}" for note in run.notes[:_MAX_ROWS])
 
 
-def _open(run: RunFigures) -> Iterable[str]:
+def _open_spans_lines(run: RunFigures) -> Iterable[str]:
     yield f"## {model.open_title(run.going_on)}"
     rows = [
         [

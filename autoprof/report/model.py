@@ -1,4 +1,7 @@
-"""Structs of a report's data: runs, steps, lanes, captures, samples, findings and comparisons. Words of its texts."""
+"""Structs of a report's data: runs, steps, lanes, captures, samples, findings and comparisons.
+
+The module also has the functions that write words of the report's texts, such as plurals and lists.
+"""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def by_stage(span: StepSpan, sums: StepSums) -> dict[str, float]:
     timers. Time outside of all timers counts for the stages of all processes.
     """
     start, end = span.start_ns, span.end_ns
-    stages_ns = _owners(span, sums, [(start, end)])
+    stages_ns = _stages_ns_in(span, sums, [(start, end)])
     own_ns = sums.profiling.length(start, end)
     # A timer may be called `other` too.
     other_ns = max(0, end - start - own_ns - sum(stages_ns.values())) + stages_ns.pop(OTHER, 0)
@@ -68,7 +68,7 @@ def by_stage(span: StepSpan, sums: StepSums) -> dict[str, float]:
     return by_stage_s
 
 
-def without_own(stages: Mapping[str, float]) -> dict[str, float]:
+def without_autoprof(stages: Mapping[str, float]) -> dict[str, float]:
     """Return the stages of a step without autoprof's own time. Shares are relative to the sum of these stages."""
     return {name: took for name, took in stages.items() if name != OWN}
 
@@ -82,19 +82,19 @@ def no_stage(span: StepSpan, sums: StepSums, parts: Mapping[str, float]) -> Stag
         parts: The seconds of each stage in the step, from `by_stage`.
     """
     start, end = span.start_ns, span.end_ns
-    whole_s = sum(without_own(parts).values())
-    if parts[OTHER] <= NO_STAGE_SHARE * whole_s:
+    stages_s = sum(without_autoprof(parts).values())
+    if parts[OTHER] <= NO_STAGE_SHARE * stages_s:
         return None
     named_intervals = _timers(span, sums) + _stages(sums, start, end)
     own_intervals = [*sums.profiling.pieces(), *sums.exports.pieces()]
     free = Union([*own_intervals, *((low, high) for _, low, high in named_intervals)]).without(start, end)
     free_s = sum(high - low for low, high in free) / 1e9
-    if free_s <= NO_STAGE_SHARE * whole_s:
+    if free_s <= NO_STAGE_SHARE * stages_s:
         return None
     low, high = max(free, key=lambda piece: piece[1] - piece[0])
     return StageGap(
         seconds=free_s,
-        share=free_s / whole_s,
+        share=free_s / stages_s,
         start_s=(low - start) / 1e9,
         end_s=(high - start) / 1e9,
         after=max(((until, name) for name, _, until in named_intervals if start < until <= low), default=(0, ""))[1],
@@ -109,18 +109,18 @@ def recorded_stages(span: StepSpan, sums: StepSums, recorded: Sequence[Interval]
     """
     if not recorded:
         return {}
-    stages_ns = _owners(span, sums, recorded)
+    stages_ns = _stages_ns_in(span, sums, recorded)
     recorded_ns = sum(high - low - sums.profiling.length(low, high) for low, high in recorded)
     stages_ns[OTHER] = stages_ns.get(OTHER, 0) + recorded_ns - sum(stages_ns.values())
     return {name: length / 1e9 for name, length in stages_ns.items() if length > 0}
 
 
-def _owners(span: StepSpan, sums: StepSums, within: Sequence[Interval]) -> dict[str, int]:
-    """Return the nanoseconds of each stage in the intervals `within` of a step, without autoprof's own time."""
+def _stages_ns_in(span: StepSpan, sums: StepSums, intervals: Sequence[Interval]) -> dict[str, int]:
+    """Return the nanoseconds of each stage in the intervals `intervals` of a step, without autoprof's own time."""
     timers, profiling = _timers(span, sums), sums.profiling
     covered = Union([*((low, high) for _, low, high in timers), *profiling.pieces()])
     stages_ns: dict[str, int] = defaultdict(int)
-    for start, end in within:
+    for start, end in intervals:
         stages = _stages(sums, start, end)
         for spans, parts in ((timers, profiling.without(start, end)), (stages, covered.without(start, end))):
             for low, high in parts:
@@ -145,12 +145,12 @@ def shares(rows: Sequence[StepRow]) -> list[StageShare]:
     `OTHER` follows the stages. `OWN`, which is summed over all steps, comes last.
     """
     kind_of = {name: kind for row in rows for name, kind in row.kinds.items()}
-    stages = [without_own(row.stages) for row in typical_steps(rows)]
+    stages = [without_autoprof(row.stages) for row in typical_steps(rows)]
     whole_s = sum(sum(each.values()) for each in stages)
-    stage_shares = _shares(stages, whole_s, lambda name: kind_of.get(name) or values.kind_of(name))
+    stage_shares = _stage_shares(stages, whole_s, lambda name: kind_of.get(name) or values.kind_of(name))
     stage_shares.sort(key=lambda share: (share.name == OTHER, -share.seconds))
     own_rows = [{OWN: row.stages[OWN]} for row in rows if OWN in row.stages]
-    return [*stage_shares, *_shares(own_rows, None, lambda _: "")]
+    return [*stage_shares, *_stage_shares(own_rows, None, lambda _: "")]
 
 
 def shares_of_kinds(rows: Sequence[StepRow], stages: Iterable[StageShare]) -> list[StageShare]:
@@ -159,15 +159,15 @@ def shares_of_kinds(rows: Sequence[StepRow], stages: Iterable[StageShare]) -> li
     sums: list[dict[str, float]] = []
     whole_s = 0.0
     for row in typical_steps(rows):
-        whole_s += sum(without_own(row.stages).values())
+        whole_s += sum(without_autoprof(row.stages).values())
         sums.append(defaultdict(float))
         for name, seconds in row.stages.items():
             if name in kind_of:
                 sums[-1][kind_of[name]] += seconds
-    return sorted(_shares(sums, whole_s, str), key=lambda share: -share.seconds)
+    return sorted(_stage_shares(sums, whole_s, str), key=lambda share: -share.seconds)
 
 
-def _shares(
+def _stage_shares(
     parts: Iterable[Mapping[str, float]], whole_s: float | None, kind: Callable[[str], str]
 ) -> list[StageShare]:
     seconds_of: dict[str, list[float]] = defaultdict(list)
@@ -208,7 +208,7 @@ def own_stages(row: StepRow) -> dict[str, float]:
 
 def mark_slow(rows: list[StepRow]) -> list[StepRow]:
     """Return the rows of all steps, with computed values in the fields `slowed`, `usual_s` and `slow`."""
-    rows = [msgspec.structs.replace(row, slowed=_slowed(rows, place)) for place, row in enumerate(rows)]
+    rows = [msgspec.structs.replace(row, slowed=_delays_by_recording(rows, place)) for place, row in enumerate(rows)]
     marked_rows = []
     for place, row in enumerate(rows):
         nearby = _around(rows, place)
@@ -220,7 +220,7 @@ def mark_slow(rows: list[StepRow]) -> list[StepRow]:
     return marked_rows
 
 
-def _slowed(rows: Sequence[StepRow], place: int) -> dict[str, float]:
+def _delays_by_recording(rows: Sequence[StepRow], place: int) -> dict[str, float]:
     """Return the seconds by which each recorded stage of a step took longer than usual.
 
     The usual time is the median of the same stage in the steps around the step, which must not be recorded. At most the
@@ -229,7 +229,7 @@ def _slowed(rows: Sequence[StepRow], place: int) -> dict[str, float]:
     row = rows[place]
     if not row.recorded or any(each.recorded for each in _around(rows, place)):
         return {}
-    usual_s = usual_stages(rows, place, where_done=True)
+    usual_s = usual_stages(rows, place, only_steps_with_stage=True)
     excess_s = {
         name: min(took, row.stages.get(name, 0.0) - usual_s.get(name, 0.0)) for name, took in row.recorded.items()
     }
@@ -252,7 +252,7 @@ def _around(rows: Sequence[StepRow], place: int) -> list[StepRow]:
     return []
 
 
-def usual_stages(rows: Sequence[StepRow], place: int, where_done: bool = False) -> dict[str, float]:
+def usual_stages(rows: Sequence[StepRow], place: int, only_steps_with_stage: bool = False) -> dict[str, float]:
     """Return the median seconds of each stage in the steps around a step.
 
     The dict is empty if the step is a warm-up, or if too few steps are around it.
@@ -260,15 +260,15 @@ def usual_stages(rows: Sequence[StepRow], place: int, where_done: bool = False) 
     Args:
         rows: All steps.
         place: The index of the step in `rows`.
-        where_done: True to compute the median of a stage only from steps with this stage. If False, a step without the
-            stage counts as 0.
+        only_steps_with_stage: True to compute the median of a stage only from steps with this stage. If False, a step
+            without the stage counts as 0.
     """
     nearby = _around(rows, place)
     if len(nearby) < MIN_STEPS:
         return {}
     stages = [own_stages(row) for row in nearby]
     names = {name for each in stages for name in each}
-    if where_done:
+    if only_steps_with_stage:
         return {name: median(each[name] for each in stages if name in each) for name in names}
     return {name: median(each.get(name, 0.0) for each in stages) for name in names}
 
@@ -304,7 +304,7 @@ class Recorded:
         if meta.replica is not None:
             self._by["replica", meta.replica].add(start + shift, end + shift)
 
-    def of(self, process: Journal, replica: int | None) -> Union:
+    def recorded_times(self, process: Journal, replica: int | None) -> Union:
         """Return the times in which a profiler recorded the work of a process, or of a replica if `replica` is set."""
         return self._by.get((process.host, process.pid) if replica is None else ("replica", replica), Union())
 

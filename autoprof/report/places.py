@@ -178,6 +178,7 @@ def _wait_words(wait: _Wait) -> str:
 
 
 def _wait(thread: Thread, sources: dict[str, _Source]) -> _Wait | None:
+    """Return the lock that a thread waits for and the locks that it holds. Return None if it waits for no lock."""
     frames = thread.frames
     # Skip the functions of Python's own lock classes.
     while frames and package(frames[-1]) == "python":
@@ -247,15 +248,15 @@ class _Source:
         """
         rebound_names = {name for node in self._nodes if isinstance(node, ast.Global) for name in node.names}
         module_locks: dict[str, list[bool]] = {}
-        for target, value in _assigned(_outside(self._tree)):
+        for target, value in _assignments(_outside(self._tree)):
             if isinstance(target, ast.Name):
-                module_locks.setdefault(target.id, []).append(_makes(value))
+                module_locks.setdefault(target.id, []).append(_creates_lock(value))
         self_locks: dict[tuple[str, str], list[bool]] = {}
         for each in self._nodes:
             if isinstance(each, ast.ClassDef):
-                for target, value in _assigned(ast.walk(each)):
+                for target, value in _assignments(ast.walk(each)):
                     if isinstance(target, ast.Attribute) and _is_self(target.value):
-                        self_locks.setdefault((each.name, target.attr), []).append(_makes(value))
+                        self_locks.setdefault((each.name, target.attr), []).append(_creates_lock(value))
         return (
             {name for name, are_locks in module_locks.items() if are_locks == [True] and name not in rebound_names},
             {name for name, are_locks in self_locks.items() if are_locks == [True]},
@@ -268,7 +269,11 @@ class _Source:
     def _named(self, node: ast.expr, line: int) -> _Lock | None:
         if isinstance(node, ast.Name) and node.id in self._of_module:
             outer_functions = [each for each in self._functions if each.lineno <= line <= (each.end_lineno or 0)]
-            return (self._file, "", node.id) if not any(_binds(each, node.id) for each in outer_functions) else None
+            return (
+                (self._file, "", node.id)
+                if not any(_is_local_name(each, node.id) for each in outer_functions)
+                else None
+            )
         if isinstance(node, ast.Attribute) and _is_self(node.value):
             classes = [class_name for class_name, name in self._of_self if name == node.attr]
             return (self._file, classes[0], node.attr) if len(classes) == 1 else None
@@ -285,7 +290,7 @@ def _outside(tree: ast.Module) -> Iterator[ast.AST]:
                 yield node
 
 
-def _assigned(nodes: Iterable[ast.AST]) -> Iterator[tuple[ast.expr, ast.expr | None]]:
+def _assignments(nodes: Iterable[ast.AST]) -> Iterator[tuple[ast.expr, ast.expr | None]]:
     """Yield each target of an assignment and the expression of its value.
 
     The expression is None if the target gets a part of a value, as in `a, b = function()`.
@@ -304,7 +309,7 @@ def _assigned(nodes: Iterable[ast.AST]) -> Iterator[tuple[ast.expr, ast.expr | N
                 yield target, value
 
 
-def _makes(value: ast.expr | None) -> bool:
+def _creates_lock(value: ast.expr | None) -> bool:
     """Return True if an expression creates a lock."""
     function = value.func if isinstance(value, ast.Call) else None
     name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
@@ -315,7 +320,7 @@ def _is_self(node: ast.expr) -> bool:
     return isinstance(node, ast.Name) and node.id == "self"
 
 
-def _binds(function: _Function, name: str) -> bool:
+def _is_local_name(function: _Function, name: str) -> bool:
     """Return True if a name is a parameter or a local variable of a function."""
     arguments = function.args
     parameters = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]

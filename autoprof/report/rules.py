@@ -78,9 +78,9 @@ def rule(rules: list[Rule[T]], *kinds: str) -> Callable[[Rule[T]], Rule[T]]:
     return register
 
 
-def matters(seconds: float, of: float) -> bool:
-    """Return True if a loss of `seconds` is enough for a finding about a step that takes `of` seconds."""
-    return seconds >= max(LEAST_S, LEAST_SHARE * of)
+def matters(seconds: float, step_s: float) -> bool:
+    """Return True if a loss of `seconds` is enough for a finding about a step that takes `step_s` seconds."""
+    return seconds >= max(LEAST_S, LEAST_SHARE * step_s)
 
 
 # Smallest share of a capture in which an idle device is a finding.
@@ -221,16 +221,20 @@ def _waited_for(step: StepFigures, reported: set[str]) -> Iterator[Finding]:
     for (role, stage), captures in stages.items():
         if len(captures) < 2:
             continue
-        slow, *others = sorted(captures.values(), key=lambda capture: -_own_s(capture))
-        label, usual_s = f"{role} rank {slow.rank}", median(_own_s(other) for other in others)
+        slow, *others = sorted(captures.values(), key=lambda capture: -_seconds_outside_collectives(capture))
+        label, usual_s = f"{role} rank {slow.rank}", median(_seconds_outside_collectives(other) for other in others)
         waited_s = median(other.collectives_s or 0.0 for other in others) - (slow.collectives_s or 0.0)
-        if label in reported or _own_s(slow) < RANK_RATIO * usual_s or not matters(waited_s, step.seconds):
+        if (
+            label in reported
+            or _seconds_outside_collectives(slow) < RANK_RATIO * usual_s
+            or not matters(waited_s, step.seconds)
+        ):
             continue
         reported.add(label)
         yield Finding(
             kind="slow_rank",
-            text=f"step {step.number}: {label} was slow in {stage}: {seconds(_own_s(slow))} outside of "
-            f"collectives, the others {seconds(usual_s)} in the median; they waited for it",
+            text=f"step {step.number}: {label} was slow in {stage}: {seconds(_seconds_outside_collectives(slow))} "
+            f"outside of collectives, the others {seconds(usual_s)} in the median; they waited for it",
             evidence=[
                 f"{role} rank {each.rank}: {seconds(each.collectives_s or 0.0)} of {seconds(each.seconds or 0.0)} in "
                 f"collectives"
@@ -243,7 +247,7 @@ def _waited_for(step: StepFigures, reported: set[str]) -> Iterator[Finding]:
         )
 
 
-def _own_s(capture: CaptureFigures) -> float:
+def _seconds_outside_collectives(capture: CaptureFigures) -> float:
     """Return the seconds of a capture outside of collectives."""
     return max(0.0, (capture.seconds or 0.0) - (capture.collectives_s or 0.0))
 
@@ -351,13 +355,13 @@ def _place(gap: StageGap) -> str:
 
 
 @rule(STEP_RULES, "slow_tool", "slow_reward", "sample_tail")
-def tail(step: StepFigures) -> Iterator[Finding]:
+def find_sample_tail(step: StepFigures) -> Iterator[Finding]:
     """Find a step whose generation waits for the last few samples, at most one in twenty of the samples."""
     samples = step.samples
     if samples is None or samples.tail is None:
         return
     last_samples = samples.tail
-    waited_s = _waited(step, samples.end_s - last_samples.waited_s, samples.end_s)
+    waited_s = _waited_for_generation_s(step, samples.end_s - last_samples.waited_s, samples.end_s)
     if not matters(waited_s, step.seconds) or (last_samples.held_by in ("", "turn") and waited_s <= step.apart_s):
         return
     rows = [row for label in last_samples.samples for row in samples.longest if row.label == label]
@@ -481,7 +485,7 @@ def _part_of_samples(step: StepFigures, kind: str, share: float, finding: str, t
     )
 
 
-def _waited(step: StepFigures, start_s: float, end_s: float) -> float:
+def _waited_for_generation_s(step: StepFigures, start_s: float, end_s: float) -> float:
     """Return the seconds from `start_s` to `end_s` in which the driver waited for generation.
 
     If the stages of the driver are unknown, all seconds from `start_s` to `end_s` count.

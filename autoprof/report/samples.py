@@ -139,7 +139,7 @@ class Samples:
     def __init__(self) -> None:
         self.all: list[Sample] = []
         self._inside: dict[_Key, list[Inside]] = defaultdict(list)
-        self._alike: set[_Key] = set()
+        self._keys_of_equal_samples: set[_Key] = set()
 
     def add(self, file: int, line: Line) -> None:
         """Add a span of the kind sample, turn, tool or reward. Ignore spans of a validation.
@@ -168,11 +168,11 @@ class Samples:
         """
         if not self.all:
             return None
-        self._alike = _alike(self.all)
+        self._keys_of_equal_samples = _keys_of_equal_samples(self.all)
         for each in self._inside.values():
             each.sort(key=_start)
         longest_first = sorted(self.all, key=lambda sample: sample.start_ns - sample.end_ns)
-        parts = [self._parts(sample) for sample in longest_first]
+        parts = [self._parts_of_sample(sample) for sample in longest_first]
         median_parts = usual(parts)
         held_by_part = [held_by(part, median_parts) for part in parts]
         lengths = [(sample.end_ns - sample.start_ns) / 1e9 for sample in reversed(longest_first)]
@@ -186,14 +186,14 @@ class Samples:
             end_s=ends[-1],
             mean_s=fmean(lengths),
             quantiles_s={f"{at:g}": _quantile(lengths, at) for at in _QUANTILES},
-            done=_thinned([(end, count) for count, end in enumerate(ends, 1)]),
+            done=_thinned_points([(end, count) for count, end in enumerate(ends, 1)]),
             tail=tail,
             parts=summed(parts),
-            tools=self._tools(longest_first),
+            tools=self._tool_rows(longest_first),
             longest=[
                 _row(
                     sample,
-                    self._of(sample),
+                    self._spans_inside(sample),
                     held_by_part[index],
                     parts[index],
                     zero_ns,
@@ -205,25 +205,26 @@ class Samples:
             ],
         )
 
-    def _of(self, sample: Sample) -> list[Inside]:
+    def _spans_inside(self, sample: Sample) -> list[Inside]:
         """Return the spans inside a sample: the spans with the ids of the sample that begin while the sample runs.
 
         Return an empty list if another sample has the same ids at the same time.
         """
         key = _key(sample.file, sample.ids)
-        spans = self._inside.get(key, []) if key not in self._alike else []
+        spans = self._inside.get(key, []) if key not in self._keys_of_equal_samples else []
         return spans[bisect_left(spans, sample.start_ns, key=_start) : bisect_right(spans, sample.end_ns, key=_start)]
 
-    def _parts(self, sample: Sample) -> Parts:
+    def _parts_of_sample(self, sample: Sample) -> Parts:
         """Return the parts of a sample. Return an empty dict if another sample has the same ids at the same time."""
-        if _key(sample.file, sample.ids) in self._alike:
+        if _key(sample.file, sample.ids) in self._keys_of_equal_samples:
             return {}
-        return parts_of(self._of(sample), sample.start_ns, sample.end_ns)
+        return parts_of(self._spans_inside(sample), sample.start_ns, sample.end_ns)
 
-    def _tools(self, samples: Iterable[Sample]) -> list[ToolRow]:
+    def _tool_rows(self, samples: Iterable[Sample]) -> list[ToolRow]:
+        """Return a row for each tool that the samples called."""
         calls: dict[str, list[tuple[float, str, bool]]] = defaultdict(list)
         for sample in samples:
-            for each in self._of(sample):
+            for each in self._spans_inside(sample):
                 if each.kind == "tool":
                     calls[each.name].append((each.seconds, sample.label, each.error is not None))
         rows = [
@@ -249,7 +250,7 @@ def _key(file: int, ids: Ids) -> _Key:
     return file, str(ids.get("sample")), str(ids.get("rollout"))
 
 
-def _alike(samples: Iterable[Sample]) -> set[_Key]:
+def _keys_of_equal_samples(samples: Iterable[Sample]) -> set[_Key]:
     """Return the ids that several samples have at the same time. A span with such ids may belong to any of them.
 
     verl takes the id of a prompt from the field `extra_info.index` of the data. If the data lacks this field, all
@@ -273,7 +274,7 @@ def _quantile(ordered: Sequence[float], share: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
 
 
-def _thinned(points: list[tuple[float, int]]) -> list[tuple[float, int]]:
+def _thinned_points(points: list[tuple[float, int]]) -> list[tuple[float, int]]:
     """Return at most `_MAX_POINTS` of the points. The last third of the result keeps every point, to show the tail."""
     if len(points) <= _MAX_POINTS:
         return points

@@ -96,7 +96,7 @@ class Distinct:
 
         Args:
             what: `name`, `role` or `step`.
-            value: The value.
+            value: The name, the role or the number of the step.
         """
         accepted_values = self._first[what]
         if value not in accepted_values:
@@ -232,11 +232,11 @@ class RunTimeline:
         cached = run is not None and layout.is_large(stamps)
         if not (run and cached and self._read_index(run, stamps)):
             for number in range(len(journals)):
-                self.zones.append(self._read(number))
+                self.zones.append(self._read_journal(number))
             self.attempts.finish()
             if run and cached and not self.reader.failed:
                 self._write_index(run, stamps)
-        self.between = {number: self._between(number) for number in self.spans.keys() | self.steps.keys()}
+        self.between = {number: self._time_range_of_step(number) for number in self.spans.keys() | self.steps.keys()}
         self._leave_out_earlier_runs()
         self._number_timers()
         self.spans = {
@@ -244,7 +244,7 @@ class RunTimeline:
             for number, span in self.spans.items()
         }
 
-    def _read(self, file: int) -> list[Zone]:
+    def _read_journal(self, file: int) -> list[Zone]:
         """Add the spans of the journal with the number `file` to the sums. Return the zones of the journal."""
         journal = self.journals[file]
         shift, zones = journal.shift_ns, []
@@ -272,22 +272,22 @@ class RunTimeline:
                         continue
                     current_step, sums = number, self.steps[number]
                     zone.first_step, zone.last_step = min(zone.first_step, number), max(zone.last_step, number)
-                self._add(file, span, sums, start, end)
+                self._add_span(file, span, sums, start, end)
         return zones
 
-    def _add(self, file: int, span: Line, sums: StepSums, start: int, end: int) -> None:
+    def _add_span(self, file: int, span: Line, sums: StepSums, start: int, end: int) -> None:
         """Add a span that has a step's number to the sums of this step.
 
         Args:
-            file: The number of the journal.
-            span: The span.
+            file: The number of the journal that contains the span.
+            span: The span to add.
             sums: The sums of the step.
             start: The start of the span, on the clock of the driver's host.
             end: The end of the span, on the clock of the driver's host.
         """
         kind, name = span.kind, span.name
         if kind == "step":
-            self._take(StepSpan(span.step or 0, file, start, end, span.role, span.rank, span.error))
+            self._count_span(StepSpan(span.step or 0, file, start, end, span.role, span.rank, span.error))
             return
         if kind == "timer" and name == WHOLE:
             return
@@ -320,7 +320,7 @@ class RunTimeline:
             self.kinds[span.name] = span.stage_kind
         return span.name
 
-    def _take(self, span: StepSpan) -> None:
+    def _count_span(self, span: StepSpan) -> None:
         other_span = self.spans.setdefault(span.number, span)
         if other_span is span:
             return
@@ -329,7 +329,7 @@ class RunTimeline:
         if worse_span.role == "trainer" and not worse_span.rank:
             self._before[span.number].append(worse_span.end_ns)
 
-    def _between(self, number: int) -> tuple[int, int]:
+    def _time_range_of_step(self, number: int) -> tuple[int, int]:
         span = self.spans.get(number)
         if span is None:
             # The step has not ended. Use the attempt to which the step's last line belongs.
@@ -361,7 +361,7 @@ class RunTimeline:
                     start, end = span.start_ns + shift, span.end_ns + shift
                     since, until = self.between[span.step]
                     if 0 < span.start_ns <= span.end_ns and end > since and start < until:
-                        self._add(file, span, self.steps[span.step], start, end)
+                        self._add_span(file, span, self.steps[span.step], start, end)
 
     def _number_timers(self) -> None:
         """Add each timer without a step number to the step in which the middle of the timer lies."""

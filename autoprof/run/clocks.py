@@ -39,7 +39,7 @@ _END_S = 2.0
 class _ClockState(process.State):
     """The thread that measures the clocks, and the time (`time.monotonic`) of the last measurement of each node."""
 
-    def begin(self) -> None:
+    def reset(self) -> None:
         self.thread: threading.Thread | None = None
         self.asked_at: dict[str, float] = {}
         self.stop = threading.Event()
@@ -58,7 +58,7 @@ def measure(run: RunDir, hooks: HookLog) -> None:
     import ray
 
     _state.stop.clear()
-    thread = threading.Thread(target=_measure, args=(run, hooks, ray), name="autoprof-clocks", daemon=True)
+    thread = threading.Thread(target=_measure_clocks, args=(run, hooks, ray), name="autoprof-clocks", daemon=True)
     with seam.suppress(RuntimeError):  # the limit of threads is reached
         process.start_thread(thread.start)
         _state.thread = thread
@@ -71,7 +71,7 @@ def stop() -> None:
         _state.thread.join(_END_S)
 
 
-def _measure(run: RunDir, hooks: HookLog, ray: Any) -> None:
+def _measure_clocks(run: RunDir, hooks: HookLog, ray: Any) -> None:
     def report(what: str, error: BaseException) -> None:
         if not _state.stop.is_set():
             hooks.error(what, described(error))
@@ -100,13 +100,16 @@ def write(run: RunDir, measured: Sequence[Offset]) -> None:
     files.append(path, msgspec.json.Encoder().encode_lines(measured))
 
 
-def offsets(ray: Any, nodes: Sequence[str], host: Callable[[str, str], str] = lambda node, name: name) -> list[Offset]:
+def offsets(
+    ray: Any, nodes: Sequence[str], host_to_write: Callable[[str, str], str] = lambda node, name: name
+) -> list[Offset]:
     """Measure the clocks of nodes. Omit nodes on this host, and nodes that do not answer in time.
 
     Args:
         ray: The module `ray`, connected to a cluster.
         nodes: Ray's ids of the nodes.
-        host: Function that returns the host name to write, from Ray's id of a node and the node's own host name.
+        host_to_write: Function that returns the host name to write, from Ray's id of a node and the node's own host
+            name.
     """
     task = cluster.shipped(ray, cluster.NODE_FUNCTIONS)
     on_node = {node: cluster.on_node(task, node, "autoprof_clock") for node in nodes}
@@ -117,7 +120,7 @@ def offsets(ray: Any, nodes: Sequence[str], host: Callable[[str, str], str] = la
         answered, _ = ray.wait(list(waiting), num_returns=1, timeout=_POLL_S)
         for reference in answered:
             node = waiting.pop(reference)
-            _improve(best, node, ray, on_node[node], host)
+            _measure_again(best, node, ray, on_node[node], host_to_write)
     for reference in waiting:
         ray.cancel(reference)
     for _ in range(_ROUNDS):
@@ -127,27 +130,40 @@ def offsets(ray: Any, nodes: Sequence[str], host: Callable[[str, str], str] = la
         if not inexact_nodes or _state.stop.wait(_PAUSE_S) or time.monotonic() > deadline:
             break
         for node in inexact_nodes:
-            _improve(best, node, ray, on_node[node], host)
+            _measure_again(best, node, ray, on_node[node], host_to_write)
     return [offset for offset in best.values() if offset.host != identity.HOST]
 
 
-def _improve(best: dict[str, Offset], node: str, ray: Any, call: Any, host: Callable[[str, str], str]) -> None:
+def _measure_again(
+    best: dict[str, Offset], node: str, ray: Any, call: Any, host_to_write: Callable[[str, str], str]
+) -> None:
     """Measure the clock of a node. Keep the new offset in `best` if its error is smaller than before.
 
-    `best` is a dict from Ray's id of a node to the best offset so far.
+    Args:
+        best: Dict from Ray's id of a node to the best offset so far.
+        node: Ray's id of the node.
+        ray: The module `ray`, connected to a cluster.
+        call: Remote function that runs on the node.
+        host_to_write: Function that returns the host name to write, from Ray's id of the node and the node's own host
+            name.
     """
     try:
-        new_offset = _measure_node(ray, call, node, host)
+        new_offset = _measure_node(ray, call, node, host_to_write)
     except ray.exceptions.RayError:  # the node has died
         return
     if new_offset is not None and (node not in best or new_offset.error_ns < best[node].error_ns):
         best[node] = new_offset
 
 
-def _measure_node(ray: Any, call: Any, node: str, host: Callable[[str, str], str]) -> Offset | None:
+def _measure_node(ray: Any, call: Any, node: str, host_to_write: Callable[[str, str], str]) -> Offset | None:
     """Measure the clock of a node by several calls. Return the offset of the fastest call, or None if none is answered.
 
-    `call` is a remote function that runs on the node.
+    Args:
+        ray: The module `ray`, connected to a cluster.
+        call: Remote function that runs on the node.
+        node: Ray's id of the node.
+        host_to_write: Function that returns the host name to write, from Ray's id of the node and the node's own host
+            name.
     """
     best_offset: Offset | None = None
     deadline = time.monotonic() + _FURTHER_ANSWERS_S
@@ -162,7 +178,7 @@ def _measure_node(ray: Any, call: Any, node: str, host: Callable[[str, str], str
         half_ns = (time.monotonic_ns() - begin_ns) // 2
         if best_offset is None or half_ns < best_offset.error_ns:
             middle_ns = sent_ns + half_ns
-            result_host = host(node, identity.host_name(name))
+            result_host = host_to_write(node, identity.host_name(name))
             best_offset = Offset(host=result_host, offset_ns=remote_ns - middle_ns, error_ns=half_ns, unix_ns=middle_ns)
         if _state.stop.is_set() or time.monotonic() > deadline:
             break

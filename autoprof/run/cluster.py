@@ -128,7 +128,7 @@ class _AnnouncementState(process.State):
         received: The newest announcement that came with a call.
     """
 
-    def begin(self) -> None:
+    def reset(self) -> None:
         self.own: StepAnnouncement | None = None
         self.seen: StepAnnouncement | None = None
         self.trainer_here = False
@@ -175,13 +175,15 @@ def local_announcement() -> StepAnnouncement | None:
 
 
 def announcement_to_send() -> dict[str, Any]:
-    """Return the announcement of the trainer in this process as plain dicts and values, to send it with a call."""
+    """Return the step announcement of the trainer in this process as plain dicts and values, to send it with a call."""
     fields: dict[str, Any] = msgspec.to_builtins(Parcel(number=_state.posted, announcement=_state.own))
     return fields
 
 
 def receive_announcement(sent: Any) -> bool:
-    """Keep an announcement that came with a call. Return False if it is not newer than the announcement kept before.
+    """Store the trainer's announcement of a step, which came to this process with a remote call.
+
+    Return False if it is not newer than the last announcement that this function stored.
 
     Raises:
         ValueError: `sent` is not a result of `announcement_to_send`.
@@ -229,13 +231,13 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     uid: int | None = None
 
 
-def register_node(run_id: str, directory: str, driver: bool, uid: int | None = None) -> tuple[str, str]:
+def register_node(run_id: str, directory: str, is_driver: bool, uid: int | None = None) -> tuple[str, str]:
     """Register the node of this process with a run, if Ray is up. Never raises.
 
     Args:
         run_id: The id of the run.
         directory: The path of the run directory.
-        driver: True if this process started the run.
+        is_driver: True if this process started the run.
         uid: The user id of the user who started the run.
 
     Returns:
@@ -250,8 +252,8 @@ def register_node(run_id: str, directory: str, driver: bool, uid: int | None = N
 
         node_id = str(ray.get_runtime_context().get_node_id())
         disk = disk_of(directory)
-        node = Node(id=node_id, host=identity.HOST, directory=directory, disk=disk, driver=driver, uid=uid)
-        put(f"{_NODE_PREFIX}{run_id}/{node_id}", msgspec.json.encode(node), overwrite=driver)
+        node = Node(id=node_id, host=identity.HOST, directory=directory, disk=disk, driver=is_driver, uid=uid)
+        put(f"{_NODE_PREFIX}{run_id}/{node_id}", msgspec.json.encode(node), overwrite=is_driver)
         address = own_address()
     return node_id, address
 
@@ -361,7 +363,7 @@ def connected(address: str) -> Iterator[Any]:
         # Try a connection first. If nothing listens at the address, `ray.init` tries for 15 minutes (Ray 2.60,
         # ray/_private/node.py).
         if "://" not in address:
-            _reach(address)
+            check_connection(address)
     except (OSError, OverflowError, UnicodeError) as error:
         reason_text = getattr(error, "strerror", None) or error
         raise Unreachable(hidden(f"no Ray cluster at {address!r}: nothing answers there ({reason_text})")) from None
@@ -370,7 +372,9 @@ def connected(address: str) -> Iterator[Any]:
         off = {"env_vars": {"AUTOPROF": "0"}}
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, runtime_env=off)
     except Exception as error:
-        raise Unreachable(hidden(f"can't connect to the Ray cluster at {address!r}: {_describe(error)}")) from None
+        raise Unreachable(
+            hidden(f"can't connect to the Ray cluster at {address!r}: {_connection_problem(error)}")
+        ) from None
     is_lost = False
     try:
         yield ray
@@ -382,7 +386,7 @@ def connected(address: str) -> Iterator[Any]:
             ray.shutdown()
 
 
-def _describe(error: Exception) -> str:
+def _connection_problem(error: Exception) -> str:
     """Describe the error of a failed connection. If a missing token may be the reason, add advice.
 
     Ray reports a missing token as a plain ConnectionError. Only the C++ code of Ray names the missing token, on stderr
@@ -396,7 +400,7 @@ def _describe(error: Exception) -> str:
     return f"{text}; if the cluster has token authentication, set RAY_AUTH_MODE=token and its RAY_AUTH_TOKEN here"
 
 
-def _reach(address: str) -> None:
+def check_connection(address: str) -> None:
     """Open and close a connection to the address, if it has the form HOST:PORT.
 
     Raises:

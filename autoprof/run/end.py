@@ -43,7 +43,7 @@ def end_run(run: Runtime) -> None:
     """End the run if this process started the run, or if it is the last rank. Called at exit. Never raises."""
     with seam.guard("the end of the run can't be written", run.rundir.report):
         run.restore()
-        if not _ends(run) or not files.exists(run.rundir.run_json):
+        if not _run_ends_here(run) or not files.exists(run.rundir.run_json):
             return
         wait_for_files(run)
         run.complete()
@@ -51,10 +51,10 @@ def end_run(run: Runtime) -> None:
             raised.keep_status(run.rundir.exit_status)
         _report_cut_off(run)
         if run.rundir.steps() or is_url(run.settings.collect):
-            _after(run)
+            _work_after_run(run)
 
 
-def _ends(run: Runtime) -> bool:
+def _run_ends_here(run: Runtime) -> bool:
     """Return True if the run ends with this process. If this process is a rank, record that the rank ends."""
     if run.seat is None:
         return run.started_here
@@ -74,12 +74,12 @@ def window_passed(run: Runtime) -> None:
     if run.settings.collect:
         return
     one_of_several = identity.ranks() > 1 and (run.seat is not None or not run.started_here)
-    if one_of_several or not (run.settings.on_finish or _merging(run)):
+    if one_of_several or not (run.settings.on_finish or _must_merge(run)):
         return
 
     def wait_and_merge() -> None:
         wait_for_files(run)
-        _after(run)
+        _work_after_run(run)
 
     process.start_thread(threading.Thread(target=wait_and_merge, name="autoprof-after", daemon=True).start)
 
@@ -106,10 +106,15 @@ def wait_for_files(run: Runtime, folders: bool = True) -> None:
         time.sleep(_PAUSE_S)
 
 
-def _is_fresh(part: Path, began: float) -> bool:
-    """Return True if a process is writing a `.part` file, or has just renamed it. `began` is `Runtime.began`."""
+def _is_fresh(part: Path, run_began: float) -> bool:
+    """Return True if a process is writing a `.part` file, or has just renamed it.
+
+    Args:
+        part: The file.
+        run_began: Seconds since the epoch at which this process began its work for the run (`Runtime.began`).
+    """
     age = _age_s(part)
-    return age < _STALE_S and not (age > _ORPHAN_S and _is_orphan(part, began))
+    return age < _STALE_S and not (age > _ORPHAN_S and _is_orphan(part, run_began))
 
 
 def _report_cut_off(run: Runtime) -> None:
@@ -136,18 +141,26 @@ def _age_s(part: Path) -> float:
 
     The result is also positive if the time of the write is in the future, because the clock may have been set back.
     """
-    changed = _changed(part)
+    changed = _last_write_s(part)
     return abs(time.time() - changed) if changed else 0
 
 
-def _is_orphan(part: Path, began: float) -> bool:
-    """Return True if a `.part` file is the recording of a dead process, and no process is finishing the recording."""
+def _is_orphan(part: Path, run_began: float) -> bool:
+    """Return True if a `.part` file is the recording of a dead process, and no process is finishing the recording.
+
+    A process that has the same pid as this one wrote a file that was changed last before `run_began`. Such a process is
+    dead.
+
+    Args:
+        part: The file.
+        run_began: Seconds since the epoch at which this process began its work for the run (`Runtime.run_began`).
+    """
     name = part.name.removesuffix(PART).removesuffix(_GZ)
     match = _MADE_BY.search(name)
     if match is None or not name.endswith(_RECORDINGS):
         return False
     pid = int(match[1])
-    is_dead = _changed(part) < began if pid == os.getpid() else identity.start_ticks(pid) is None
+    is_dead = _last_write_s(part) < run_began if pid == os.getpid() else identity.start_ticks(pid) is None
     return is_dead and not _is_locked(part.with_name(f"{name}{PART}"))
 
 
@@ -160,7 +173,7 @@ def _is_locked(path: Path) -> bool:
     return status is not None and (f":{status.st_ino} " in locks or not files.exists("/proc/locks"))
 
 
-def _changed(part: Path) -> float:
+def _last_write_s(part: Path) -> float:
     """Return the time of the last write to a `.part` file, in seconds since the epoch; 0 if it no longer exists.
 
     Kineto first writes to `<name>.tmp` (torch 2.13), so a write to that file counts too.
@@ -171,11 +184,11 @@ def _changed(part: Path) -> float:
     return max(status.st_mtime, temporary.st_mtime if temporary is not None else 0)
 
 
-def _merging(run: Runtime) -> bool:
+def _must_merge(run: Runtime) -> bool:
     return MERGE in run.settings.for_role("rollout").contents
 
 
-def _after(run: Runtime) -> None:
+def _work_after_run(run: Runtime) -> None:
     """Merge and copy traces, then run `AUTOPROF_ON_FINISH`. All this work is done in a separate process.
 
     The command is run only once per run, by the first process that calls this function. A later call merges the steps
@@ -184,14 +197,20 @@ def _after(run: Runtime) -> None:
     command = _command(run) if run.rundir.steps() else ""
     directory = str(run.rundir.path)
     url_of_copy = run.settings.collect if is_url(run.settings.collect) else ""
-    if not _merging(run) and not url_of_copy:
+    if not _must_merge(run) and not url_of_copy:
         if command:
             run_command(command, directory)
         return
     # If only a merge runs, it must not keep the output of this process open, because a reader of the output would wait
     # for the merge. The user's command may write to the output.
     output = None if command or url_of_copy else subprocess.DEVNULL
-    job = {"run": directory, "command": command, "merge": _merging(run), "to": url_of_copy, "cwd": _cwd() or directory}
+    job = {
+        "run": directory,
+        "command": command,
+        "merge": _must_merge(run),
+        "to": url_of_copy,
+        "cwd": _cwd() or directory,
+    }
     try:
         python = interpreter.find()
         # A different interpreter may not find the packages of this process.

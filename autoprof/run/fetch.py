@@ -103,7 +103,7 @@ _MAX_DEPTH = 16
 _MAX_NAME_BYTES = 220
 
 
-def safe(path: str) -> bool:
+def is_safe(path: str) -> bool:
     """Return True if a path from another node stays in the run directory and is not the path of a temporary file."""
     parts = path.split("/")
     names = all(part not in ("", ".", "..") and len(os.fsencode(part)) <= _MAX_NAME_BYTES for part in parts)
@@ -115,7 +115,7 @@ def safe(path: str) -> bool:
 _ENDING = re.compile(r"_\d+_\d+_ascend_pt/|\.pt\.trace\.json\.gz\Z|\.meta\.json\Z|\.[a-z-]+\Z|\Z")
 
 
-def of_node(path: str, node: str) -> str:
+def path_for_node(path: str, node: str) -> str:
     """Return the path that a file of a node gets here if another file already has its path.
 
     Args:
@@ -143,7 +143,7 @@ class Index:
 
     def target(self, node: str, path: str) -> str:
         """Return the path that a file of a node has, or gets, in the run directory here."""
-        own_name = of_node(path, node)
+        own_name = path_for_node(path, node)
         return own_name if self.nodes.get(own_name) == node else path
 
     def add(self, target: str, node: str) -> None:
@@ -285,7 +285,7 @@ class Fetcher:
 
         Args:
             name: The name of the function, `read` or `digest`.
-            pieces: The pieces.
+            pieces: The parts of files to fetch or to check.
             max_bytes: The maximum total size of the pieces in one call.
         """
         pending: deque[tuple[list[Piece], Any]] = deque()
@@ -310,7 +310,7 @@ class Fetcher:
         path = self._run / target
         if self._index.nodes.get(target) != self._node and file.path != RUN and os.path.lexists(path):
             if not _begin_alike(part, path):
-                target = of_node(file.path, self._node)
+                target = path_for_node(file.path, self._node)
                 path = self._run / target
             elif _size(path) >= file.size:
                 return ""
@@ -348,7 +348,7 @@ def _problem(piece: Piece, data: bytes, node_sum: str, problem: str) -> str:
     """Return the problem of a received piece, or an empty text if the piece is correct.
 
     Args:
-        piece: The piece.
+        piece: The requested part of a file.
         data: The received bytes.
         node_sum: The sha256 that the node computed.
         problem: The problem that the node reported, or an empty text.

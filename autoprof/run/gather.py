@@ -18,7 +18,7 @@ from autoprof.base.originals import fcntl, os, time
 from autoprof.base.redact import hidden_in
 from autoprof.run import cluster
 from autoprof.run.cluster import Node
-from autoprof.run.fetch import CHANGED, DIED, Fetcher, File, Index, NodeLost, RayNode, safe
+from autoprof.run.fetch import CHANGED, DIED, Fetcher, File, Index, NodeLost, RayNode, is_safe
 from autoprof.rundir import layout, processes, runs
 from autoprof.rundir.file_names import COLLECTED, COLLECTING, META, PART, RAW_ENDINGS, RUN, TRACE
 from autoprof.rundir.layout import RunDir
@@ -151,17 +151,17 @@ class Gathering:
             Busy: Another process is collecting this run.
             OSError: A file can't be written here.
         """
-        files.folder(self.run, own=2)
+        files.folder(self.run, run_folder_count=2)
         files.folder(self.run / COLLECTING)
         with self._lock(), self._mark() as mark:
             for part_file in (self.run / COLLECTING).glob(f"*{PART}"):  # from a collection that was killed
                 files.remove(str(part_file))
-            parts = self._look(mark, wait)
+            parts = self._find_parts(mark, wait)
             index = Index(self.run)
             states = [part.state_of(part.final_state) for part in parts if part.final_state]
             remote_parts = self._distinct(parts)
             with progress(sum(file.size for part in remote_parts for file in part.files)) as done:
-                states += [self._take(part, index, done) for part in remote_parts]
+                states += [self._fetch_node(part, index, done) for part in remote_parts]
             states += self._dead(parts, index)
         return CollectedFile(
             run=self.run.name,
@@ -199,7 +199,7 @@ class Gathering:
         finally:
             files.remove(str(self.run / COLLECTING / name))
 
-    def _look(self, mark: str, wait: bool) -> list[NodePart]:
+    def _find_parts(self, mark: str, wait: bool) -> list[NodePart]:
         """Return the parts of all nodes.
 
         All nodes are asked at the same time, because Ray may have to start a worker on each node. If `wait` is true,
@@ -246,7 +246,7 @@ class Gathering:
                 distinct.append(part)
         return distinct
 
-    def _take(self, part: NodePart, index: Index, progress: Progress) -> NodeState:
+    def _fetch_node(self, part: NodePart, index: Index, progress: Progress) -> NodeState:
         """Fetch the files of a node that are missing or outdated here. Return the record for `collected.json`."""
         fetcher = Fetcher(self.run, part.node, part.directory, self.sources[part.node], index, progress)
         missing_before, fetched = len(self._missing), 0
@@ -254,7 +254,7 @@ class Gathering:
         for path in _captures(path for path, _ in part.unfinished):
             self._missing.append(part.missing(path, "it is being written, or was when its process died (.part)"))
         try:
-            for file, problem in self._fetched(part, fetcher):
+            for file, problem in self._fetch_files(part, fetcher):
                 fetched += file.size if not problem else 0
                 if problem:
                     self._missing.append(part.missing(file.path, problem))
@@ -266,13 +266,13 @@ class Gathering:
             self._missing.append(part.missing("", f"its answer can't be understood: {error}"))
         return part.state_of("collected" if len(self._missing) == missing_before else "incomplete", fetched)
 
-    def _fetched(self, part: NodePart, fetcher: Fetcher) -> Iterator[tuple[File, str]]:
+    def _fetch_files(self, part: NodePart, fetcher: Fetcher) -> Iterator[tuple[File, str]]:
         """Fetch the outdated files of a part, and yield each file with the problem, or with an empty text.
 
         If a file changed while it was read, fetch it a second time.
         """
         changed_paths = set()
-        for file, problem in fetcher.fetch(fetcher.outdated(self._wanted(part))):
+        for file, problem in fetcher.fetch(fetcher.outdated(self._files_to_have(part))):
             if problem == CHANGED:
                 changed_paths.add(file.path)
             else:
@@ -282,7 +282,7 @@ class Gathering:
             current_part = self._part(part.node, source.ask("look", part.directory, ""))
             yield from fetcher.fetch([file for file in current_part.files if file.path in changed_paths])
 
-    def _wanted(self, part: NodePart) -> list[File]:
+    def _files_to_have(self, part: NodePart) -> list[File]:
         """Return the files of a part that should be in the run directory here.
 
         Each part has a `run.json`, written by the first process on its node. Only the `run.json` on the driver's node
@@ -291,7 +291,7 @@ class Gathering:
         is_driver = self._driver is not None and self._driver.id == part.node
         wanted_files = []
         for file in part.files:
-            if not safe(file.path):
+            if not is_safe(file.path):
                 self._left_out.append(part.missing(file.path, "its path leads out of the run directory"))
             elif file.path != RUN or is_driver or not os.path.lexists(self.run / RUN):
                 wanted_files.append(file)

@@ -55,7 +55,7 @@ class Span:
         kind: The kind of the span.
         name: The name of the span.
         step: The global step, or None if unknown.
-        role: The role.
+        role: The role of the work, such as `actor`.
         rank: The rank, or None if the process has no rank.
         ids: The ids of the sample or request that the span belongs to.
         stage_kind: The kind of the stage; None to derive the kind from the name.
@@ -142,7 +142,7 @@ AnyLine: TypeAlias = (
 _encoder = msgspec.json.Encoder()
 
 
-def _encoded(lines: Sequence[AnyLine]) -> bytes:
+def _encode_lines(lines: Sequence[AnyLine]) -> bytes:
     """Return lines as JSON. Replace lone surrogates, as in file names that are not UTF-8, by question marks."""
     try:
         return _encoder.encode_lines(lines)
@@ -215,7 +215,7 @@ class Timeline:
         self._head = head
         self.begin()
         _state.all.add(self)
-        _state.end_first()
+        _state.register_at_exit()
 
     def begin(self) -> None:
         """Set the initial state, in a new process or a forked child. The next lines begin a new file.
@@ -237,7 +237,7 @@ class Timeline:
         self._exceptions = raised.Exceptions()
         self._memory = memory_state.MemoryWatch()
         run, path = self._run, self._run.process_file("journal")
-        self._file = files.OwnFile(path, lambda: run.make(path.parent), lambda: self._part(whole=True))
+        self._file = files.OwnFile(path, lambda: run.make(path.parent), lambda: self._part(begins_file=True))
         self.has_file = False
         self._is_replaced = False
         # The bytes since the beginning of the last part, and the bytes after which the next part begins.
@@ -265,7 +265,7 @@ class Timeline:
         """Buffer the line of an ended span. Write the buffer if it is full or too old, or if the span is in `AT_ONCE`.
 
         Args:
-            span: The span.
+            span: The span that has ended.
             line: The journal line for the end of the span.
             now: The end of the span by `time.monotonic_ns`.
             error: The exception that ended the span, or None.
@@ -274,7 +274,7 @@ class Timeline:
         self.running.discard(span)
         at_once = line.kind in AT_ONCE
         if error is not None:
-            at_once |= self._raised(line, error)
+            at_once |= self._buffer_raised_line(line, error)
         elif at_once:
             key = line.kind, line.name
             if key in self.durations_ns or len(self.durations_ns) < _MAX_NAMES:
@@ -307,7 +307,7 @@ class Timeline:
         log.warning_once("the disk is too slow for the timeline; spans are left out")
         return False
 
-    def _raised(self, line: Line, error: BaseException) -> bool:
+    def _buffer_raised_line(self, line: Line, error: BaseException) -> bool:
         """Buffer a `raised` line for the exception that leaves a span. Return False if the exception gets no line."""
         raised_line = self._exceptions.line(line, error)
         if raised_line is None or (len(self._lines) >= _MAX_LINES and not self._has_room()):
@@ -330,7 +330,7 @@ class Timeline:
         is_moved = self.has_file and self._file.is_moved()
         if is_moved:
             with self._writing:
-                self._on_disk(self._file.close)
+                self._sync_or_close(self._file.close)
         now = time.monotonic_ns()
         silent = bool(self.announced) and now - self._written > _MAX_SILENCE_NS
         if self.has_file and (line := self._memory.look(silent or is_moved)) is not None:
@@ -343,7 +343,7 @@ class Timeline:
             # span in this case too.
             self._lines.append(span.line)
         self.flush()
-        self._on_disk(self._file.sync)
+        self._sync_or_close(self._file.sync)
 
     def leave(self) -> None:
         """Write the exit line of this process, if it has a journal, and close the file."""
@@ -361,9 +361,9 @@ class Timeline:
         """Close the file. Later lines open it again."""
         if not self._writing.locked():
             with self._writing:
-                self._on_disk(self._file.close)
+                self._sync_or_close(self._file.close)
 
-    def _on_disk(self, work: Callable[[], None]) -> None:
+    def _sync_or_close(self, work: Callable[[], None]) -> None:
         """Sync or close the file, and log an error. A network file system reports a full disk only at that time."""
         try:
             work()
@@ -396,9 +396,9 @@ class Timeline:
 
     def _append(self, lines: Sequence[AnyLine]) -> None:
         """Append lines to the file, which is made if it does not exist. If a new part is due, begin it."""
-        content = _encoded(lines)
+        content = _encode_lines(lines)
         if (lost := self._lost) != self._lost_written:
-            content = _encoded([self._lost_line()]) + content
+            content = _encode_lines([self._lost_line()]) + content
         if self._size > self._part_size:
             content = self._part() + content
         if self._file.append(content):
@@ -426,13 +426,13 @@ class Timeline:
             with self._writing:
                 self._append([])
 
-    def _part(self, whole: bool = False) -> bytes:
+    def _part(self, begins_file: bool = False) -> bytes:
         """Return the lines at the beginning of a part: the process line, the open spans, hooks and errors.
 
-        If `whole` is true, the part begins a file, and has the lines of all hooks instead of the failed hooks only.
+        If `begins_file` is true, the part has the lines of all hooks. Otherwise, it has the lines of failed hooks only.
         """
         pid = os.getpid()
-        changing_fields, hook_lines = self._head(whole)
+        changing_fields, hook_lines = self._head(begins_file)
         process_line = ProcessLine(
             host=identity.HOST,
             pid=pid,
@@ -451,7 +451,7 @@ class Timeline:
         )
         begun_lines = [span.line for span in self.open() if span in self.announced]
         lost_lines = [self._lost_line()] if self._lost_written else []
-        content = _encoded([process_line, *begun_lines, *hook_lines, *lost_lines])
+        content = _encode_lines([process_line, *begun_lines, *hook_lines, *lost_lines])
         # The part must be longer if these lines are long, for example with many open spans.
         self._size, self._part_size = 0, max(PART_BYTES, _PARTS_RATIO * len(content))
         return content
@@ -462,12 +462,12 @@ class _TimelineState(process.State):
 
     ends = process.TIMELINE
 
-    def begin(self) -> None:
+    def reset(self) -> None:
         for timeline in list(getattr(self, "all", ())):
             timeline.close()
         self.all: WeakSet[Timeline] = WeakSet()
 
-    def in_child(self) -> None:
+    def after_fork_in_child(self) -> None:
         for timeline in list(self.all):
             timeline.begin()
 
@@ -542,9 +542,11 @@ class HookLog:
         with self._lock:
             self._active_target |= not hook.passive
             if hook.key not in self.hooks:
-                self._put(HookLine(hook=hook.key, **hook.described(), state="skipped", reason=processes.WAITING))
+                self._set_hook_line(
+                    HookLine(hook=hook.key, **hook.described(), state="skipped", reason=processes.WAITING)
+                )
 
-    def _put(self, line: HookLine) -> None:
+    def _set_hook_line(self, line: HookLine) -> None:
         self.hooks[line.hook] = line
         self._unwritten["hook", line.hook] = line
 
@@ -562,7 +564,7 @@ class HookLog:
         line = self.hooks.get(key)
         if line is not None and not line.called:
             with self._lock:
-                self._put(msgspec.structs.replace(line, called=True))
+                self._set_hook_line(msgspec.structs.replace(line, called=True))
             # The driver of a run often only imports the target and calls `ray.init`. No hook of the target is then
             # applied, but the hook of `ray.init` is called.
             self._worth_writing |= self._active_target
@@ -610,28 +612,28 @@ class HookLog:
         """Record that a hook is disabled in this process from now on."""
         with self._lock:
             if line := self.hooks.get(key):
-                self._put(msgspec.structs.replace(line, state="failed", reason=reason))
+                self._set_hook_line(msgspec.structs.replace(line, state="failed", reason=reason))
         self.write()
 
     def _set(self, hook: LoggedHook, state: str, reason: str) -> None:
         self.add(hook)
         with self._lock:
-            self._put(msgspec.structs.replace(self.hooks[hook.key], state=state, reason=hidden(reason)))
+            self._set_hook_line(msgspec.structs.replace(self.hooks[hook.key], state=state, reason=hidden(reason)))
             self._worth_writing |= state != "skipped" and not hook.passive
         self.write()
 
-    def head(self, whole: bool) -> tuple[dict[str, Any], list[HookLine | ErrorLine]]:
+    def head(self, begins_file: bool) -> tuple[dict[str, Any], list[HookLine | ErrorLine]]:
         """Return fields of the process line that may change, and the lines of hooks and errors, for a new part.
 
-        If `whole` is true, the part begins a file, and all hooks have a line. Otherwise, only hooks that failed do.
+        If `begins_file` is true, all hooks have a line. Otherwise, only hooks that failed have one.
         """
-        if whole:
+        if begins_file:
             self._unwritten = {}
         lines = list(self.hooks.values())
         states = {line.hook: "called" if line.called else line.state for line in lines}
         states = {key: state for key, state in states.items() if state != "skipped"}
         self._facts = self._new_facts()
-        hook_lines = [line for line in lines if whole or line.state == "failed"]
+        hook_lines = [line for line in lines if begins_file or line.state == "failed"]
         return self._facts | {"hooks": states}, [*hook_lines, *list(self.errors.values())]
 
     def _new_facts(self) -> dict[str, Any]:

@@ -112,7 +112,7 @@ def read(directory: str, pieces: list[Request]) -> list[tuple[bytes, str, str]]:
     answers = []
     for path, offset, length, size, mtime_ns in pieces:
         try:
-            with open(_opened(directory, path), "rb") as file:
+            with open(_open_below(directory, path), "rb") as file:
                 status_before = os.fstat(file.fileno())
                 file.seek(offset)
                 data = file.read(length) if stat.S_ISREG(status_before.st_mode) else b""
@@ -135,7 +135,7 @@ def digest(directory: str, pieces: list[Request]) -> list[str]:
     for path, *_ in pieces:
         sums = hashlib.sha256()
         try:
-            with open(_opened(directory, path), "rb") as file:
+            with open(_open_below(directory, path), "rb") as file:
                 while block := file.read(1 << 20):
                     sums.update(block)
             digests.append(sums.hexdigest())
@@ -144,7 +144,7 @@ def digest(directory: str, pieces: list[Request]) -> list[str]:
     return digests
 
 
-def _opened(directory: str, path: str) -> int:
+def _open_below(directory: str, path: str) -> int:
     """Open a file in `directory` or in a folder below it for reading. Return the descriptor of the file.
 
     Symbolic links are not followed.

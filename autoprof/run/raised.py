@@ -61,13 +61,13 @@ _RAISED = re.compile(r"^[^\s|]", re.MULTILINE)
 _DRAWN = " =-|+"
 
 
-def of(error: BaseException) -> Raised:
+def read_exception(error: BaseException) -> Raised:
     """Return the record of an exception. If the exception can't be read, the record has only its type.
 
     Only an exception from a signal handler can leave this function.
     """
     try:
-        return _of(error)
+        return _record_of(error)
     except Exception as problem:  # a library may set any object as an attribute
         seam.pass_on(problem)
         return Raised(type=seam.type_name(error))
@@ -99,23 +99,23 @@ def _origin(error: BaseException, text: str) -> str:
     if origin is None and not seam.hides_context(error):
         origin = seam.context_of(error)
     if origin is None:
-        return _from_traceback(text)
+        return _description_from_traceback(text)
     text = _text(origin)[0]
-    return _from_traceback(text) or _words(origin, text)
+    return _description_from_traceback(text) or _words(origin, text)
 
 
 def _words(error: BaseException, text: str) -> str:
     first_line = hidden(text.strip().partition("\n")[0], _MAX_CAUSE_CHARS)
-    place = _at(_frames(seam.traceback_of(error)))
+    place = _place_of(_frames(seam.traceback_of(error)))
     return f"{seam.type_name(error)}{f': {first_line}' if first_line else ''}{place}"
 
 
-def _from_traceback(text: str) -> str:
+def _description_from_traceback(text: str) -> str:
     """Describe the exception whose traceback is in a text. Return an empty text if the text has no traceback."""
     stack, end = _last_traceback(text)
     frames = _frames_in(stack)
     lines = [line for line in end.splitlines() if line.strip(' "')]
-    return f"{hidden(lines[0], _MAX_CAUSE_CHARS)}{_at(frames)}" if frames and lines else ""
+    return f"{hidden(lines[0], _MAX_CAUSE_CHARS)}{_place_of(frames)}" if frames and lines else ""
 
 
 def _last_traceback(text: str) -> tuple[str, str]:
@@ -143,29 +143,29 @@ def _frames_in(stack: str) -> list[Frame]:
     return [frame for frame in frames if not frame.file.startswith(_OWN)]
 
 
-def _at(frames: list[Frame]) -> str:
+def _place_of(frames: list[Frame]) -> str:
     return f" in {os.path.basename(frames[-1].file)}:{frames[-1].line} {frames[-1].function}" if frames else ""
 
 
-def _of(error: BaseException) -> Raised:
+def _record_of(error: BaseException) -> Raised:
     kind, (text, cut_chars) = seam.type_name(error), _text(error)
     cause = seam.attribute(error, "cause")
     frames, message, pid = _frames(seam.traceback_of(error)), _message(text, cut_chars), 0
     if kind.startswith(_BROUGHT) and issubclass(type(cause), BaseException):
         # A task or an actor of Ray raised the exception: record the type, the text and the stack from its process.
         remote = seam.attribute(error, "traceback_str")
-        remote_frames, pid = _remote(remote if isinstance(remote, str) else text)
+        remote_frames, pid = _remote_frames(remote if isinstance(remote, str) else text)
         frames, pid = remote_frames or frames, pid or seam.attribute(error, "pid")
-        inner = _of(cause)
+        inner = _record_of(cause)
         kind, message = inner.type, inner.message
         text = f"{text}\n{_text(cause)[0]}"
     return Raised(
         type=kind[:100],
-        message=_without_type(message, kind),
+        message=_message_without_type(message, kind),
         frames=frames[-_MAX_FRAMES:],
         cause="" if kind.startswith(_BROUGHT) or pid else _origin(error, text),
         pid=pid if isinstance(pid, int) else 0,
-        named=_named(error, text),
+        named=_named_processes(error, text),
     )
 
 
@@ -182,7 +182,7 @@ def _frames(traceback: TracebackType | None) -> list[Frame]:
     return frames
 
 
-def _remote(text: str) -> tuple[list[Frame], int]:
+def _remote_frames(text: str) -> tuple[list[Frame], int]:
     """Return the stack and the pid in Ray's traceback. If a task called another task, use the innermost task.
 
     The pid is 0 if the traceback has none.
@@ -209,25 +209,25 @@ def _message(text: str, cut_chars: int = 0) -> str:
     return message
 
 
-def _without_type(message: str, kind: str) -> str:
+def _message_without_type(message: str, kind: str) -> str:
     """Return a message without the type and module of the exception, which a traceback puts before the message."""
     type_text, _, rest = message.partition(": ")
     return rest if type_text.rpartition(".")[2] == kind and " " not in type_text else message
 
 
-def _named(error: BaseException, text: str) -> list[NamedProcess]:
+def _named_processes(error: BaseException, text: str) -> list[NamedProcess]:
     """Return the dead processes that an exception of Ray or torchrun names.
 
     Omit a process of Ray if neither its pid nor the cause of its death is known.
     """
     failures = seam.attribute(error, "failures")
     if isinstance(failures, dict):
-        return _of_torchrun(failures)
+        return _processes_failed_in_torchrun(failures)
     death = _ray_death(error)
     if not death and not _CONTAINED.search(text):
         return []
     sizes = _RAY_USED.search(text)
-    used, limit = (_bytes(sizes[1], sizes[2]), _bytes(sizes[3], sizes[4])) if sizes else (0, 0)
+    used, limit = (_size_in_bytes(sizes[1], sizes[2]), _size_in_bytes(sizes[3], sizes[4])) if sizes else (0, 0)
     cause = "memory" if _RAY_MEMORY.search(text) else "node" if _NODE.search(text) else _RAY_DEATHS.get(death, "")
     # Search from the message about the death on. A pid before that message belongs to the process that received the
     # exception.
@@ -250,7 +250,7 @@ def _ray_death(error: Any) -> str:
     return ""
 
 
-def _of_torchrun(failures: dict[object, object]) -> list[NamedProcess]:
+def _processes_failed_in_torchrun(failures: dict[object, object]) -> list[NamedProcess]:
     """Return the dead ranks that torchrun's ChildFailedError names, in the order in which they failed.
 
     Args:
@@ -278,7 +278,7 @@ def _signal_name(number: int) -> str:
     return f"signal {number}"
 
 
-def _bytes(number: str, unit: str) -> int:
+def _size_in_bytes(number: str, unit: str) -> int:
     with seam.suppress(ValueError, KeyError):
         return min(int(float(number) * _UNITS[unit[0].lower()]), 1 << 62)
     return 0
@@ -334,7 +334,7 @@ class Exceptions:
         if not (self._takes_sample(line, error) if is_sample else self._takes_stage(line)):
             return None
         self.count += 1
-        return RaisedLine(time.time_ns(), line.kind, line.name, line.step, line.role, line.rank, of(error))
+        return RaisedLine(time.time_ns(), line.kind, line.name, line.step, line.role, line.rank, read_exception(error))
 
     def again(self) -> None:
         """Allow the full number of lines for samples again. Readers read only the end of a file."""
@@ -381,7 +381,7 @@ def uncaught() -> Raised | None:
     Return None if there is no uncaught exception, or if it is KeyboardInterrupt.
     """
     ended_by = last_exception()
-    return None if ended_by is None or issubclass(type(ended_by), KeyboardInterrupt) else of(ended_by)
+    return None if ended_by is None or issubclass(type(ended_by), KeyboardInterrupt) else read_exception(ended_by)
 
 
 def keep_status(path: Path) -> None:
@@ -390,13 +390,13 @@ def keep_status(path: Path) -> None:
     The file is opened after all exit functions of the program have run, so that none of them can use its descriptor.
     """
     if _boot.starter() == os.getpid():
-        _boot.at_last = functools.partial(_write_at_exit, path)
+        _boot.at_last = functools.partial(_register_status_writer, path)
     else:
-        _write_at_exit(path)
+        _register_status_writer(path)
 
 
-def _write_at_exit(path: Path) -> None:
-    """Register a C exit handler that writes the exit status to a file.
+def _register_status_writer(path: Path) -> None:
+    """Register a C exit handler that writes the exit status of this process to a file.
 
     No Python code can do this, because the status is known only after Python has ended. But `exit` of glibc calls each
     function that was registered with `on_exit`, with the status and one argument. The registered function is `fputc`.

@@ -57,7 +57,7 @@ _MAX_COMMAND_CHARS = 1000
 _MAX_INFO_CHARS = 64_000
 
 
-def read_info(given: Mapping[str, object] | None = None, late: bool = False) -> tuple[RunInfo, Seat | None]:
+def read_info(given: Mapping[str, object] | None = None, at_run_end: bool = False) -> tuple[RunInfo, Seat | None]:
     """Return the facts about the run, and the place of this process among the ranks of a launch.
 
     If the environment has the facts, they come from there. Otherwise this process starts the run: the facts come from
@@ -66,7 +66,7 @@ def read_info(given: Mapping[str, object] | None = None, late: bool = False) -> 
 
     Args:
         given: Settings from the program. They replace settings from the environment.
-        late: True at the end of the run. A rank that has not joined the run before does not join it at the end.
+        at_run_end: True at the end of the run. A rank that has not joined the run before does not join it at the end.
 
     Raises:
         SettingsError: The settings are wrong, or too long for the environment.
@@ -99,7 +99,7 @@ def read_info(given: Mapping[str, object] | None = None, late: bool = False) -> 
     # The module `_boot` has found the launch and has written these variables.
     name, _, program = os.environ.get(launch.LAUNCH, "").partition(":")
     rank = os.environ.get(launch.LAUNCH_RANK, "").partition("/")[0]
-    if program and rank.isdecimal() and not late:
+    if program and rank.isdecimal() and not at_run_end:
         chosen_id = os.environ.get(launch.LAUNCH_RUN_ID, "")
         info, seat = join_launch(info, "" if chosen_id == name else chosen_id, name, program, int(rank))
     hand_on(info)
@@ -130,7 +130,7 @@ def join_launch(info: RunInfo, run_id: str, name: str, program: str, rank: int) 
     files.open_to_group(own_settings.access == GROUP)
     with seam.suppress(OSError):
         seat = ranks.join(
-            Path(own_settings.dir), run_id, name, program, rank, again=name.startswith(launch.LAUNCH_AGAIN)
+            Path(own_settings.dir), run_id, name, program, rank, name_may_repeat=name.startswith(launch.LAUNCH_AGAIN)
         )
         leader = seat.first
         starter = {"host": leader.host, "pid": leader.pid, "ticks": leader.ticks, "started": leader.started}
@@ -344,7 +344,7 @@ class Runtime:
             named = exception.named if exception is not None else ()
             pids = {os.getpid(), *(process.pid for process in named)}
             ended = [state for state in states if state.pid in pids or _may_have_died(state)]
-            return deaths.find(self.rundir.path, info, ended, over=False, own=exception)
+            return deaths.find(self.rundir.path, info, ended, run_has_ended=False, ending_exception=exception)
         return []
 
     def leave_without_hooks(self, why: str) -> None:
@@ -365,13 +365,13 @@ class Runtime:
 class _RuntimeState(process.State):
     """The run that this process is part of. `off` is True if autoprof is switched off in this process."""
 
-    def begin(self) -> None:
+    def reset(self) -> None:
         self.lock = threading.RLock()
         self.run: Runtime | None = None
         self.off = False
 
-    def in_child(self) -> None:
-        super().in_child()
+    def after_fork_in_child(self) -> None:
+        super().after_fork_in_child()
         if self.run is not None:
             self.run.seat = None
             self.run.hooks.begin_anew()
@@ -393,7 +393,7 @@ def current() -> Runtime | None:
     return _state.run
 
 
-def start(given: Mapping[str, object] | None = None, late: bool = False) -> Runtime | None:
+def start(given: Mapping[str, object] | None = None, at_run_end: bool = False) -> Runtime | None:
     """Join the run, or start a run if no process has started one. Return the run, or None if autoprof is off.
 
     A process that joins a run takes the settings from the process that started the run. A process that starts a run
@@ -401,8 +401,8 @@ def start(given: Mapping[str, object] | None = None, late: bool = False) -> Runt
 
     Args:
         given: Settings from the program.
-        late: True at the end of the run. If the run directory exists, another process has already warned about wrong
-            settings.
+        at_run_end: True at the end of the run. If the run directory exists, another process has already warned about
+            wrong settings.
 
     Raises:
         SettingsError: A setting from the program is wrong. If a setting from the environment is wrong, autoprof
@@ -416,7 +416,7 @@ def start(given: Mapping[str, object] | None = None, late: bool = False) -> Runt
             return None
         began_here = _boot.RUN_INFO not in os.environ
         try:
-            info, seat = read_info(given, late)
+            info, seat = read_info(given, at_run_end)
         except SettingsError as error:
             if given is not None:
                 raise
@@ -424,7 +424,7 @@ def start(given: Mapping[str, object] | None = None, late: bool = False) -> Runt
             _boot.switch_off(str(error))
             return None
         log.configure(info.settings.log)
-        if began_here and identity.first_rank() and not (late and files.is_folder(info.directory)):
+        if began_here and identity.first_rank() and not (at_run_end and files.is_folder(info.directory)):
             for line in (*settings.unknown(os.environ), *settings.unknown_roles(info.settings)):
                 log.warning(line)
         _state.run = Runtime(info, seat)
@@ -455,8 +455,8 @@ def report(where: str, error: BaseException) -> None:
     """Count an error of autoprof itself, and log the error once. The program does not get the error.
 
     Args:
-        where: The place in autoprof.
-        error: The error.
+        where: The part of autoprof that failed, such as a hook or `main`.
+        error: The exception.
     """
     text, run = described(error), _state.run
     if run is not None and issubclass(type(error), OSError) and not files.is_folder(run.rundir.path):
@@ -490,11 +490,11 @@ class _CallCounts(process.State):
         on: True if this process counts calls.
     """
 
-    def begin(self) -> None:
+    def reset(self) -> None:
         self.on = bool(os.environ.get(TRY_VARIABLE))
         self._forget()
 
-    def in_child(self) -> None:
+    def after_fork_in_child(self) -> None:
         if self._file >= 0:
             os.close(self._file)
         self._forget()
@@ -508,17 +508,17 @@ class _CallCounts(process.State):
         # Dict from hook, step and `fired` to the position in the file and the count.
         self._counts: dict[tuple[str, int | None, bool], list[int]] = {}
 
-    def add(self, key: str, fired: bool) -> None:
+    def add(self, key: str, applies: bool) -> None:
         """Count a call of the function that the hook `key` hooks, in the current step.
 
-        `fired` is true if the hook applies to this call, for example because the conditions of the hook are met.
+        `applies` is true if the hook applies to this call, for example because the conditions of the hook are met.
         """
         run = current()
         if run is None:
             return
         try:
             with self._lock:
-                count_key = key, cluster.known_step(), fired
+                count_key = key, cluster.known_step(), applies
                 entry = self._counts.get(count_key)
                 if entry is None:
                     entry = self._counts[count_key] = self._new(run.rundir, count_key)

@@ -46,10 +46,10 @@ def encoded(snapshot: ProcessStacks) -> bytes:
     If the snapshot is too large, parts of it are omitted, and the field `left_out` lists them.
     """
     content = _encoder.encode(snapshot)
-    return content if len(content) < MAX_STACKS_BYTES else _encoder.encode(_cut(snapshot))
+    return content if len(content) < MAX_STACKS_BYTES else _encoder.encode(_fitted_snapshot(snapshot))
 
 
-def _cut(snapshot: ProcessStacks) -> ProcessStacks:
+def _fitted_snapshot(snapshot: ProcessStacks) -> ProcessStacks:
     """Return a snapshot with only the oldest spans and the most important stacks, so that it fits into a file.
 
     The main thread is the most important. Then comes one stack of each group of equal stacks, then the other stacks. In
@@ -418,12 +418,12 @@ ReadScheduler: TypeAlias = "Callable[[Any, list[str]], EngineState]"
 class _SchedulerState(process.State):
     """The scheduler of the engine in this process, and the function that reads the state of the scheduler."""
 
-    def begin(self) -> None:
+    def reset(self) -> None:
         self.scheduler: weakref.ref[Any] | None = None
         self.read: ReadScheduler | None = None
 
-    def in_child(self) -> None:
-        self.begin()
+    def after_fork_in_child(self) -> None:
+        self.reset()
 
 
 _scheduler_state = _SchedulerState()
@@ -527,7 +527,7 @@ def write_flight_record(folder: str) -> str:
     }
     # The rank must follow the prefix in the file name, because torch's analyser reads the rank there.
     name = f"{identity.HOST}-{os.getpid()}-rank_{distributed.get_rank()}"
-    files.write(Path(folder, name), _bounded(record))
+    files.write(Path(folder, name), _bounded_record(record))
     return name
 
 
@@ -562,7 +562,7 @@ def _groups(distributed: Any) -> dict[str, dict[str, str]]:
     return groups
 
 
-def _bounded(record: dict[str, Any]) -> bytes:
+def _bounded_record(record: dict[str, Any]) -> bytes:
     """Return the record as bytes, in the form in which torch writes it. If it would be too large, omit old entries."""
     content = pickle.dumps(record, protocol=2)
     while len(content) > MAX_STACKS_BYTES:
@@ -640,7 +640,7 @@ def take_snapshot(timeline: Timeline) -> ProcessStacks:
     tasks, task_count = task_stacks(names)
     # Read the open spans after the stacks, so that the list contains every span that a stack works on.
     spans = timeline.open()
-    stacks = _owned(spans, threads, tasks)
+    stacks = _with_span_indexes(spans, threads, tasks)
     left_out = [
         f"{count - len(kept)} of {count} {kind}"
         for count, kept, kind in ((thread_count, threads, "threads"), (task_count, tasks, "tasks"))
@@ -660,7 +660,7 @@ def take_snapshot(timeline: Timeline) -> ProcessStacks:
     )
 
 
-def _owned(
+def _with_span_indexes(
     spans: list[Span], threads: list[tuple[Thread, list[Span]]], tasks: list[tuple[Task, list[Span]]]
 ) -> list[Thread | Task]:
     """Return the threads and the tasks, each with the indexes of the spans that it works on.

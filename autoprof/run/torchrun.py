@@ -74,7 +74,7 @@ class _Agreement:
             # Write the agreement in each round, because each round of torchrun has a new store.
             group.store.set(_KEY, agreement)
         else:
-            agreement = "" if self.started else _read_agreement(group.store)
+            agreement = "" if self.started else _wait_for_agreement(group.store)
         if not agreement or self.agreed:
             return
         self.agreed = agreement
@@ -89,7 +89,8 @@ class _Agreement:
         runtime.move(run_id, f"torchrun-{name}", group.group_rank)
 
 
-def _read_agreement(store: Any) -> str:
+def _wait_for_agreement(store: Any) -> str:
+    """Wait until the first node has named its run. Return an empty text if it does not do so in time."""
     deadline = time.monotonic() + _FIRST_S
     # Poll instead of `store.wait`: a timeout there may close the store's connection.
     while not store.check([_KEY]):

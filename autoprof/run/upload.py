@@ -73,7 +73,7 @@ class Sending:
             raise NoTarget(f"{redact.url(url)}: {problem}")
         from fsspec.core import url_to_fs
 
-        opened, problem = _tried(url_to_fs, url)
+        opened, problem = _call_fsspec(url_to_fs, url)
         if problem:
             raise NoTarget(f"{redact.url(url)}: {problem}")
         self._fs, root = opened
@@ -109,7 +109,7 @@ class Sending:
             if sent_before.get(path) == (size, mtime_ns) and self._exists(path, size):
                 progress(size)
                 continue
-            if problem := self._try(path):
+            if problem := self._copy_with_retries(path):
                 missing.append(Missing("", "", path, problem))
                 failure_count += 1
                 continue
@@ -138,16 +138,16 @@ class Sending:
                     complete_files.append((path.relative_to(self._run).as_posix(), stat.st_size, stat.st_mtime_ns))
         return sorted(complete_files, key=lambda file: (file[0] == RUN, file[0]))
 
-    def _try(self, path: str) -> str:
+    def _copy_with_retries(self, path: str) -> str:
         """Copy a file, in at most `_TRIES` attempts. Return the problem of the last attempt, or an empty text."""
         problem = ""
         for tries in range(_TRIES):
             time.sleep(_PAUSE_S * tries)
-            if not (problem := _tried(self._put, path)[1]):
+            if not (problem := _call_fsspec(self._copy_once, path)[1]):
                 break
         return problem
 
-    def _put(self, path: str) -> None:
+    def _copy_once(self, path: str) -> None:
         target, source = f"{self._root}/{path}", self._run / path
         upload = f"{target}{PART}" if self._renamed else target
         if self._renamed:
@@ -165,14 +165,14 @@ class Sending:
         copied = int(self._fs.info(upload)["size"])
         if not status_before.st_size <= copied <= status_after.st_size:
             raise OSError(f"{copied} bytes were copied instead of {status_before.st_size}")
-        if self._renamed and _tried(self._fs.mv, upload, target)[1]:
+        if self._renamed and _call_fsspec(self._fs.mv, upload, target)[1]:
             # Some packages do not replace an existing file.
             self._fs.rm_file(target)
             self._fs.mv(upload, target)
 
     def _exists(self, path: str, size: int) -> bool:
         # If the package raises an error, the file counts as missing and is copied again.
-        status, problem = _tried(self._fs.info, f"{self._root}/{path}")
+        status, problem = _call_fsspec(self._fs.info, f"{self._root}/{path}")
         return not problem and status.get("size") == size
 
     def _known(self) -> dict[str, tuple[int, int]]:
@@ -185,7 +185,7 @@ class Sending:
         return sent_before
 
 
-def _tried(call: Callable[..., Any], *arguments: str) -> tuple[Any, str]:
+def _call_fsspec(call: Callable[..., Any], *arguments: str) -> tuple[Any, str]:
     """Call a function of fsspec. Return its result and an empty text, or None and the text of its exception.
 
     Every exception is caught, because each package of fsspec has its own exceptions.

@@ -72,16 +72,16 @@ class Limit(NamedTuple):
     seconds: float = 0.0
     factor: float = 0.0
 
-    def passed(self, took: float, usual: float | None, endless: bool = False) -> bool:
+    def passed(self, took: float, usual: float | None, may_last: bool = False) -> bool:
         """Return True if a duration exceeds the limit.
 
         Args:
             took: The duration in seconds.
             usual: The median of such durations, in seconds; None if the median is unknown.
-            endless: True if the span may run without an end although nothing hangs.
+            may_last: True if the span may run without an end although nothing hangs.
         """
         if usual is None:
-            return bool(self.seconds) and took > self.seconds and not (endless and self.factor)
+            return bool(self.seconds) and took > self.seconds and not (may_last and self.factor)
         return took > self.seconds and took > self.factor * usual
 
 
@@ -128,12 +128,13 @@ class HangWatch:
             return
         try:
             if (span := watched_span(self._run.timeline.open())) is not None:
-                self._judge(span)
+                self._check_span(span)
         finally:
             if self._run.speaks:
-                self._report()
+                self._log_requests()
 
-    def _judge(self, span: Span) -> None:
+    def _check_span(self, span: Span) -> None:
+        """Ask for the stacks of all processes if an open span lasts longer than a limit."""
         line = span.line
         name = NO_STEP if line.step is None else f"step_{line.step:06d}"
         if name in self._seen:
@@ -160,7 +161,7 @@ class HangWatch:
             condition=limit.text,
             reason=f"{_subject(line)} has taken {in_words(duration_s)}{times}",
         )
-        self._ask(name, why)
+        self._ask_for_stacks(name, why)
 
     def _asked_since(self, unix_ns: int) -> bool:
         """Return True if stacks were requested because of a hang after `unix_ns` (nanoseconds since the epoch)."""
@@ -168,7 +169,7 @@ class HangWatch:
         statuses = (files.status(folder / name / WHY) for name in self._folders())
         return any(status is not None and status.st_mtime_ns > unix_ns for status in statuses)
 
-    def _ask(self, name: str, why: Why) -> None:
+    def _ask_for_stacks(self, name: str, why: Why) -> None:
         """Make the folder `name` with a `why.json`, unless another process has already made the folder.
 
         The new folder is the request: every process that sees it writes its stacks into it.
@@ -186,7 +187,7 @@ class HangWatch:
             if not os.path.isdir(folder / name):
                 raise
 
-    def _report(self) -> None:
+    def _log_requests(self) -> None:
         """Log one line for each new request for stacks because of a hang."""
         for name in self._folders():
             if name in self._reported:
@@ -262,7 +263,7 @@ class _CrashFile(files.HeldFile):
 
     def fileno(self) -> int:
         """Return the descriptor of the file. `faulthandler` calls this method."""
-        return self._number
+        return self._descriptor
 
     def flush(self) -> None:
         """Do nothing. The method exists because `faulthandler` calls it."""
@@ -379,7 +380,7 @@ class Watcher:
 
     def tick(self) -> None:
         """Write the buffered lines of the timeline. If the last `look` was ten seconds ago, also call `look`."""
-        self._try(self._run.timeline.flush)
+        self._call_guarded(self._run.timeline.flush)
         if (now := time.monotonic()) >= self._look_at:
             self._look_at = now + LOOK_S
             self.look()
@@ -387,13 +388,13 @@ class Watcher:
     def look(self) -> None:
         """Check the files of the run, check the crash file, look for hangs, then answer new requests for stacks."""
         for check in (self._run.timeline.look, self._run.restore, check_crash_file, self._hangs.look):
-            self._try(check)
+            self._call_guarded(check)
         for folder in self._requests():
             if folder not in self._answered:
                 self._answered.add(folder)
-                self._try(lambda: stacks.write_snapshot(self._run.rundir, self._run.timeline, folder))  # noqa: B023
+                self._call_guarded(lambda: stacks.write_snapshot(self._run.rundir, self._run.timeline, folder))  # noqa: B023
 
-    def _try(self, work: Callable[[], None]) -> None:
+    def _call_guarded(self, work: Callable[[], None]) -> None:
         """Call `work`. If `work` raises an error of autoprof, log the error, so that the caller continues."""
         with seam.guard("the watcher", partial(self._run.rundir.report, log_line=log.warning_aside)):
             work()
@@ -432,7 +433,7 @@ class _WatcherState(process.State):
     crash_file: ref[_CrashFile] | None = None
     crash_path = ""
 
-    def begin(self) -> None:
+    def reset(self) -> None:
         self.at_exit()
         self.watcher = None
 
@@ -440,7 +441,7 @@ class _WatcherState(process.State):
         if self.watcher is not None:
             self.watcher.stop()
 
-    def in_parent(self) -> None:
+    def after_fork_in_parent(self) -> None:
         if self.watcher is None:
             return
         if _COUNTS_LAST:
@@ -448,7 +449,7 @@ class _WatcherState(process.State):
         else:
             self.watcher.start()
 
-    def in_child(self) -> None:
+    def after_fork_in_child(self) -> None:
         self.watcher = None
         # The child must neither use nor remove the crash file of its parent.
         self.crash_path = ""
@@ -482,4 +483,4 @@ def start(run: WatchedRun) -> None:
         begin_crash_file(run.rundir)
         _state.watcher = Watcher(run)
         _state.watcher.start()
-        _state.end_first()
+        _state.register_at_exit()

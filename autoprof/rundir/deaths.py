@@ -39,7 +39,7 @@ _CTRL_C = "SIGINT"
 _EXIT = "SystemExit"
 
 
-def of_run(run: Run) -> list[Death]:
+def find_in_run(run: Run) -> list[Death]:
     """Return the deaths to report for a run, the likely cause first. Deaths of earlier attempts come last.
 
     For a run that ended without a failure, return only crashes and kills.
@@ -48,21 +48,25 @@ def of_run(run: Run) -> list[Death]:
     # An empty state means that `run.json` is missing.
     if info.error == _CTRL_C or not info.state:
         return []
-    deaths = find(path, info, run.processes, over=state in (ENDED, FAILED))
+    deaths = find(path, info, run.processes, run_has_ended=state in (ENDED, FAILED))
     latest = [death for death in deaths if not death.earlier]
     earlier = [death for death in deaths if death.earlier]
     if state == FAILED:
-        return [*_with_exit_status(latest, info, exit_status(path)), *earlier]
+        return [*_add_exit_status(latest, info, exit_status(path)), *earlier]
     if state == ENDED:
         # The program may have left spans open on purpose.
         return [death for death in deaths if death.how in (CRASH, KILLED)]
     if state == UNFINISHED:
-        return [*_with_starter(latest, info, run.processes), *earlier]
+        return [*_add_starter(latest, info, run.processes), *earlier]
     return [death for death in deaths if death.how != EXCEPTION]
 
 
 def find(
-    path: Path, info: RunFile, states: Sequence[ProcessState], over: bool, own: Raised | None = None
+    path: Path,
+    info: RunFile,
+    states: Sequence[ProcessState],
+    run_has_ended: bool,
+    ending_exception: Raised | None = None,
 ) -> list[Death]:
     """Return the processes that died, the likely cause first.
 
@@ -70,19 +74,19 @@ def find(
         path: The run directory.
         info: The content of `run.json`.
         states: The last states of the run's processes.
-        over: True if the run has ended. `info.died` then lists the processes that were dead when the run ended.
-        own: The exception that is ending this process, if this process started the run.
+        run_has_ended: True if the run has ended. `info.died` then lists the processes that were dead at its end.
+        ending_exception: The exception that is ending this process, if this process started the run.
     """
-    exception = own or info.exception
-    deaths = {(death.host, death.pid): death for death in info.died} if over else {}
+    exception = ending_exception or info.exception
+    deaths = {(death.host, death.pid): death for death in info.died} if run_has_ended else {}
     for state in states:
         if (state.host, state.pid) in deaths:
             continue
-        if not over and state.state == GONE and _stages(state.spans):
-            deaths[state.host, state.pid] = _gone(state, info)
+        if not run_has_ended and state.state == GONE and _stages(state.spans):
+            deaths[state.host, state.pid] = _death_without_exit_line(state, info)
         elif state.exception is not None or state.raised is not None:
-            deaths[state.host, state.pid] = _as_exit(_failed(state, info))
-    for crash in _crashes(path):
+            deaths[state.host, state.pid] = _as_exit(_death_by_exception(state, info))
+    for crash in _deaths_by_crash(path):
         # A process that began after the crash is another process with the same pid.
         candidates = [state for state in states if state.begun_ns <= crash.last_ns]
         death = deaths.get((crash.host, crash.pid)) or _gone_process(candidates, info, crash.host, crash.pid)
@@ -90,7 +94,7 @@ def find(
             death, how=CRASH, signal=crash.signal, frames=crash.frames, last_ns=crash.last_ns, file=crash.file
         )
     if exception is not None and (info.host, info.pid) not in deaths:
-        now_ns = time.time_ns() if own is not None else round((info.ended or 0) * 1e9)
+        now_ns = time.time_ns() if ending_exception is not None else round((info.ended or 0) * 1e9)
         starter = _gone_process(states, info, info.host, info.pid)
         deaths[info.host, info.pid] = replace(starter, how=EXCEPTION, exception=exception, last_ns=now_ns)
     exceptions = [death.exception for death in deaths.values() if death.exception is not None]
@@ -100,7 +104,9 @@ def find(
     for death in deaths.values():
         ago = _attempts_ago(death, info)
         attempts.setdefault(ago, []).append(replace(death, earlier=ago > 0))
-    ordered = [death for ago in sorted(attempts) for death in _without_repeats(_in_order(attempts[ago]))]
+    ordered = [
+        death for ago in sorted(attempts) for death in _first_of_equal_exceptions(_likely_cause_first(attempts[ago]))
+    ]
     return ordered[:_MAX_DEATHS]
 
 
@@ -112,19 +118,23 @@ def _attempts_ago(death: Death, info: RunFile) -> int:
     return sum(start * 1e9 > death.last_ns for start in starts)
 
 
-def _in_order(deaths: Sequence[Death]) -> list[Death]:
+def _likely_cause_first(deaths: Sequence[Death]) -> list[Death]:
     """Return the deaths of one attempt, the likely cause first."""
-    any_gone = any(
+    any_process_vanished = any(
         death.how in (GONE_DEAD, CRASH, KILLED) or (death.how == EXIT and not death.started) for death in deaths
     )
     # The times of two exceptions can be compared only on one host, because the clocks of hosts differ.
     failed_hosts = {death.host for death in deaths if death.how == EXCEPTION and not _is_consequence(death)}
     return sorted(
-        deaths, key=lambda death: (_cause_rank(death, any_gone or bool(failed_hosts - {death.host})), death.last_ns)
+        deaths,
+        key=lambda death: (
+            _cause_rank(death, any_process_vanished or bool(failed_hosts - {death.host})),
+            death.last_ns,
+        ),
     )
 
 
-def _without_repeats(deaths: Sequence[Death]) -> list[Death]:
+def _first_of_equal_exceptions(deaths: Sequence[Death]) -> list[Death]:
     """Return the deaths. If several have equal exceptions, return only the first of them.
 
     Ray and launchers raise one exception in several processes.
@@ -145,17 +155,17 @@ def _is_consequence(death: Death) -> bool:
     return exception is not None and bool(exception.named or _CONSEQUENCE.search(exception.message))
 
 
-def _cause_rank(death: Death, gone: bool) -> int:
+def _cause_rank(death: Death, another_process_failed: bool) -> int:
     """Return a number to sort deaths by: the smaller it is, the likelier the death ended the run. The likeliest have 0.
 
     Args:
         death: The death.
-        gone: True if a process of the run died in a way that causes exceptions in other processes.
+        another_process_failed: True if a process of the run died in a way that causes exceptions in other processes.
     """
     if death.how == CRASH or death.killer or (death.how == KILLED and death.signal != "SIGTERM"):
         return 0
     if death.how == EXCEPTION and death.exception is not None:
-        return _GONE_RANK + 1 if death.exception.named or (gone and _is_consequence(death)) else 1
+        return _GONE_RANK + 1 if death.exception.named or (another_process_failed and _is_consequence(death)) else 1
     return _GONE_RANK if death.how != EXIT or not death.started else 4
 
 
@@ -163,7 +173,7 @@ def _stages(spans: Iterable[OpenSpan]) -> list[OpenSpan]:
     return [span for span in spans if span.kind in ("step", "stage")]
 
 
-def _gone(state: ProcessState, info: RunFile) -> Death:
+def _death_without_exit_line(state: ProcessState, info: RunFile) -> Death:
     """Return the death of a process that wrote no exit line, with the cause if its log or its memory shows it."""
     spans, ended = _stages(state.spans), state.ended
     place: dict[str, Any] = {}
@@ -209,7 +219,7 @@ def _killed_by_kernel(death: Death, state: ProcessState) -> Death:
     )
 
 
-def _failed(state: ProcessState, info: RunFile) -> Death:
+def _death_by_exception(state: ProcessState, info: RunFile) -> Death:
     """Return the death of a process by an exception: it ended the process, or the trainer in that process."""
     line, exception, last_ns = state.raised, state.exception, state.last_ns
     if line is not None and (exception is None or line.exception.type == exception.type):
@@ -243,7 +253,7 @@ def _as_exit(death: Death) -> Death:
 def _gone_process(states: Iterable[ProcessState], info: RunFile, host: str, pid: int) -> Death:
     for state in states:
         if (state.host, state.pid) == (host, pid):
-            return _gone(state, info)
+            return _death_without_exit_line(state, info)
     return Death(how=GONE_DEAD, host=host, pid=pid, started=(info.host, info.pid) == (host, pid))
 
 
@@ -258,10 +268,10 @@ def _add_named(
         host = next(iter(hosts), info.host if not states else "")
         death = deaths.get((host, named.pid)) or _gone_process(states, info, host, named.pid)
         if death.how in (GONE_DEAD, KILLED):
-            deaths[host, named.pid] = _with_details(death, named)
+            deaths[host, named.pid] = _add_details(death, named)
 
 
-def _with_details(death: Death, named: NamedProcess) -> Death:
+def _add_details(death: Death, named: NamedProcess) -> Death:
     if death.killer:
         return death
     if named.cause:
@@ -276,7 +286,7 @@ def _with_details(death: Death, named: NamedProcess) -> Death:
     return death
 
 
-def _with_exit_status(deaths: list[Death], info: RunFile, status: int | None) -> list[Death]:
+def _add_exit_status(deaths: list[Death], info: RunFile, status: int | None) -> list[Death]:
     """Return the deaths, and report the process that started the run as an exit if `sys.exit` explains its end.
 
     `sys.exit` explains the end if that process left a stage by `SystemExit`, or if there is no other death.
@@ -290,7 +300,7 @@ def _with_exit_status(deaths: list[Death], info: RunFile, status: int | None) ->
     return [*(death for death in deaths if death not in exits), replace(own_death, how=EXIT, status=status)]
 
 
-def _with_starter(deaths: list[Death], info: RunFile, states: Sequence[ProcessState]) -> list[Death]:
+def _add_starter(deaths: list[Death], info: RunFile, states: Sequence[ProcessState]) -> list[Death]:
     """Return the deaths of an unfinished run, and add the process that started the run, if that process vanished.
 
     The end of that process also ends the other processes. So it comes before all deaths except likelier causes.
@@ -307,7 +317,7 @@ def _with_starter(deaths: list[Death], info: RunFile, states: Sequence[ProcessSt
         if (trainer := max(steps, key=lambda death: death.last_ns, default=None)) is not None:
             own_death = replace(own_death, step=trainer.step, stage=trainer.stage, last_ns=trainer.last_ns)
     other_deaths = [death for death in deaths if not death.started]
-    likelier_deaths = [death for death in other_deaths if _cause_rank(death, gone=True) < _GONE_RANK]
+    likelier_deaths = [death for death in other_deaths if _cause_rank(death, another_process_failed=True) < _GONE_RANK]
     if own_death.how != GONE_DEAD:
         return deaths
     return [*likelier_deaths, own_death, *(death for death in other_deaths if death not in likelier_deaths)]
@@ -335,7 +345,7 @@ _MAX_CRASH_BYTES = 1 << 20
 _LOG_TAIL_BYTES = 1 << 17
 
 
-def _crashes(run: Path) -> list[Death]:
+def _deaths_by_crash(run: Path) -> list[Death]:
     """Return the crashes of a run, from its crash dumps. Skip files that are empty or unreadable."""
     crashes = []
     for path in sorted(run.glob(f"{CRASHES}/*.txt")):
@@ -401,7 +411,7 @@ def sentence(death: Death, hosts: int = 1) -> str:
     """Describe the death of a process in one sentence.
 
     Args:
-        death: The death.
+        death: The death of a process.
         hosts: The number of hosts of the run. If it is more than 1, the sentence names the host of the process.
     """
     return f"{'in an earlier attempt, ' if death.earlier else ''}{_subject(death, hosts)} {_predicate(death)}"
@@ -410,7 +420,9 @@ def sentence(death: Death, hosts: int = 1) -> str:
 def evidence(deaths: Sequence[Death], hosts: int = 1) -> list[str]:
     """Return output lines: the details of the first death, then a sentence for each of the other deaths.
 
-    `hosts` is the number of hosts of the run, as in `sentence`.
+    Args:
+        deaths: The deaths. At least one.
+        hosts: The number of hosts of the run. If it is more than 1, the sentences name the hosts of the processes.
     """
     first_death, *other_deaths = deaths
     lines = []
@@ -429,7 +441,7 @@ def evidence(deaths: Sequence[Death], hosts: int = 1) -> list[str]:
         if first_death.exception is not None and first_death.how != CRASH
         else first_death.frames
     )
-    lines += [f"at {frame_words(frame, whole=True)}" for frame in reversed(frames[-_MAX_FRAMES:])]
+    lines += [f"at {frame_words(frame, full_path=True)}" for frame in reversed(frames[-_MAX_FRAMES:])]
     if first_death.exception is not None and first_death.exception.cause:
         lines.append(f"caused by {first_death.exception.cause}")
     lines += [f"{'' if other.earlier else 'then: '}{sentence(other, hosts)}" for other in other_deaths[:_MAX_OTHERS]]
@@ -446,12 +458,12 @@ def exception_words(raised: Raised) -> str:
     return f"{raised.type}{f': {message}' if message else ''}{place}"
 
 
-def frame_words(frame: Frame, whole: bool = False) -> str:
+def frame_words(frame: Frame, full_path: bool = False) -> str:
     """Return the file, line and function of a frame, such as `reward.py:44 fetch_score`.
 
-    If `whole` is true, the text has the full path of the file.
+    If `full_path` is true, the text has the full path of the file.
     """
-    return f"{frame.file if whole else os.path.basename(frame.file)}:{frame.line} {frame.function}"
+    return f"{frame.file if full_path else os.path.basename(frame.file)}:{frame.line} {frame.function}"
 
 
 def _was_in_stage(death: Death) -> bool:

@@ -162,7 +162,7 @@ class SpanReader:
         """Yield the ended spans of a journal, in groups. Never raises.
 
         Args:
-            journal: The journal.
+            journal: The journal to read.
             ranges: The parts of the file to read: for each part, the offset of its first line and of its end, in bytes.
         """
         try:
@@ -205,7 +205,7 @@ def _groups(file: BinaryIO, offset: int, end: int) -> Iterator[tuple[int, list[b
     A line that is longer than `_MAX_LINE_BYTES` is cut.
 
     Args:
-        file: The file.
+        file: The open journal.
         offset: The offset at which to begin, in bytes.
         end: The offset at which to stop, in bytes.
     """
@@ -326,6 +326,7 @@ def search(journal: Journal, texts: Sequence[bytes]) -> Iterator[Line]:
 
 
 def _matching(lines: bytes, texts: Sequence[bytes]) -> Iterator[Line]:
+    """Yield the spans whose journal lines contain one of the texts, in the order of the lines."""
     line_ends = {}
     for text in texts:
         position = lines.find(text)

@@ -98,7 +98,7 @@ def fields(path: str | Path, kind: type[Struct], left_out: list[str] | None = No
     content: Any = {}
     try:
         data = _read(path)
-        if (undamaged := _undamaged(data, kind)) is not None:
+        if (undamaged := _valid_fields(data, kind)) is not None:
             return undamaged
         content = _writable(json.loads(data), _MAX_DEPTH)
         if not isinstance(content, dict):
@@ -124,7 +124,7 @@ def _read(path: str | Path) -> bytes:
     return files.read(os.path.realpath(path, strict=True), _MAX_BYTES)
 
 
-def _undamaged(content: bytes, kind: type[Struct]) -> dict[str, Any] | None:
+def _valid_fields(content: bytes, kind: type[Struct]) -> dict[str, Any] | None:
     """Return the fields of a file if all fields are valid, or None if each field must be checked separately.
 
     This function is fast for a valid file. A run may have thousands of files, and nearly all of them are valid.
@@ -264,7 +264,7 @@ class RunDir:
         status = files.status(self.path, follow=False)
         if status is None or not stat.S_ISDIR(status.st_mode):
             is_own_folder = is_own_folder or not files.is_folder(runs)
-            files.folder(self.path, own=2)
+            files.folder(self.path, run_folder_count=2)
         files.folder(folder)
         if is_own_folder:
             _hide_from_git(runs)
@@ -285,7 +285,7 @@ class RunDir:
 
         Args:
             what: A text that describes the work.
-            error: The error.
+            error: The exception that the work raised.
             log_line: Function that logs one line.
         """
         log_line(self.unwritable(error) if isinstance(error, OSError) else f"{what}: {described(error)}")
@@ -383,7 +383,10 @@ class _CacheFile(Struct):
 
 
 def stamp(path: str | os.PathLike[str]) -> Stamp | None:
-    """Return the stamp of a file or folder; None if it does not exist."""
+    """Return the inode, the size and the time of change of a file or folder; None if it does not exist.
+
+    If two stamps of a file are equal, the file has not changed between them.
+    """
     status = files.status(path)
     return None if status is None else (status.st_ino, status.st_size, status.st_mtime_ns)
 

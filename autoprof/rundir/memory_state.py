@@ -37,17 +37,17 @@ class MemoryWatch:
         self._written = self._current
         return self._current
 
-    def look(self, again: bool = False) -> MemoryLine | None:
+    def look(self, even_if_same: bool = False) -> MemoryLine | None:
         """Measure the memory. Return a memory line if it has grown, or if the kernel has killed a process for memory.
 
-        Otherwise return None, unless `again` is true. Never raises.
+        Otherwise return None, unless `even_if_same` is true. Never raises.
         """
         current, written = state(), self._written
         self._current = current
         grown_bytes = current.resident_bytes - written.resident_bytes
         is_kill_new = (current.kills, current.machine_kills) != (written.kills, written.machine_kills)
         if (
-            not again
+            not even_if_same
             and not is_kill_new
             and grown_bytes < max(_MIN_GROWTH_BYTES, written.resident_bytes // _GROWTH_DIVISOR)
         ):

@@ -105,13 +105,15 @@ class ProcessState(Struct, kw_only=True):
     errors: dict[str, ErrorLine] = {}
 
 
-def read(run: str | Path, most: int | None = None, keep: bool = False, all_spans: bool = True) -> list[ProcessState]:
+def read(
+    run: str | Path, most: int | None = None, write_cache: bool = False, all_spans: bool = True
+) -> list[ProcessState]:
     """Return the last states of the processes of a run that have a journal. Skip journals that can't be read.
 
     Args:
         run: The run directory.
         most: The maximum number of processes; the processes that wrote last are kept. None for all processes.
-        keep: True to write the states of a large run into its cache.
+        write_cache: True to write the states of a large run into its cache.
         all_spans: False to read the spans of a process only if it may have died, in about half the time.
     """
     paths = RunDir(Path(run)).lines("journal")
@@ -119,17 +121,17 @@ def read(run: str | Path, most: int | None = None, keep: bool = False, all_spans
         paths = sorted(sorted(paths, key=_mtime, reverse=True)[:most])
     stamps = {path.name: current for path in paths if (current := layout.stamp(path)) is not None}
     is_large = layout.is_large(stamps)
-    cached = _cached(Path(run), stamps) if is_large else {}
+    cached = _read_cache(Path(run), stamps) if is_large else {}
     read_one = fold if all_spans else _fold_if_died
     folds = {path: folded for path in paths if (folded := cached.get(path.name) or read_one(path)) is not None}
     _share_hooks(folds.values())
     # Write the cache again if more than a tenth of the states were not in the cache.
-    if keep and is_large and len(folds) - len(cached) > len(stamps) // 10:
-        _put(Path(run), stamps, {path.name: folded for path, folded in folds.items() if path.name in stamps})
-    return without_replaced([at_present(folded, path) for path, folded in folds.items()])
+    if write_cache and is_large and len(folds) - len(cached) > len(stamps) // 10:
+        _write_cache(Path(run), stamps, {path.name: folded for path, folded in folds.items() if path.name in stamps})
+    return mark_replaced([at_present(folded, path) for path, folded in folds.items()])
 
 
-def without_replaced(states: Sequence[ProcessState]) -> list[ProcessState]:
+def mark_replaced(states: Sequence[ProcessState]) -> list[ProcessState]:
     """Return the processes. If a process became another program by `os.exec`, mark the earlier program as exited.
 
     `exec` keeps the pid and the start time, but the new program writes a new journal.
@@ -292,7 +294,7 @@ def _hook_lines(text: bytes) -> list[HookLine]:
 
 
 @functools.lru_cache(maxsize=1024)
-def _shared(line: HookLine) -> HookLine:
+def _shared_line(line: HookLine) -> HookLine:
     """Return the same object for all equal lines, to save memory."""
     return line
 
@@ -338,15 +340,16 @@ class _History:
         for line in _hook_lines(b"" if is_whole else b"\n".join(_HOOK_LINES.findall(head))):
             self.state.hooks[line.hook] = line
 
-    def read(self, text: bytes, whole: bool, spans: bool) -> bool:
+    def read(self, text: bytes, is_whole_journal: bool, spans: bool) -> bool:
         """Update the state from the last lines of the journal. Return False if earlier lines are also needed.
 
         Args:
             text: The lines at the end of the journal.
-            whole: True if `text` is the whole journal. If so, every line is read; if not, the lines of the last part.
+            is_whole_journal: True if `text` is the whole journal. If so, every line is read; if not, the lines of the
+                last part.
             spans: False to leave out the lines of spans.
         """
-        begin = 0 if whole else text.rfind(_PROCESS_LINE, 0, max(0, len(text) - _RECENT_BYTES)) + 1
+        begin = 0 if is_whole_journal else text.rfind(_PROCESS_LINE, 0, max(0, len(text) - _RECENT_BYTES)) + 1
         texts = list(filter(None, text[begin:].split(b"\n")))
         if not spans:
             texts = [line_text for line_text in texts if line_text[9:13] in _OTHER_KINDS]
@@ -356,7 +359,7 @@ class _History:
                 self.add(line)
             elif line_text.strip() and not journal.is_foreign(line_text):
                 self.state.damaged += 1
-        if whole:
+        if is_whole_journal:
             return True
         part = lines[0] if lines else None
         if not isinstance(part, ProcessLine):
@@ -368,13 +371,13 @@ class _History:
         """Update the state by the next journal line."""
         match line:
             case BegunLine():
-                self._begin(line)
+                self._begin_span(line)
             case Line():
-                self._end(line)
+                self._end_span(line)
             case DroppedLine():
                 self._begun.pop((line.span, line.name, line.start_ns), None)
             case HookLine():
-                self.state.hooks[line.hook] = _shared(line)
+                self.state.hooks[line.hook] = _shared_line(line)
             case ErrorLine():
                 self.state.errors[line.where] = line
             case ProcessLine():
@@ -403,9 +406,10 @@ class _History:
             hook = state.hooks.get(name) or HookLine(hook=name)
             called, outcome = outcome == "called", "applied" if outcome == "called" else outcome
             if (hook.state, hook.called) != (outcome, called):
-                state.hooks[name] = _shared(structs.replace(hook, state=outcome, called=called))
+                state.hooks[name] = _shared_line(structs.replace(hook, state=outcome, called=called))
 
-    def _begin(self, line: BegunLine) -> None:
+    def _begin_span(self, line: BegunLine) -> None:
+        """Add the span of a `begun` line to the open spans."""
         span = (line.span, line.name, line.start_ns)
         self.state.drives |= line.span == "step"
         # A process has only one open step at a time.
@@ -416,12 +420,13 @@ class _History:
             self._begun.pop(earlier_span, None)
         self._latest[key] = span
         self._begun[span] = line
-        self._moved(line.start_ns)
+        self._note_progress(line.start_ns)
 
-    def _end(self, line: Line) -> None:
+    def _end_span(self, line: Line) -> None:
+        """Remove an ended span from the open spans. Forget an exception that the program has caught."""
         state = self.state
         self._begun.pop((line.kind, line.name, line.start_ns), None)
-        self._moved(line.end_ns)
+        self._note_progress(line.end_ns)
         if line.kind == "stage":
             state.ended = line
         elif line.kind == "step":
@@ -434,7 +439,8 @@ class _History:
         elif line.kind != "step" and line.start_ns >= self._within_ns:
             state.within, self._within_ns = line.name, line.start_ns
 
-    def _moved(self, unix_ns: int) -> None:
+    def _note_progress(self, unix_ns: int) -> None:
+        """Store `unix_ns` as the time of the last change of a span, if it is the newest."""
         if unix_ns > self.state.moved_ns:
             self.state.moved_ns = unix_ns
             self.state.last_ns = max(self.state.last_ns, unix_ns)
@@ -501,10 +507,10 @@ class _CachedStates(Struct, array_like=True):
     hooks: list[dict[str, HookLine]]
 
 
-def _cached(run: Path, stamps: Mapping[str, Stamp]) -> dict[str, ProcessState]:
+def _read_cache(run: Path, stamps: Mapping[str, Stamp]) -> dict[str, ProcessState]:
     """Return the cached states of the processes whose journals have not changed, by the name of the journal."""
     cached = layout.get_cached(run, _PART, _CachedStates) or _CachedStates({}, [])
-    all_hooks = [{name: _shared(line) for name, line in hooks.items()} for hooks in cached.hooks]
+    all_hooks = [{name: _shared_line(line) for name, line in hooks.items()} for hooks in cached.hooks]
     return {
         name: structs.replace(state, hooks=all_hooks[number])
         for name, (stamp, state, number) in cached.states.items()
@@ -512,7 +518,7 @@ def _cached(run: Path, stamps: Mapping[str, Stamp]) -> dict[str, ProcessState]:
     }
 
 
-def _put(run: Path, stamps: Mapping[str, Stamp], states: Mapping[str, ProcessState]) -> None:
+def _write_cache(run: Path, stamps: Mapping[str, Stamp], states: Mapping[str, ProcessState]) -> None:
     """Write states into the cache. `stamps` and `states` are dicts from the name of a journal."""
     all_hooks = {id(state.hooks): state.hooks for state in states.values()}
     numbers = {key: number for number, key in enumerate(all_hooks)}
@@ -524,7 +530,7 @@ def _put(run: Path, stamps: Mapping[str, Stamp], states: Mapping[str, ProcessSta
 
 
 def _share_hooks(states: Iterable[ProcessState]) -> None:
-    """Make processes with equal hooks share one dict, to save memory. Equal lines are the same object (`_shared`)."""
+    """Make processes with equal hooks share one dict, to save memory. Equal lines are one object (`_shared_line`)."""
     all_hooks: dict[tuple[int, ...], dict[str, HookLine]] = {}
     for state in states:
         state.hooks = all_hooks.setdefault(tuple(map(id, state.hooks.values())), state.hooks)

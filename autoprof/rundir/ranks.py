@@ -53,14 +53,14 @@ class Seat:
         Raises:
             OSError: The files can't be written.
         """
-        self._holds = _publish(self._folder / self._rank, self._own)
+        self._holds = _write_complete(self._folder / self._rank, self._own)
         if not self._holds:
             holder = layout.read_json(self._folder / self._rank, RankFile)
             if holder.program != self._own.program:
                 return False
         # If all other ranks have already ended, the run has ended. It then ends a second time, with this rank.
         (self._folder / _LAST).unlink(missing_ok=True)
-        if not _publish(self._folder / _FIRST, self._own):
+        if not _write_complete(self._folder / _FIRST, self._own):
             self.first = layout.read_json(self._folder / _FIRST, RankFile)
         return True
 
@@ -93,7 +93,7 @@ class Seat:
                 path.rmdir() if files.is_folder(path) else path.unlink()
 
 
-def join(runs: Path, run_id: str, launch: str, program: str, rank: int, *, again: bool) -> Seat:
+def join(runs: Path, run_id: str, launch: str, program: str, rank: int, *, name_may_repeat: bool) -> Seat:
     """Take the place of this rank in its run. Make the run if it does not exist.
 
     Args:
@@ -102,7 +102,7 @@ def join(runs: Path, run_id: str, launch: str, program: str, rank: int, *, again
         launch: The name of the launch, which is the same for all ranks of the launch.
         program: The random id of the program that the launcher started as this rank.
         rank: The rank of this process.
-        again: True if a later launch may have the same name.
+        name_may_repeat: True if a later launch may have the same name.
 
     Raises:
         OSError: The files can't be written.
@@ -115,7 +115,7 @@ def join(runs: Path, run_id: str, launch: str, program: str, rank: int, *, again
         name = launch if number == 1 else f"{launch}-{number}"
         run = RunDir(runs / (run_id or name))
         folder = run.make(run.path / FOLDER / name)
-        if again and _is_over(folder):
+        if name_may_repeat and _is_over(folder):
             continue
         seat = Seat(folder, rank, run_id or name, own_file)
         if seat.take():
@@ -156,7 +156,7 @@ def _is_over(folder: Path) -> bool:
     return now_s - first_status.st_mtime > _JOIN_S or any(path.stat().st_size for path in folder.glob(f"*{ENDED}"))
 
 
-def _publish(path: Path, content: RankFile) -> bool:
+def _write_complete(path: Path, content: RankFile) -> bool:
     """Write a file that appears only with its whole content. Return False if the file already exists."""
     part = path.with_name(f"{path.name}.{os.urandom(4).hex()}{PART}")
     files.write(part, msgspec.json.encode(content))

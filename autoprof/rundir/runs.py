@@ -287,7 +287,7 @@ class Run:
     @cached_property
     def processes(self) -> list[ProcessState]:
         """Return the last states of the processes that have a journal."""
-        return processes.read(self.path, keep=True)
+        return processes.read(self.path, write_cache=True)
 
     @property
     def left_out(self) -> list[str]:
@@ -377,19 +377,20 @@ def exit_status(path: Path) -> int | None:
     return content[0] if content else None
 
 
-def own(uid: int | None) -> bool:
+def belongs_to_this_user(uid: int | None) -> bool:
     """Return True if `uid` is the id of this user. It is also True for None: the user of the run is unknown."""
     return uid is None or uid == os.geteuid()
 
 
-def with_users(users: Mapping[str, int | None]) -> str:
+def ids_with_users(users: Mapping[str, int | None]) -> str:
     """Return the ids of runs for a message. If a run belongs to another user, add the name of that user.
 
     Args:
         users: Dict from the id of a run to the id of its user.
     """
     named_runs = [
-        run if uid is None or own(uid) else f"{run} of user {identity.user_name(uid)}" for run, uid in users.items()
+        run if uid is None or belongs_to_this_user(uid) else f"{run} of user {identity.user_name(uid)}"
+        for run, uid in users.items()
     ]
     return ", ".join(named_runs) or "none"
 

@@ -43,14 +43,14 @@ def beginning(path: Path) -> tuple[int, float | None]:
     Raises:
         TraceError: The trace can't be read, or has no base, for example because it is truncated.
     """
-    with Reader(path, _HEAD_BYTES, partial=True) as reader:
+    with Reader(path, _HEAD_BYTES, accept_truncated=True) as reader:
         if BASE in reader.fields:
             try:
                 first_us = _microseconds(next((ts for ts in _times(reader) if ts), None))
             except TraceError:  # `rewrite` reports the error
                 first_us = None
             return _number(path, reader.fields[BASE]), first_us
-    with Reader(path, partial=True) as reader:
+    with Reader(path, accept_truncated=True) as reader:
         times = _times(reader)
         first_ts = next(times, None)
         first_us = _microseconds(first_ts or next((ts for ts in times if ts), first_ts))

@@ -241,7 +241,7 @@ class EventData:
             elif event.ph == "i" and event.name == "[memory]":
                 self._memory(event)
             elif event.ph == "M":
-                self._describe(event)
+                self._add_description(event)
         self.rows.extend(rows)
 
     def _number(self, key: Key) -> int:
@@ -275,7 +275,7 @@ class EventData:
         peak[0] = max(peak[0], memory.allocated)
         peak[1] = max(peak[1], memory.reserved)
 
-    def _describe(self, event: Event) -> None:
+    def _add_description(self, event: Event) -> None:
         arguments: Any = msgspec.json.decode(event.args) if event.args is not UNSET else {}
         for name, value in arguments.items() if isinstance(arguments, dict) else ():
             if isinstance(value, str) and len(self.descriptions) < 2 * MAX_NAMES:

@@ -151,7 +151,7 @@ def merge(
         TraceError: There is no readable trace and no timeline. No file is written.
         OSError: The file can't be written.
     """
-    base_ns, sources, left_out = _align(inputs, timeline)
+    base_ns, sources, left_out = _align_clocks(inputs, timeline)
     if jobs is None:
         large = sum(each.path.stat().st_size for each in sources) > _PARALLEL_BYTES
         jobs = min(len(os.sched_getaffinity(0)), _MAX_JOBS) if large else 1
@@ -190,11 +190,11 @@ def _part_of(output: Path) -> Iterator[Path]:
             os.close(files.create(part))
             yield part
     except OSError as error:
-        files.name_whole(error, output)
+        files.set_full_path(error, output)
         raise
 
 
-def _align(inputs: Sequence[Input], timeline: Timeline) -> tuple[int, list[Input], dict[str, str]]:
+def _align_clocks(inputs: Sequence[Input], timeline: Timeline) -> tuple[int, list[Input], dict[str, str]]:
     """Put the times of all traces on one clock.
 
     The base of this clock is some hours before the first time of all traces. Kineto's base can't be kept: it is up to

@@ -53,7 +53,7 @@ def traces_of_step(folder: Path, captures: Sequence[CaptureFile]) -> list[Input]
 
     Args:
         folder: The folder of the step.
-        captures: The captures.
+        captures: The captures whose traces are returned.
     """
     npu_folder_of = npu_folders(folder)
     traces = [
@@ -100,7 +100,7 @@ def _is_of_autoprof(name: str) -> bool:
 
 def _host_name(path: Path) -> str:
     try:
-        with Reader(path, partial=True) as reader:
+        with Reader(path, accept_truncated=True) as reader:
             return str(msgspec.json.decode(reader.fields["host_name"]))
     except (TraceError, KeyError, msgspec.DecodeError):
         return ""
@@ -273,12 +273,12 @@ def chosen(run: Run, number: int | None) -> Step:
     try:
         return runs.step(run, number)
     except NotFound:
-        if number is None or not timeline_reader.of_step(Path(run.path), number):
+        if number is None or not timeline_reader.spans_of_step(Path(run.path), number):
             raise
         return Step(number, str(RunDir(Path(run.path)).step(number)))
 
 
-def of_step(run: Run, step: Step, options: MergeOptions) -> Work:
+def plan_step_merge(run: Run, step: Step, options: MergeOptions) -> Work:
     """Return the merge to do for a step of a run.
 
     Raises:
@@ -290,7 +290,7 @@ def of_step(run: Run, step: Step, options: MergeOptions) -> Work:
     role_settings = Settings(roles=tuple(word.strip() for word in options.roles.split(",")))
     captures = [capture for capture in step.captures if any(map(role_settings.takes_role, capture_roles(capture)))]
     timeline_messages: list[str] = []
-    spans_of = timeline_reader.of_step(Path(run.path), step.number, timeline_messages)
+    spans_of = timeline_reader.spans_of_step(Path(run.path), step.number, timeline_messages)
     timeline: Timeline = {
         journal: spans_to_draw
         for journal, spans in spans_of.items()
@@ -312,7 +312,7 @@ def of_step(run: Run, step: Step, options: MergeOptions) -> Work:
         folder / f"{name}{TRACE}" if step.captures else Path(run.path, "journal", f"{folder.name}.{name}{TRACE}")
     )
     output = (
-        _checked(options.output, None if role_names else default_output)
+        _check_output(options.output, None if role_names else default_output)
         or RunDir(Path(run.path)).make(default_output.parent) / default_output.name
     )
     meta = folder / f"{name}{META}" if options.output is None and step.captures else None
@@ -329,7 +329,7 @@ def _name(part: str) -> str:
     return f"{MERGED}.{tidy(part)}" if part else MERGED
 
 
-def _checked(output: Path | None, reserved: Path | None) -> Path | None:
+def _check_output(output: Path | None, reserved: Path | None) -> Path | None:
     """Return `output` if its name is allowed.
 
     Args:
@@ -346,7 +346,7 @@ def _checked(output: Path | None, reserved: Path | None) -> Path | None:
     return output
 
 
-def of_files(paths: Sequence[Path], options: MergeOptions) -> Work:
+def plan_file_merge(paths: Sequence[Path], options: MergeOptions) -> Work:
     """Return the merge to do for traces outside of a run.
 
     Args:
@@ -365,7 +365,7 @@ def of_files(paths: Sequence[Path], options: MergeOptions) -> Work:
     # The merged trace of a whole folder needs no labels in its name. The folder of a step is an exception: that name is
     # reserved for a merge with the timeline, which this merge lacks.
     labels = "" if [folder] == list(paths) and not in_step else "+".join(each.label for each in traces)
-    output = _checked(options.output, None) or folder / f"{_name(labels)}{TRACE}"
+    output = _check_output(options.output, None) or folder / f"{_name(labels)}{TRACE}"
     meta = folder / f"{_name(labels)}{META}" if in_step and options.output is None else None
     traces, timeline, messages = placed(traces, NO_SPANS, paths[0].parent, options.clocks)
     return Work(traces, timeline, output, messages, meta)

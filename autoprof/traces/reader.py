@@ -141,14 +141,14 @@ class Reader:
         cut: The reason why the end of a truncated trace is missing. Empty if nothing is missing.
     """
 
-    def __init__(self, path: Path, chunk_bytes: int = CHUNK_BYTES, partial: bool = False) -> None:
+    def __init__(self, path: Path, chunk_bytes: int = CHUNK_BYTES, accept_truncated: bool = False) -> None:
         """Open a trace and read up to its first event.
 
         Args:
             path: The path of the trace.
             chunk_bytes: The number of bytes to read at a time.
-            partial: True to accept a truncated trace: its readable events are read, and `cut` gets the reason. If
-                False, a truncated trace raises TraceError.
+            accept_truncated: True to accept a truncated trace: its readable events are read, and `cut` gets the reason.
+                If False, a truncated trace raises TraceError.
 
         Raises:
             TraceError: The file can't be read, or is not a Chrome trace with a `traceEvents` list.
@@ -156,7 +156,7 @@ class Reader:
         self.path = path
         self.fields: dict[str, Raw] = {}
         self.cut = ""
-        self._partial = partial
+        self._partial = accept_truncated
         self._list_alone = False
         self._chunk_bytes = chunk_bytes
         try:

@@ -72,7 +72,7 @@ class _KindLanes:
         track.
         """
         while self._busy and self._busy[0][0] <= span.start_ns:
-            self._release(heapq.heappop(self._busy)[1])
+            self._release_track(heapq.heappop(self._busy)[1])
         for lane in self._of_group.get(group, ()):
             while lane.open[-1] <= span.start_ns:
                 lane.open.pop()
@@ -90,7 +90,7 @@ class _KindLanes:
         self.lanes.append(SpanLane(f"{self._name or 'stages'} {count}" if self._name or self.lanes else "stages", []))
         return count - 1
 
-    def _release(self, number: int) -> None:
+    def _release_track(self, number: int) -> None:
         lane = self.lanes[number]
         lane.open.clear()
         group_lanes = self._of_group[lane.group]
@@ -203,7 +203,7 @@ class Tally(msgspec.Struct):
 def rewrite(
     source: Input,
     number: int,
-    of: int,
+    trace_count: int,
     write: Callable[[bytes], object],
     progress: Callable[[int], object] = lambda read: None,
 ) -> Tally:
@@ -213,7 +213,7 @@ def rewrite(
         source: The trace.
         number: The number of the trace among the merged traces, from 0. Viewers show the traces in the order of these
             numbers.
-        of: The number of all merged traces.
+        trace_count: The number of all merged traces.
         write: Function that is called with each piece of the output.
         progress: Function that is called with the number of bytes that were read since the previous call.
 
@@ -221,7 +221,7 @@ def rewrite(
         TraceError: The trace can't be read.
     """
     tally = Tally()
-    processes = _Processes(source, number, of)
+    processes = _Processes(source, number, trace_count)
     new = processes.new
     shift_ns = source.shift_ns
     near = bool(shift_ns) and source.near
@@ -235,7 +235,7 @@ def rewrite(
             tally.bytes += len(text)
             write(text)
 
-    with Reader(source.path, partial=True) as reader:
+    with Reader(source.path, accept_truncated=True) as reader:
         read = 0
         decode: Callable[[bytes], list[RewrittenEvent]] = _near_decoder.decode if near else _decoder.decode  # type: ignore[assignment]
         for events in reader.chunks(decode):
@@ -250,17 +250,17 @@ def rewrite(
                         continue
                     event.pid = new.get(event.pid) or processes.pid(event.pid)
                     if event.id is not UNSET and event.ph in _SHARED_IDS:
-                        event.id = _own_id(event.id, number, of)
+                        event.id = _unique_id(event.id, number, trace_count)
                     if event.bind_id is not UNSET:
-                        event.bind_id = _own_id(event.bind_id, number, of)
+                        event.bind_id = _unique_id(event.bind_id, number, trace_count)
                     if event.id2 is not UNSET:
-                        event.id2 = _own_scopes(event.id2, number, of)
+                        event.id2 = _unique_scopes(event.id2, number, trace_count)
                     if shift_ns:
                         ts: Any = event.ts
                         if ts.__class__ is float:
                             event.ts = round((ts + whole_us) * 1e3 + rest_ns) / 1e3  # type: ignore[assignment]
                         elif ts is not UNSET:
-                            event.ts = _shifted(ts, shift_ns)
+                            event.ts = _shifted_time(ts, shift_ns)
             except (ValueError, *NO_JSON) as error:
                 raise TraceError(f"{source.path}: an event can't be read: {error}") from None
             for place in reversed(description_indexes):
@@ -349,7 +349,7 @@ def description(pid: int, name: str, labels: str, place: int) -> list[RewrittenE
     ]
 
 
-def _shifted(ts: Raw | str, shift_ns: int) -> Raw:
+def _shifted_time(ts: Raw | str, shift_ns: int) -> Raw:
     """Return the time `ts`, which is in µs, plus `shift_ns` nanoseconds, in µs.
 
     The sum is computed with integers: as a float, a time in microseconds since the epoch is exact to 250 ns only.
@@ -368,7 +368,7 @@ def microseconds(time_ns: int) -> Raw:
     return Raw(b"%s%d.%03d" % (b"-" if time_ns < 0 else b"", abs(time_ns) // 1000, abs(time_ns) % 1000))
 
 
-def _own_id(old: Raw, number: int, trace_count: int) -> Raw:
+def _unique_id(old: Raw, number: int, trace_count: int) -> Raw:
     """Return a new id for `old` that no other merged trace has.
 
     If the old id is a number, the new id is a number too, because Perfetto drops flows whose id is a text.
@@ -381,10 +381,10 @@ def _own_id(old: Raw, number: int, trace_count: int) -> Raw:
     return Raw(b"%d" % (value * trace_count + number))
 
 
-def _own_scopes(old: Raw, number: int, trace_count: int) -> Raw:
+def _unique_scopes(old: Raw, number: int, trace_count: int) -> Raw:
     scopes = msgspec.json.decode(old, type=dict[str, Raw])
     if "global" in scopes:
-        scopes["global"] = _own_id(scopes["global"], number, trace_count)
+        scopes["global"] = _unique_id(scopes["global"], number, trace_count)
     return Raw(_encoder.encode(scopes))
 
 

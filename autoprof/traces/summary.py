@@ -203,14 +203,14 @@ class Unions:
         )
 
 
-def bound_by(devices: list[DeviceSums], serves: bool) -> tuple[str | None, str]:
+def bound_by(devices: list[DeviceSums], is_engine: bool) -> tuple[str | None, str]:
     """Return the part that the capture waited for, and a sentence with the reason.
 
     The part is `device` or `cpu`. It is None if the sums don't clearly show the part.
 
     Args:
         devices: The activity of the devices.
-        serves: True for an engine. An engine may also be idle because it has no requests.
+        is_engine: True for an engine. An engine may also be idle because it has no requests.
     """
     if not devices:
         return None, "no device was recorded"
@@ -219,7 +219,7 @@ def bound_by(devices: list[DeviceSums], serves: bool) -> tuple[str | None, str]:
     text = f"{busiest.name or f'device {busiest.device}'} was busy {share:.0%} of the time"
     if share >= BUSY:
         return "device", text
-    if share < IDLE and serves:
+    if share < IDLE and is_engine:
         return None, f"{text}; otherwise it waited for the host or for requests"
     if share < IDLE:
         return "cpu", f"{text}; otherwise it waited for the host"
@@ -477,7 +477,7 @@ def summarize(path: Path) -> TraceSums:
         TraceError: The file can't be read, or is not a Chrome trace. The message names the file.
         OSError: The temporary file can't be written, for example because the disk is full.
     """
-    with Rows() as rows, Reader(path, partial=True) as reader:
+    with Rows() as rows, Reader(path, accept_truncated=True) as reader:
         data = EventData(rows)
         for events in reader.chunks(decode):
             try:
@@ -493,7 +493,7 @@ def _sums(reader: Reader, data: EventData, summing: Summing) -> TraceSums:
     has_base = last_us > first_us and (base_ns > 0 or first_us > EPOCH_US)
     devices = summing.devices()
     engine = summing.engine()
-    bound, reason = bound_by(devices, serves=engine is not None)
+    bound, reason = bound_by(devices, is_engine=engine is not None)
     return TraceSums(
         cut=reader.cut,
         events=data.count,

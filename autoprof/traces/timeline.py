@@ -54,7 +54,7 @@ def _index(run: Path, files: list[Journal]) -> JournalIndex | None:
     """Return the cached index of a run's journals.
 
     Return None if the index is not current, or if it lacks spans of steps. Also return None if the clock of a trainer's
-    host was corrected: `of_step` compares the starts of attempts with uncorrected times.
+    host was corrected: `spans_of_step` compares the starts of attempts with uncorrected times.
     """
     index = layout.get_cached(run, journal.INDEX, JournalIndex)
     if index is None or index.stamps != journal.journal_stamps(files) or len(index.zones) != len(files):
@@ -62,7 +62,7 @@ def _index(run: Path, files: list[Journal]) -> JournalIndex | None:
     return None if index.beyond.get("step") or any(index.shifts_ns[trainer] for trainer in index.trainers) else index
 
 
-def of_step(run: Path, number: int, messages: list[str] | None = None) -> dict[Journal, list[Line]]:
+def spans_of_step(run: Path, number: int, messages: list[str] | None = None) -> dict[Journal, list[Line]]:
     """Return the spans of a step, as a dict from each journal to its spans.
 
     The spans of a step are the spans with the number of the step, and the spans without a number that begin during the
@@ -144,13 +144,13 @@ class _Group(Struct, frozen=True):
     process: Journal
 
 
-def draw(timeline: Timeline, base_ns: int, of: int, write: Callable[[bytes], object]) -> Tally:
+def draw(timeline: Timeline, base_ns: int, trace_count: int, write: Callable[[bytes], object]) -> Tally:
     """Write the spans of a timeline as events in JSON, separated by commas. Viewers show them before all traces.
 
     Args:
-        timeline: The timeline.
+        timeline: The spans to write.
         base_ns: The base of the times to write, in ns since the epoch.
-        of: The number of all merged traces. The timeline counts as one.
+        trace_count: The number of all merged traces. The timeline counts as one.
         write: Function that is called with the events of each process.
     """
     tally = Tally()
@@ -160,7 +160,7 @@ def draw(timeline: Timeline, base_ns: int, of: int, write: Callable[[bytes], obj
             group = _Group(span.role, span.rank, _replica(span), process)
             groups.setdefault(group, []).append(span)
     names = _names(list(groups))
-    pids = itertools.count(1, of)
+    pids = itertools.count(1, trace_count)
     for position, group in enumerate(sorted(groups, key=_order)):
         pid = next(pids)
         shift_ns = group.process.shift_ns - base_ns

@@ -59,7 +59,7 @@ class OpenTriggers:
         another trainer process may have begun `step` already.
 
         Args:
-            run: The run.
+            run: The directory of the run, where the requests are.
             step: The step that begins now, or the next step if no step begins now.
             take_it: True to take new requests. False in all ranks of a trainer except rank 0: they only read the
                 requests that rank 0 has taken.
@@ -111,7 +111,7 @@ class OpenTriggers:
                 window.begin(step)
         for window in self._open:
             window.passed(step, against, for_good)
-        self._keep()
+        self._update_windows()
         return matching[-1].overrides if matching and not against else None
 
     def foresee(self, step: int) -> dict[str, Any] | None:
@@ -122,20 +122,21 @@ class OpenTriggers:
         """Note that the current step and its captures have ended."""
         for window in self._open:
             window.end()
-        self._keep()
+        self._update_windows()
 
     def close(self, reason: str) -> None:
         """Close all requests. `reason` becomes a part of their states."""
         for window in self._open:
             window.close(reason)
-        self._keep()
+        self._update_windows()
 
     @property
     def any_to_come(self) -> bool:
         """True if a request asks for a step after the current one."""
         return any(window.to_come for window in self._open)
 
-    def _keep(self) -> None:
+    def _update_windows(self) -> None:
+        """Write the changed states of the requests. Forget the requests that are over."""
         for window in self._open:
             window.note()
         self._open = [window for window in self._open if not window.became.over]
@@ -192,7 +193,7 @@ class _Window:
         if self.became.going_on == step or step < self._first:
             return False
         if self.steps is not None:
-            return self.steps.match(step, step - self._first + 1)
+            return self.steps.matches(step, step - self._first + 1)
         return self._left > 0 and step >= (self.trigger.since or 0)
 
     def begin(self, step: int) -> None:
@@ -202,7 +203,13 @@ class _Window:
         self.became.going_on = step
 
     def passed(self, step: int, against: str, for_good: bool) -> None:
-        """Note that `step` has begun, with or without a capture. `against`, `for_good`: see `OpenTriggers.match`."""
+        """Note that `step` has begun, with or without a capture.
+
+        Args:
+            step: The global step.
+            against: Reason why `step` can't be captured. Empty if `step` can be captured.
+            for_good: True if the reason in `against` also prevents the capture of all later steps.
+        """
         if self.steps is not None:
             if against and self.wants(step):
                 self.became.reason = f"step {step}: {against}"
@@ -211,22 +218,23 @@ class _Window:
             self.to_come = self._left > 0
         if self.to_come and for_good:
             self.close(against)
-        self._close()
+        self._close_if_ended()
 
     def close(self, reason: str) -> None:
         """Close the window: capture no further steps. `reason` becomes a part of the state."""
         self.to_come = False
         self.became.reason = reason
-        self._close()
+        self._close_if_ended()
 
     def end(self) -> None:
         """If a step is being captured, note that its capture has ended."""
         if self.became.going_on is not None:
             self.became.captured.append(self.became.going_on)
             self.became.going_on = None
-            self._close()
+            self._close_if_ended()
 
-    def _close(self) -> None:
+    def _close_if_ended(self) -> None:
+        """Close the request if no step is being captured and no later step can belong to the window."""
         if self.to_come or self.became.going_on is not None:
             return
         self.became.state = "done"
@@ -248,7 +256,7 @@ class Chooser(OpenTriggers):
         self._captured: set[int] = set()
         self._monitor: Monitor | None = None
 
-    def step_began(self, run: Runtime, step: int, ordinal: int) -> None:
+    def step_began(self, run: Runtime, step: int, step_in_run: int) -> None:
         """Note that a step has begun, for the comparison of steps. Do nothing if no setting compares steps."""
         if run.timeline.listener is None:
             self._monitor = None  # in a forked child, the monitor belongs to the parent
@@ -257,13 +265,13 @@ class Chooser(OpenTriggers):
             from autoprof.windows.monitor import Monitor
 
             self._monitor = Monitor(run, stats.attach(run))
-        self._compare(lambda monitor: monitor.begins(step, ordinal))
+        self._compare(lambda monitor: monitor.step_began(step, step_in_run))
 
-    def step_ended(self, step: int, ordinal: int) -> None:
+    def step_ended(self, step: int, step_in_run: int) -> None:
         """Compare a step that has ended, if a setting compares steps. Its span must be written before this call."""
-        self._compare(lambda monitor: monitor.ended(step, ordinal, captured=step in self._captured))
+        self._compare(lambda monitor: monitor.step_ended(step, step_in_run, captured=step in self._captured))
 
-    def choose(self, settings: Settings, step: int, ordinal: int) -> dict[str, Any] | None:
+    def choose(self, settings: Settings, step: int, step_in_run: int) -> dict[str, Any] | None:
         """Return the overrides with which `step` is captured, or None if `step` is not captured.
 
         Overrides are values that replace settings of the run. They are empty if `AUTOPROF_STEPS` has chosen the step.
@@ -271,13 +279,13 @@ class Chooser(OpenTriggers):
         Args:
             settings: The settings of the run.
             step: The global step.
-            ordinal: Position of `step` in the order in which this run executes its steps, from 1.
+            step_in_run: Number of the step in this run, from 1. In a resumed run, it is lower than the global step.
         """
         overrides = self.asked(settings, step)
         if overrides is not None or self.off:
             return overrides
-        due_overrides = self._monitor.due(ordinal) if self._monitor is not None else None
-        if due_overrides is None and not Steps.parse(settings.steps).match(step, ordinal):
+        due_overrides = self._monitor.take_overrides(step_in_run) if self._monitor is not None else None
+        if due_overrides is None and not Steps.parse(settings.steps).matches(step, step_in_run):
             return None
         if limit_reason := self._full(settings, step):
             log.warning_once(limit_reason)
@@ -311,21 +319,21 @@ class Chooser(OpenTriggers):
                 return work(self._monitor)
         return None
 
-    def any_after(self, settings: Settings, step: int, ordinal: int) -> bool:
+    def any_after(self, settings: Settings, step: int, step_in_run: int) -> bool:
         """Return True if the current settings and requests allow the capture of a step after `step`."""
         if len(self._captured) >= settings.max_steps:
             return False
-        if self.any_to_come or (self._monitor is not None and self._monitor.any_left(ordinal)):
+        if self.any_to_come or (self._monitor is not None and self._monitor.any_left(step_in_run)):
             return True
-        return Steps.parse(settings.steps).any_after(step, ordinal)
+        return Steps.parse(settings.steps).any_after(step, step_in_run)
 
-    def likely(self, settings: Settings, step: int, ordinal: int) -> bool:
+    def likely(self, settings: Settings, step: int, step_in_run: int) -> bool:
         """Return True if `step` will be captured unless settings or requests change."""
         if self.off or len(self._captured) >= settings.max_steps:
             return False
-        if self._monitor is not None and self._monitor.foresee(ordinal) is not None:
+        if self._monitor is not None and self._monitor.foresee(step_in_run) is not None:
             return True
-        return self.foresee(step) is not None or Steps.parse(settings.steps).match(step, ordinal)
+        return self.foresee(step) is not None or Steps.parse(settings.steps).matches(step, step_in_run)
 
     def _full(self, settings: Settings, step: int) -> str:
         """Return the reason why `step` can't be captured if `AUTOPROF_MAX_STEPS` is reached, else an empty text."""

@@ -153,21 +153,21 @@ class Detector:
     @property
     def any_left(self) -> bool:
         """True if a condition may still open a window."""
-        return any(ready.left for ready in self._ready)
+        return any(ready.has_windows_left for ready in self._ready)
 
-    def step(self, step: Measured, ordinal: int) -> OpenedWindow | None:
+    def compare_step(self, step: Measured, step_in_run: int) -> OpenedWindow | None:
         """Compare a step, and the stages and timers of the step, with the previous steps.
 
         Don't pass captured steps, or steps that raised an exception: their times are not usual.
 
         Args:
-            step: The step.
-            ordinal: Number of the step in this run, from 1.
+            step: The times of the step.
+            step_in_run: Number of the step in this run, from 1. In a resumed run, it is lower than the global step.
 
         Returns:
             The window that a condition opens, or None.
         """
-        if ordinal <= FIRST:
+        if step_in_run <= FIRST:
             return None
         outliers: dict[str, tuple[float, float, str]] = {}
         took_s, median_s, left_out = self._usual.compare(step)
@@ -186,15 +186,15 @@ class Detector:
             took_s, median_s, text = outliers.get(ready.condition.what, (0.0, 0.0, ""))
             if median_s and took_s > ready.condition.above * median_s:
                 met.append((ready, f"{text}, {took_s / median_s:.1f} times the median of {in_words(median_s)}"))
-        return self._open(met, ordinal)
+        return self._open_window(met, step_in_run)
 
-    def unknown(self, step: Measured, ordinal: int) -> str:
+    def unknown_names(self, step: Measured, step_in_run: int) -> str:
         """Return a warning if conditions name stages or kinds that no step has had, else an empty text.
 
-        To warn only once, the text is empty for all steps except the step with ordinal `_UNKNOWN_AFTER_STEPS`.
+        To warn only once, the text is empty for all steps except one: step `_UNKNOWN_AFTER_STEPS` of this run.
         """
         missing_names = [name for name, times in self._stages.items() if not times]
-        if ordinal != _UNKNOWN_AFTER_STEPS or not missing_names:
+        if step_in_run != _UNKNOWN_AFTER_STEPS or not missing_names:
             return ""
         names = sorted({name for name, _, _ in step.parts})
         kinds = sorted({step.kinds[name] for name in names if name in step.kinds})
@@ -204,7 +204,7 @@ class Detector:
             f"there are {names_text}"
         )
 
-    def ranks(self, step: Measured, entries: Sequence[RankStats], ordinal: int) -> OpenedWindow | None:
+    def compare_ranks(self, step: Measured, entries: Sequence[RankStats], step_in_run: int) -> OpenedWindow | None:
         """Compare the stage times of the ranks in one step. Return the window that a condition opens, or None."""
         by_stage: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
         for entry in entries:
@@ -217,9 +217,11 @@ class Detector:
             if took_s - median_s >= LEAST_SHARE * step.seconds:
                 text = f"{role} rank {rank} took {in_words(took_s)} for {stage} in step {step.number}"
                 outliers.append((took_s, median_s, text))
-        return self._open(self._above(RANK, outliers), ordinal)
+        return self._open_window(self._above(RANK, outliers), step_in_run)
 
-    def replicas(self, step: Measured, entries: Sequence[ReplicaStats], ordinal: int) -> OpenedWindow | None:
+    def compare_replicas(
+        self, step: Measured, entries: Sequence[ReplicaStats], step_in_run: int
+    ) -> OpenedWindow | None:
         """Compare the times per token of the replicas in one step, or the times per request if tokens are unknown.
 
         Return the window that a condition opens, or None.
@@ -229,9 +231,9 @@ class Detector:
         unit, times = per_unit(entries)
         replica, took_s, median_s = _slowest(times)
         text = f"replica {replica} took {in_words(took_s)} a {unit} in step {step.number}"
-        return self._open(self._above(REPLICA, [(took_s, median_s, text)]), ordinal)
+        return self._open_window(self._above(REPLICA, [(took_s, median_s, text)]), step_in_run)
 
-    def states(self, number: int, entries: Iterable[RankStats], ordinal: int) -> OpenedWindow | None:
+    def check_memory(self, number: int, entries: Iterable[RankStats], step_in_run: int) -> OpenedWindow | None:
         """Check how much memory each rank uses, and if a rank ran out of memory.
 
         Return the window that a condition opens, or None.
@@ -239,7 +241,7 @@ class Detector:
         Args:
             number: Number of the last step, for the text of the reason.
             entries: The newest statistics of each rank.
-            ordinal: Number of the step in this run, from 1.
+            step_in_run: Number of the step in this run, from 1. In a resumed run, it is lower than the global step.
         """
         met = []
         for entry in entries:
@@ -262,7 +264,7 @@ class Detector:
                 for ready in self._ready
                 if ready.condition.what == MEMORY and entry.memory > ready.condition.above
             ]
-        return self._open(met, ordinal)
+        return self._open_window(met, step_in_run)
 
     def _above(self, what: str, outliers: Iterable[tuple[float, float, str]]) -> list[tuple[_Ready, str]]:
         """Return the conditions that the worst outlier meets, each with the reason.
@@ -281,21 +283,21 @@ class Detector:
         conditions = [ready for ready in self._ready if ready.condition.what == what]
         return [(ready, text) for ready in conditions if took_s > ready.condition.above * median_s]
 
-    def _open(self, met: Iterable[tuple[_Ready, str]], ordinal: int) -> OpenedWindow | None:
+    def _open_window(self, met: Iterable[tuple[_Ready, str]], step_in_run: int) -> OpenedWindow | None:
         """Return one window for all conditions that are met, or None if none of them may open a window now.
 
         The settings of the window come from the first of these conditions that has settings.
 
         Args:
             met: The conditions that are met, each with the reason.
-            ordinal: Number of the step in this run, from 1.
+            step_in_run: Number of the step in this run, from 1. In a resumed run, it is lower than the global step.
         """
-        opening = {id(ready): (ready, text) for ready, text in met if ready.may(ordinal)}
+        opening = {id(ready): (ready, text) for ready, text in met if ready.may_open(step_in_run)}
         if not opening:
             return None
         conditions = [ready.condition for ready, _ in opening.values()]
         for ready, _ in opening.values():
-            ready.open(ordinal)
+            ready.open(step_in_run)
         reasons = [f"{text} ({ready.condition})" for ready, text in opening.values()]
         overrides = next((condition.overrides for condition in conditions if condition.overrides), {})
         return OpenedWindow(max(condition.steps for condition in conditions), overrides, "; ".join(reasons))
@@ -310,15 +312,15 @@ class _Ready:
         self._quiet_until = 0
 
     @property
-    def left(self) -> bool:
+    def has_windows_left(self) -> bool:
         return self._windows < self.condition.at_most
 
-    def may(self, ordinal: int) -> bool:
-        return self.left and ordinal > self._quiet_until
+    def may_open(self, step_in_run: int) -> bool:
+        return self.has_windows_left and step_in_run > self._quiet_until
 
-    def open(self, ordinal: int) -> None:
+    def open(self, step_in_run: int) -> None:
         self._windows += 1
-        self._quiet_until = ordinal + self.condition.steps + self.condition.cool_down
+        self._quiet_until = step_in_run + self.condition.steps + self.condition.cool_down
 
 
 class _UsualStep:
@@ -343,8 +345,12 @@ class _UsualStep:
         length = step.end_ns - step.start_ns
         step_count = len(self._steps)
         rare = {name for name in {*self._had, *parts} if 2 * self._had[name] <= step_count}
-        took_s = _without(length, parts, rare)
-        median_s = median(_without(*earlier, rare) for earlier in self._steps) if step_count >= FEWEST else 0.0
+        took_s = _seconds_without_rare_parts(length, parts, rare)
+        median_s = (
+            median(_seconds_without_rare_parts(*earlier, rare) for earlier in self._steps)
+            if step_count >= FEWEST
+            else 0.0
+        )
         if step_count == KEPT:
             self._had.subtract(self._steps[0][1].keys())
         self._had.update(parts.keys())
@@ -353,7 +359,7 @@ class _UsualStep:
         return took_s, median_s, left_out
 
 
-def _without(length: int, parts: Mapping[str, Union], rare: set[str]) -> float:
+def _seconds_without_rare_parts(length: int, parts: Mapping[str, Union], rare: set[str]) -> float:
     """Return the seconds of a step outside of its rare parts. Rare parts may overlap; `length` is in ns."""
     left_out = Union(piece for name in rare & parts.keys() for piece in parts[name].pieces())
     return (length - left_out.length()) / 1e9

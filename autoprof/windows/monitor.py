@@ -31,7 +31,7 @@ class Monitor:
         self._reporter = reporter
         self._detector = Detector(run.settings.when)
         self._slowest = Slowest()
-        self._asks = stats.asked(run.settings)
+        self._asks = stats.needs_other_processes(run.settings)
         self._lock = threading.Lock()
         self._due: OpenedWindow | None = None
         self._resumed: OpenedWindow | None = None
@@ -43,10 +43,10 @@ class Monitor:
         self._several = identity.ranks() > 1
         self._decides = not self._several or run.decides
 
-    def begins(self, step: int, ordinal: int) -> None:
-        """Note that a step has begun. `ordinal` is the number of the step in this run, from 1."""
+    def step_began(self, step: int, step_in_run: int) -> None:
+        """Note that a step has begun. `step_in_run` is the number of the step in this run, from 1."""
         self._at = step
-        if ordinal > 1:
+        if step_in_run > 1:
             return
         for condition in self._run.settings.when:
             # A run that was not resumed begins with step 1, or 0.
@@ -54,27 +54,27 @@ class Monitor:
                 reason = f"the run was resumed at step {step} ({condition})"
                 self._resumed = OpenedWindow(condition.steps, condition.overrides, reason)
 
-    def due(self, ordinal: int) -> dict[str, Any] | None:
+    def take_overrides(self, step_in_run: int) -> dict[str, Any] | None:
         """Return the overrides for the step that begins now if it belongs to a window of a condition, else None.
 
-        Each call uses up one step of the window. `ordinal` is the number of the step in this run, from 1.
+        Each call uses up one step of the window. `step_in_run` is the number of the step in this run, from 1.
         """
         with self._lock:
-            overrides = self.foresee(ordinal)
+            overrides = self.foresee(step_in_run)
             if self._due is not None:
                 self._due = self._due._replace(steps=self._due.steps - 1) if self._due.steps > 1 else None
         return overrides
 
-    def foresee(self, ordinal: int) -> dict[str, Any] | None:
-        """Return the overrides that `due` would return for a step, but use up no step of the window."""
+    def foresee(self, step_in_run: int) -> dict[str, Any] | None:
+        """Return the overrides that `take_overrides` would return for a step, but use up no step of the window."""
         opened = self._due
-        if opened is None and self._resumed is not None and ordinal <= self._resumed.steps:
+        if opened is None and self._resumed is not None and step_in_run <= self._resumed.steps:
             opened = self._resumed
         return None if opened is None else opened.overrides | {REASON: opened.reason}
 
-    def any_left(self, ordinal: int) -> bool:
-        """Return True if a condition may cause the capture of a step after the `ordinal`-th step of this run."""
-        resumed = self._resumed is not None and ordinal < self._resumed.steps
+    def any_left(self, step_in_run: int) -> bool:
+        """Return True if a condition may cause the capture of a step after the `step_in_run`-th step of this run."""
+        resumed = self._resumed is not None and step_in_run < self._resumed.steps
         return self._due is not None or resumed or self._detector.any_left
 
     def with_stragglers(self, overrides: Mapping[str, Any], first: Callable[[], Mapping[int, int]]) -> dict[str, Any]:
@@ -91,50 +91,56 @@ class Monitor:
             slowest = self._slowest.find(settings, first())
         return {**overrides, FOUND: slowest} if slowest else dict(overrides)
 
-    def ended(self, number: int, ordinal: int, captured: bool) -> None:
+    def step_ended(self, step: int, step_in_run: int, captured: bool) -> None:
         """Compare an ended step with the conditions. The span of the step must be written before this call.
 
         Args:
-            number: The global step.
-            ordinal: Number of the step in this run, from 1.
+            step: The global step.
+            step_in_run: Number of the step in this run, from 1. In a resumed run, it is lower than the global step.
             captured: True if the step was captured. A capture makes a step slower, so its times are not compared.
         """
         line, parts = self._reporter.take()
-        if line is None or line.step != number:
+        if line is None or line.step != step:
             return
         if not self._decides:
             self._reporter.send()
             return
-        step = Measured(number, line.start_ns, line.end_ns, parts, self._reporter.kinds)
+        measured = Measured(step, line.start_ns, line.end_ns, parts, self._reporter.kinds)
         fair = not captured and line.error is None
         if fair:
             with self._lock:
-                self._open(self._detector.step(step, ordinal))
-                unknown = self._detector.unknown(step, ordinal)
+                self._open_window(self._detector.compare_step(measured, step_in_run))
+                unknown = self._detector.unknown_names(measured, step_in_run)
             if unknown:
                 log.warning_once(unknown)
         if self._asks and (self._thread is None or not self._thread.is_alive()) and not state.stop.is_set():
-            own = self._reporter.of_rank()
+            own_entry = self._reporter.of_rank()
             thread = threading.Thread(
-                target=self._hear, args=(step, ordinal, fair, own), name="autoprof-comparing", daemon=True
+                target=self._compare_ranks_and_replicas,
+                args=(measured, step_in_run, fair, own_entry),
+                name="autoprof-comparing",
+                daemon=True,
             )
             if stats.start_thread(thread):
                 self._thread = thread
                 state.threads[:] = [thread, *(other for other in state.threads if other.is_alive())]
 
-    def _hear(self, step: Measured, ordinal: int, fair: bool, own: RankStats) -> None:
+    def _compare_ranks_and_replicas(
+        self, step: Measured, step_in_run: int, compare_times: bool, own_entry: RankStats
+    ) -> None:
+        """Read the statistics of all ranks and replicas, and open the windows of conditions that are met."""
         with seam.guard("comparing", stats.report):
-            ranks = [own, *self._read_ranks(step.number)]
-            replicas = self._since(stats.read_entries(self._run, REPLICA, ReplicaStats))
+            ranks = [own_entry, *self._read_ranks(step.number)]
+            replicas = self._work_since_last_call(stats.read_entries(self._run, REPLICA, ReplicaStats))
             step_entries = [entry for entry in ranks if entry.step == step.number]
             with self._lock:
-                self._open(self._detector.states(step.number, ranks, ordinal))
-                if fair and ordinal > FIRST:
+                self._open_window(self._detector.check_memory(step.number, ranks, step_in_run))
+                if compare_times and step_in_run > FIRST:
                     self._slowest.note(step_entries, replicas)
-                    self._open(self._detector.ranks(step, step_entries, ordinal))
-                    self._open(self._detector.replicas(step, replicas, ordinal))
+                    self._open_window(self._detector.compare_ranks(step, step_entries, step_in_run))
+                    self._open_window(self._detector.compare_replicas(step, replicas, step_in_run))
 
-    def _read_ranks(self, number: int) -> list[RankStats]:
+    def _read_ranks(self, step: int) -> list[RankStats]:
         """Return the newest statistics of each rank.
 
         A rank sends its statistics when its last stage has ended, at about the same time as the step ends. So this
@@ -143,20 +149,20 @@ class Monitor:
         deadline = time.monotonic() + _PATIENCE_S
         while True:
             entries = stats.read_entries(self._run, RANK, RankStats)
-            any_is_late = any(entry.step is not None and number - 2 <= entry.step < number for entry in entries)
+            any_is_late = any(entry.step is not None and step - 2 <= entry.step < step for entry in entries)
             if not any_is_late or time.monotonic() > deadline or state.stop.wait(_POLL_S):
                 return entries
 
-    def _since(self, entries: list[ReplicaStats]) -> list[ReplicaStats]:
+    def _work_since_last_call(self, entries: list[ReplicaStats]) -> list[ReplicaStats]:
         """Return the work of each replica since the previous call, from totals. Replicas without work are left out."""
         earlier_totals, self._before = self._before, {entry.replica: entry for entry in entries}
-        differences = []
+        new_work = []
         for entry in entries:
             total = earlier_totals.get(entry.replica)
             if total is None or total.requests > entry.requests:  # the replica is new
                 total = ReplicaStats(replica=entry.replica)
             if entry.requests > total.requests:
-                differences.append(
+                new_work.append(
                     ReplicaStats(
                         replica=entry.replica,
                         requests=entry.requests - total.requests,
@@ -164,9 +170,9 @@ class Monitor:
                         tokens=entry.tokens - total.tokens,
                     )
                 )
-        return differences
+        return new_work
 
-    def _open(self, opened: OpenedWindow | None) -> None:
+    def _open_window(self, opened: OpenedWindow | None) -> None:
         if opened is None:
             return
         log.info(f"{opened.reason}: {opened.steps} of the next steps are captured")

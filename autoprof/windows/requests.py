@@ -159,7 +159,7 @@ def take(run: RunDir, listing: Iterable[str]) -> list[tuple[str, Trigger]]:
     Errors are logged.
 
     Args:
-        run: The run.
+        run: The directory of the run.
         listing: The names in `control/`.
     """
     taken_requests = []
@@ -210,7 +210,7 @@ def taken(run: RunDir, listing: Iterable[str], known: set[str]) -> list[tuple[st
     """Return the requests that another process has taken and that are not over, with their states.
 
     Args:
-        run: The run.
+        run: The directory of the run.
         listing: The names in `control/`.
         known: Names to skip. This function adds the names of the requests that it has read.
     """

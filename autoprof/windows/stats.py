@@ -34,12 +34,12 @@ _Stats = TypeVar("_Stats", bound=msgspec.Struct)
 class _StatsState(process.State):
     """Channels of this process, threads that read statistics, and the event that stops channels and threads."""
 
-    def begin(self) -> None:
+    def reset(self) -> None:
         self.stop = threading.Event()
         self.threads: list[threading.Thread] = []
         self.channels: WeakSet[StatsChannel] = WeakSet()
 
-    def in_child(self) -> None:
+    def after_fork_in_child(self) -> None:
         self.threads = []
         for channel in list(self.channels):
             channel.begin()
@@ -62,23 +62,23 @@ class StatsChannel:
         self._lock = threading.Lock()
         self._running = False
 
-    def send(self, name: str, make: Callable[[], msgspec.Struct], at: float = 0.0) -> None:
+    def send(self, name: str, make: Callable[[], msgspec.Struct], earliest_s: float = 0.0) -> None:
         """Send an entry in a thread. If an entry with the same name still waits, the new entry replaces it.
 
         Args:
             name: Name of the entry.
             make: Function that returns the entry. It is called when the entry is sent.
-            at: Earliest time to send it (`time.monotonic`).
+            earliest_s: Earliest time to send it (`time.monotonic`).
         """
         with self._lock:
-            self._waiting[name] = at, make
+            self._waiting[name] = earliest_s, make
             if self._running:
                 return
             self._running = True
-        if not start_thread(threading.Thread(target=self._work, name="autoprof-posting", daemon=True)):
+        if not start_thread(threading.Thread(target=self._send_entries, name="autoprof-posting", daemon=True)):
             self._running = False
 
-    def _work(self) -> None:
+    def _send_entries(self) -> None:
         while True:
             with self._lock:
                 name = min(self._waiting, key=lambda name: self._waiting[name][0], default="")
@@ -195,7 +195,7 @@ class ReplicaStats(msgspec.Struct, kw_only=True, omit_defaults=True):
     tokens: int = 0
 
 
-def asked(settings: Settings) -> bool:
+def needs_other_processes(settings: Settings) -> bool:
     """Return True if a condition or `slowest` ranks need the statistics of other processes."""
     return any(condition.what in REPORTED for condition in settings.when) or asks_for_slowest(settings)
 
@@ -252,7 +252,7 @@ class StatsReporter:
         self._run = run
         self._channel = StatsChannel(run)
         # False if all conditions use only steps and stages of the trainer's process: these need no statistics.
-        self._asked = asked(run.settings)
+        self._asked = needs_other_processes(run.settings)
         self._memory = any(condition.what == MEMORY for condition in run.settings.when)
         self._rank = RankStats(role="trainer", rank=identity.own_rank(), host=identity.HOST)
         self._replicas: dict[int, ReplicaStats] = {}
@@ -267,7 +267,7 @@ class StatsReporter:
     def hear(self, line: Line) -> None:
         """Add a span that has ended in this process to the statistics. Errors are only reported."""
         with seam.guard("telling", runtime.report):
-            self._hear(line)
+            self._note_line(line)
 
     def take(self) -> tuple[Line | None, list[tuple[str, int, int]]]:
         """Return the attributes `step` and `parts`, and empty both for the next step."""
@@ -290,7 +290,8 @@ class StatsReporter:
         entry = self.of_rank()
         self._channel.send(f"{RANK}{file_names.tidy(entry.role)}.{entry.rank}", lambda: entry)
 
-    def _hear(self, line: Line) -> None:
+    def _note_line(self, line: Line) -> None:
+        """Add a written line of this process's timeline to the statistics."""
         drives = cluster.own_announcement()[1] is not None
         if line.kind == "step":
             self.step = line
@@ -305,14 +306,14 @@ class StatsReporter:
             if line.kind == "stage" and line.step is not None and line.rank is not None:
                 self._stage(line, line.rank, drives)
 
-    def _stage(self, line: Line, rank: int, drives: bool) -> None:
+    def _stage(self, line: Line, rank: int, is_driver: bool) -> None:
         """Add a stage that has ended to the statistics of this rank.
 
         A worker process does not know when a step ends. It assumes that each step ends with the same stage as the
         previous step, and sends its statistics after that stage.
         """
         if self._rank.step != line.step:
-            if not self._sent and not drives:
+            if not self._sent and not is_driver:
                 self.send()
             if self._ran:
                 self._end = self._ran[-1], self._ran.count(self._ran[-1])
@@ -324,7 +325,7 @@ class StatsReporter:
         ran_out = line.error is not None and _RAN_OUT in line.error
         if ran_out:
             self._rank.oom = f"{line.role} rank {rank} ran out of memory in {line.name} of step {line.step}"
-        if drives:
+        if is_driver:
             return
         name = f"{line.role}.{line.name}"
         self._ran.append(name)
@@ -342,7 +343,7 @@ class StatsReporter:
         now = time.monotonic()
         if now >= self._report_at and (not self._run.timeline.running or now >= self._report_at + _BUSY_S):
             self._report_at = max(now, self._report_at + _IDLE_S)
-            self._channel.send(f"{REPLICA}{replica}", lambda: entry, at=self._report_at)
+            self._channel.send(f"{REPLICA}{replica}", lambda: entry, earliest_s=self._report_at)
 
 
 def attach(run: Runtime) -> StatsReporter:

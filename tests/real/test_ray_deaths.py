@@ -43,7 +43,7 @@ def test_the_actor_that_died_is_named(thorough: None, tmp_path: Path, how: str, 
     command = [sys.executable, str(SCRIPTS / "dying.py"), how]
     ended = processes.run(command, cwd=tmp_path, env=clean_environment(**settings), timeout_s=300)
     assert ended.status == status, ended.output[-3000:]
-    found = deaths.of_run(runs.find(tmp_path / "autoprof_runs", "latest"))
+    found = deaths.find_in_run(runs.find(tmp_path / "autoprof_runs", "latest"))
     assert (deaths.sentence(found[0]) if found else "") == text
     # The only consequence is the trainer's exception; actors that Ray ended with the driver are not listed.
     assert {death.how for death in found[1:]} <= {deaths.EXCEPTION}
@@ -65,7 +65,7 @@ def test_the_actor_that_ray_killed_for_memory_is_named(thorough: None, tmp_path:
     command = [sys.executable, str(SCRIPTS / "dying.py"), "memory"]
     ended = processes.run(command, cwd=tmp_path, env=clean_environment(**settings), timeout_s=300)
     assert ended.status == 1, ended.output[-3000:]
-    found = deaths.of_run(runs.find(tmp_path / "autoprof_runs", "latest"))
+    found = deaths.find_in_run(runs.find(tmp_path / "autoprof_runs", "latest"))
     assert re.fullmatch(
         rf"actor rank 0 was killed by Ray \(out of memory: [0-9.]+ GB of [0-9.]+ GB used\) {IN_UPDATE}",
         deaths.sentence(found[0]),

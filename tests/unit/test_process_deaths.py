@@ -68,7 +68,7 @@ def the_run(folder: Path) -> Run:
 
 
 def the_deaths(folder: Path) -> list[Death]:
-    return deaths.of_run(the_run(folder))
+    return deaths.find_in_run(the_run(folder))
 
 
 def first(folder: Path) -> str:

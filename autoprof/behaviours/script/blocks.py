@@ -52,12 +52,12 @@ class _ScriptState(process.State):
     started = 0
     server: subprocess.Popen[str] | None = None
 
-    def begin(self) -> None:
+    def reset(self) -> None:
         self.on = _boot.enabled() and _boot.RUN_ID in os.environ
         self.step: ref[Block] | None = None
         self.before: dict[str, str | None] | None = None
 
-    def in_child(self) -> None:
+    def after_fork_in_child(self) -> None:
         self.step = self.before = self.server = None
 
 

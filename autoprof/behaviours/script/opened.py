@@ -77,7 +77,7 @@ def open_block(name: str, values: dict[str, Any]) -> OpenBlock | None:
         values: Arguments of `autoprof.step` or `autoprof.stage`.
     """
     run, hook = runtime.current(), _HOOKS[name]
-    if run is None or run.settings.disabled(_NAME, name) or dispatch.compiling():
+    if run is None or run.settings.disabled(_NAME, name) or dispatch.is_compiling():
         return None
     if name == "step" and values["number"] is None:
         values = {**values, "number": steps.state.executed + 1}

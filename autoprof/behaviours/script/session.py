@@ -123,8 +123,8 @@ def stop() -> Path | None:
         settle(run)
         return run.rundir.path
     run.stopped = True
-    # If `process.end` is interrupted, the next call of `stop`, or the end of the process, ends the run.
-    process.end()
+    # If `process.run_exit_functions` is interrupted, the next call of `stop`, or the end of the process, ends the run.
+    process.run_exit_functions()
     _restore(blocks.state.before)
     return run.rundir.path
 
@@ -158,7 +158,7 @@ def _begin(run_settings: dict[str, object]) -> runtime.Runtime:
             raise OSError(f"can't write to {run.rundir.path}: {error}") from None
         _boot.install()
         _boot.run_script(getattr(sys.modules["__main__"], "__file__", None) or "")
-        blocks.state.begin()
+        blocks.state.reset()
         opened.joined()
         blocks.state.before = earlier_variables
     finally:

@@ -67,16 +67,16 @@ class _EngineCapture(msgspec.Struct, eq=False):
     _late: bool = False
 
     async def start(self, request: Request) -> dict[str, Any]:
-        return await self._within(self._start(request))
+        return await self._await_with_timeout(self._start(request))
 
     async def stop(self, cut: str) -> dict[str, Any]:
         self.ending = True
-        return await self._within(self._stop(cut))
+        return await self._await_with_timeout(self._stop(cut))
 
     async def _start(self, request: Request) -> str:
         problem = await _send(self.engine, request)
         if problem:
-            self._close(recorded=False)
+            self._close_recording(was_recorded=False)
         elif self._late and not self.ending:
             self.ending = True
             await self._stop("the engine started too late")
@@ -86,9 +86,9 @@ class _EngineCapture(msgspec.Struct, eq=False):
         try:
             return await _send(self.engine, Request(action="stop", reason=cut))
         finally:
-            self._close()
+            self._close_recording()
 
-    async def _within(self, work: Any) -> dict[str, Any]:
+    async def _await_with_timeout(self, work: Any) -> dict[str, Any]:
         """Await `work` for at most the stop timeout. After the timeout, `work` continues in the background.
 
         `work` must not be cancelled: after a cancelled call, SGLang's communicator waits for ever (0.5.8,
@@ -101,10 +101,10 @@ class _EngineCapture(msgspec.Struct, eq=False):
         self._late = True
         return {"problem": f"the engine did not answer within {self.timeout_s:g} s"}
 
-    def _close(self, recorded: bool = True) -> None:
+    def _close_recording(self, was_recorded: bool = True) -> None:
         if getattr(self.engine, OPEN, None) is self:
             delattr(self.engine, OPEN)
-            if recorded:
+            if was_recorded:
                 self.span.end()
 
 

@@ -57,7 +57,7 @@ class SchedulerCapture:
         """
         for trace in self._traces:
             if trace.stage in ("", stage):
-                trace.before_pass(wanted=not self._recording)
+                trace.before_pass(may_begin=not self._recording)
             elif (trace.stage, stage) == (EXTEND, DECODE):
                 trace.stop()
         if not self._recording:
@@ -164,11 +164,11 @@ class _RecordingState(process.State):
         registered: True if the scheduler is registered, so that snapshots contain the scheduler's state.
     """
 
-    def begin(self) -> None:
+    def reset(self) -> None:
         self.session: SchedulerCapture | None = None
         self.registered = False
 
-    def in_child(self) -> None:
+    def after_fork_in_child(self) -> None:
         self.registered = False
 
 
@@ -183,7 +183,7 @@ class Scheduler(Behaviour):
         if not text.startswith(MARK):
             yield CALL
             return None
-        problem = problem_of("sglang/scheduler", lambda: _obey(call.instance, Request.read(text)))
+        problem = problem_of("sglang/scheduler", lambda: _carry_out(call.instance, Request.read(text)))
         return Reply(_answer(MARK + problem))
 
 
@@ -203,7 +203,7 @@ class SchedulerPass(Behaviour):
             yield CALL
 
 
-def _obey(holder: Any, request: Request) -> str:
+def _carry_out(holder: Any, request: Request) -> str:
     """Carry out a request of autoprof. Return the problem, or an empty string.
 
     `holder` is the scheduler or its profiler manager.

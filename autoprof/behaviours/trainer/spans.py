@@ -83,7 +83,7 @@ class CallSpan(NamedCall):
             step = surrounding.step if announcement is None else announcement.step
         ids = {**surrounding.ids, **self._ids(call)} if self.ids else surrounding.ids
         span = self._begin(key, call, step, ids)
-        call.on_interrupt = partial(self._leave, span, surrounding)
+        call.on_interrupt = partial(self._drop_interrupted, span, surrounding)
         if self.kind != "stage":
             call.run.timeline.running.add(span)
         token = _sample_context.set(_SampleContext(step, ids)) if self.kind == "sample" else None
@@ -92,11 +92,11 @@ class CallSpan(NamedCall):
         outcome = yield CALL
         if self.whole:
             wholes.remove(span)
-        span.end(outcome.error, self._counted(call, outcome.result))
+        span.end(outcome.error, self._counts_of_call(call, outcome.result))
         if token is not None:
             _sample_context.reset(token)
 
-    def _leave(self, span: Span, surrounding: _SampleContext) -> None:
+    def _drop_interrupted(self, span: Span, surrounding: _SampleContext) -> None:
         """Drop a span whose begin or end was interrupted, and restore the surrounding sample."""
         span.drop()
         if span in wholes:
@@ -105,6 +105,7 @@ class CallSpan(NamedCall):
             _sample_context.set(surrounding)
 
     def _begin(self, key: StageKey, call: Call, step: int | None, ids: Mapping[str, Id]) -> Span:
+        """Begin the span of a call."""
         rank = self.rank_of(call) if self.rank or self.kind == "stage" else None
         stage_kind = kind_of(call, key[1]) if self.kind == "stage" else None
         name = str(plain(key[1]))
@@ -127,7 +128,7 @@ class CallSpan(NamedCall):
                 ids[name] = value
         return ids
 
-    def _counted(self, call: Call, result: Any) -> dict[str, int]:
+    def _counts_of_call(self, call: Call, result: Any) -> dict[str, int]:
         counts: dict[str, int] = {}
         for name, path in self.counts.items():
             if (amount := _amount(_call_or_none(call.at, path, None))) is not None:
@@ -152,10 +153,10 @@ def plain(value: Any) -> Id | None:
         return int(value) if value in _WHOLE_NUMBERS else None
     if kind is bool or kind is float or value is None:
         return value  # type: ignore[no-any-return]
-    return _call_or_none(_shortened, value)  # type: ignore[no-any-return]
+    return _call_or_none(_as_id, value)  # type: ignore[no-any-return]
 
 
-def _shortened(value: Any) -> Id | None:
+def _as_id(value: Any) -> Id | None:
     """Convert an object of the user's class to a type that a span can store, or return None."""
     if getattr(value, "ndim", None) == 0 and getattr(getattr(value, "device", "cpu"), "type", "cpu") == "cpu":
         # A numpy scalar or a scalar tensor. Reading a tensor of another device would block.

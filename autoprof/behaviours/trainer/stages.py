@@ -155,11 +155,11 @@ class _StageState(process.State):
             `step.tick` hook with `at = "end"` sets this function.
     """
 
-    def begin(self) -> None:
+    def reset(self) -> None:
         self.open_first: Callable[[Call], Generator[Wait, Any, None]] | None = None
 
-    def in_child(self) -> None:
-        self.begin()
+    def after_fork_in_child(self) -> None:
+        self.reset()
 
 
 state = _StageState()
@@ -181,8 +181,11 @@ def abort_paired() -> None:
         stage.abort("the step ended before the stage")
 
 
-def in_whole() -> bool:
-    """Return True if a span whose hook sets `whole` is open."""
+def in_whole_span() -> bool:
+    """Return True if a span is open whose hook has set the option `whole`.
+
+    With this option, a span counts as one piece of work, so the calls inside the span begin no stages.
+    """
     return bool(wholes)
 
 
@@ -224,7 +227,7 @@ class Read(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     path: CallPath
     names: dict[str, str] = {}
 
-    def of(self, call: Call) -> str:
+    def read_name(self, call: Call) -> str:
         """Return the name for this call, or an empty string if the hook ignores the call."""
         target_name = str(call.at(self.path, ""))
         if not self.names:
@@ -236,8 +239,8 @@ class NamedCall(Behaviour):
     """Common part of the behaviours of stages and spans.
 
     Attributes:
-        stage: Name of the stage, or a table that says where the call has the name.
-        role: Role of the process, such as `actor`, or a table that says where the call has the role.
+        stage: Name of the stage, or a table with the path, from a parameter of the call, to the name.
+        role: Role of the process, such as `actor`, or a table with the path, from a parameter of the call, to the role.
         rank: Path from a parameter of the call to the global rank. Without this path, the rank is the environment
             variable RANK, or else 0.
     """
@@ -249,8 +252,8 @@ class NamedCall(Behaviour):
 
     def key(self, call: Call) -> StageKey | None:
         """Return the role and the name of the call's stage, or None if the hook ignores the call."""
-        role = self.role if isinstance(self.role, str) else self.role.of(call)
-        stage = self.stage if isinstance(self.stage, str) else self.stage.of(call)
+        role = self.role if isinstance(self.role, str) else self.role.read_name(call)
+        stage = self.stage if isinstance(self.stage, str) else self.stage.read_name(call)
         return (role, stage) if role and stage else None
 
     def concerns(self, call: Call) -> bool:

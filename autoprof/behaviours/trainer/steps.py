@@ -50,18 +50,18 @@ def note_worker(run: runtime.Runtime, overrides: Mapping[str, Any], call: Call, 
                 state.workers[worker] = None
 
 
-def step_ended(together: bool) -> None:
+def step_ended(may_continue: bool) -> None:
     """End the captures of the whole step in this process and in the workers.
 
     Args:
-        together: True if the next step may belong to the same capture. The capture then continues.
+        may_continue: True if the next step may belong to the same capture. The capture then continues.
     """
-    whole_step.step_ended(together)
+    whole_step.step_ended(may_continue)
     for worker in state.workers:
         with seam.guard("could not notify a worker of the step's end", log.error_once):
             # Don't wait for the answer: in the actor's queue, this call comes before the next call of the trainer.
-            worker.__ray_call__.remote(whole_step.stop_in_worker, together)
-    if not together:
+            worker.__ray_call__.remote(whole_step.stop_in_worker, may_continue)
+    if not may_continue:
         state.workers.clear()
 
 
@@ -71,7 +71,7 @@ class OpenStep(msgspec.Struct, eq=False):
     Attributes:
         run: Run of this process.
         number: Number of the step.
-        ordinal: Number of steps that this process has begun, with this step.
+        step_in_run: Number of steps that this process has begun, with this step.
         span: Span of the step, or None after its end.
         captured: True if the step is captured.
         off: True if autoprof is off in the step.
@@ -81,7 +81,7 @@ class OpenStep(msgspec.Struct, eq=False):
 
     run: runtime.Runtime
     number: int
-    ordinal: int
+    step_in_run: int
     span: Span | None
     captured: bool = False
     off: bool = False
@@ -99,8 +99,8 @@ class OpenStep(msgspec.Struct, eq=False):
         was_off = chooser.off
         # If torchrun has started several trainers, only rank 0 takes the requests of `autoprof trigger`.
         chooser.look(run.rundir, self.number, take_it=run.decides)
-        chooser.step_began(run, self.number, self.ordinal)
-        overrides = chooser.choose(run.settings, self.number, self.ordinal)
+        chooser.step_began(run, self.number, self.step_in_run)
+        overrides = chooser.choose(run.settings, self.number, self.step_in_run)
         self.off = chooser.off
         self.captured = overrides is not None
         self.overrides = {} if overrides is None else chooser.with_stragglers(overrides, first)
@@ -124,13 +124,13 @@ class OpenStep(msgspec.Struct, eq=False):
         stages.abort_paired()
         if self.captured:
             yield from rollout.stop(run)
-        step_ended(together=_shares_capture_with_next(run, self))
+        step_ended(may_continue=_shares_capture_with_next(run, self))
         self._end_span(error)
-        state.chooser.step_ended(self.number, self.ordinal)
+        state.chooser.step_ended(self.number, self.step_in_run)
         yield from ask(cluster.announce_step, run.info.id, None)
         if self.captured:
             yield from ask(state.chooser.ended)
-            if not state.chooser.any_after(run.settings, self.number, self.ordinal):
+            if not state.chooser.any_after(run.settings, self.number, self.step_in_run):
                 end.window_passed(run)
         self._over = True
 
@@ -142,8 +142,8 @@ class OpenStep(msgspec.Struct, eq=False):
             state.current = None
         if not self.off:
             stages.abort_paired()
-            rollout.drop()
-            step_ended(together=False)
+            rollout.send_stop()
+            step_ended(may_continue=False)
             self._end_span(None)
             cluster.announce_step(self.run.info.id, None)
             if self.captured:
@@ -176,7 +176,7 @@ class _StepState(process.State):
 
     ends = process.LAST_STEP
 
-    def begin(self) -> None:
+    def reset(self) -> None:
         self.current: OpenStep | None = None
         self.chooser = Chooser(of_trainer=True)
         self.executed = 0
@@ -212,7 +212,7 @@ def _shares_capture_with_next(run: runtime.Runtime, step: OpenStep) -> bool:
     """Return True if this step and the next step will probably belong to one capture."""
     if not step.captured or run.settings.consecutive != whole_step.TOGETHER:
         return False
-    return state.chooser.likely(run.settings, step.number + 1, step.ordinal + 1)
+    return state.chooser.likely(run.settings, step.number + 1, step.step_in_run + 1)
 
 
 # Layers of hooks on one function. The hook of a step surrounds the hooks of the step's stages. The hook of a loop
@@ -298,7 +298,7 @@ class StepBehaviour(Behaviour):
             state.owner = target
         elif not state.owner and not (cluster.own_announcement()[0] or cluster.is_up()):
             state.owner = target
-            state.end_first()
+            state.register_at_exit()
         return state.owner == target
 
 
@@ -413,7 +413,7 @@ class Loop(Behaviour):
         call.on_interrupt = drop
         outcome = yield CALL
         yield from finish(call, outcome.error)
-        step_ended(together=False)
+        step_ended(may_continue=False)
         yield from rollout.collect_late_answers()
         yield InThread(end.let_workers_write, call.run)
 
@@ -513,9 +513,9 @@ class Send(Behaviour):
 
     def around(self, call: Call) -> Around:
         if _takes_keyword(call, self.carrier):
-            dictionary = call.argument(self.carrier)
-            if dictionary is None or type(dictionary) is dict:
-                call.kwargs[self.carrier] = {**(dictionary or {}), _KEY: cluster.announcement_to_send()}
+            carrier_dict = call.argument(self.carrier)
+            if carrier_dict is None or type(carrier_dict) is dict:
+                call.kwargs[self.carrier] = {**(carrier_dict or {}), _KEY: cluster.announcement_to_send()}
         yield CALL
 
 
@@ -531,12 +531,16 @@ class Receive(Behaviour):
     carrier: CallPath
 
     def around(self, call: Call) -> Around:
-        dictionary = call.at(self.carrier, None)
-        if isinstance(dictionary, Mapping) and _KEY in dictionary and cluster.receive_announcement(dictionary[_KEY]):
+        carrier_dict = call.at(self.carrier, None)
+        if (
+            isinstance(carrier_dict, Mapping)
+            and _KEY in carrier_dict
+            and cluster.receive_announcement(carrier_dict[_KEY])
+        ):
             stages.abort_paired()
             announcement = cluster.local_announcement()
             captured = announcement is not None and announcement.captured
-            whole_step.step_ended(together=captured and call.run.settings.consecutive == whole_step.TOGETHER)
+            whole_step.step_ended(may_continue=captured and call.run.settings.consecutive == whole_step.TOGETHER)
         yield CALL
 
 

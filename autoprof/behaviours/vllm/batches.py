@@ -21,7 +21,7 @@ from autoprof.base.identity import own_rank
 from autoprof.behaviours import serving
 from autoprof.behaviours.rollout import ROLE, Request
 from autoprof.behaviours.serving import ANOTHER_CALLER, Batches
-from autoprof.behaviours.trainer.stages import in_whole
+from autoprof.behaviours.trainer.stages import in_whole_span
 from autoprof.behaviours.vllm import engine as vllm_engine
 from autoprof.capture import recorder
 from autoprof.config.values import GENERATE
@@ -40,7 +40,7 @@ class _ApiServerState(process.State):
         serving: True after the API server was built, except in a trainer's server actor.
     """
 
-    def begin(self) -> None:
+    def reset(self) -> None:
         self.serving = False
 
 
@@ -260,7 +260,7 @@ class _OfflineEngine:
         `external_launcher`), and `world_size` ranks form one replica.
         """
         # The capture of the running stage contains the rollout, or the rollout belongs to no stage of the step.
-        if recorder.current() is not None or in_whole():
+        if recorder.current() is not None or in_whole_span():
             return None
         ranks_per_replica = int(follow(self._engine, "vllm_config.parallel_config.world_size", 1))
         replica = own_rank() // ranks_per_replica

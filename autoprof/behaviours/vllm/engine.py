@@ -115,8 +115,8 @@ async def start(engine: Any, request: Request) -> dict[str, Any]:
         # until a stop (async_llm.py). `USER_PROFILING` is not set, so no other caller is profiling. In the workers, the
         # stop does nothing.
         if getattr(engine, "_profile_session_active", False):
-            await _own(engine.stop_profile, run)
-        await _own(engine.start_profile, run)
+            await _call_own_method(engine.stop_profile, run)
+        await _call_own_method(engine.start_profile, run)
         undo.pop_all()
     begin_front_end(engine, run, request.subject("frontend"), request.settings(run))
     return _answer(workers)
@@ -140,7 +140,7 @@ async def stop(engine: Any, cut: str = "") -> dict[str, Any]:
     try:
         if cut:
             await _rpc(engine, run, "autoprof_cut", cut)
-        await _own(engine.stop_profile, run)
+        await _call_own_method(engine.stop_profile, run)
     except asyncio.TimeoutError as error:
         seam.pass_on(error)
         timeouts = [{"problem": "the engine's own stop did not end in time"}]
@@ -152,7 +152,7 @@ async def stop(engine: Any, cut: str = "") -> dict[str, Any]:
     return _answer([*timeouts, *workers])
 
 
-async def _own(method: Any, run: runtime.Runtime) -> None:
+async def _call_own_method(method: Any, run: runtime.Runtime) -> None:
     """Call the engine's own `start_profile` or `stop_profile`, and wait for at most ENGINE_STOP_SHARE of the timeout.
 
     During the call, autoprof removes the front end's own profiler, which exists since 0.10 if a profiler is configured.
@@ -230,8 +230,10 @@ class FrontEnd:
 
     def open(self) -> None:
         """Wrap the methods that handle requests and outputs. If the first pass is selected, begin to record at once."""
-        self._patches.replace(self._processor, "process_outputs", functools.partial(_surrounded, self._before_outputs))
-        self._patches.replace(self._processor, "add_request", functools.partial(_surrounded, self._before_request))
+        self._patches.replace(
+            self._processor, "process_outputs", functools.partial(_with_context, self._before_outputs)
+        )
+        self._patches.replace(self._processor, "add_request", functools.partial(_with_context, self._before_request))
         self._capture.reach()
 
     def close(self, cut: str = "") -> None:
@@ -247,7 +249,7 @@ class FrontEnd:
             self._capture.stop("" if self._capture.passed else "the engine produced no output")
 
     def _before_request(self, *_: Any, **__: Any) -> contextlib.AbstractContextManager[Any]:
-        self._grow(STACK_BYTES_PER_REQUEST)
+        self._count_next_call(STACK_BYTES_PER_REQUEST)
         return self._annotated("add_request")
 
     def _before_outputs(
@@ -258,10 +260,10 @@ class FrontEnd:
         if token_count and (engine_core_timestamp is None or engine_core_timestamp != self._last_timestamp):
             self._last_timestamp = engine_core_timestamp
             self._capture.before_pass()
-        self._grow(STACK_BYTES_PER_TOKEN * token_count)
+        self._count_next_call(STACK_BYTES_PER_TOKEN * token_count)
         return self._annotated("process_outputs")
 
-    def _grow(self, stacks_bytes: int) -> None:
+    def _count_next_call(self, stacks_bytes: int) -> None:
         """Add the size of the next call to the estimated size of the recording, or end a recording that is too large.
 
         Args:
@@ -278,7 +280,7 @@ class FrontEnd:
         return annotation(name)  # type: ignore[no-any-return]
 
 
-def _surrounded(around: Callable[..., contextlib.AbstractContextManager[Any]], method: Any) -> Any:
+def _with_context(around: Callable[..., contextlib.AbstractContextManager[Any]], method: Any) -> Any:
     """Return a method that calls `method` inside the context manager that `around` makes for the call."""
 
     def surrounded(*args: Any, **kwargs: Any) -> Any:

@@ -201,7 +201,7 @@ class _WorkerCapture(PassCapture):
         problem = self.close("" if self._part.start else "the engine recorded nothing")
         return problem if was_waiting else self.artifacts.problem
 
-    def _with_count(self, annotate: bool, execute: Any) -> Any:
+    def _with_count(self, add_annotation: bool, execute: Any) -> Any:
         def execute_model(*args: Any, **kwargs: Any) -> Any:
             if self._inside:
                 return execute(*args, **kwargs)
@@ -210,7 +210,7 @@ class _WorkerCapture(PassCapture):
                 recorded = self._armed and self.before_pass()
             self._inside = True
             try:
-                with annotation("execute_model") if recorded and annotate else contextlib.nullcontext():
+                with annotation("execute_model") if recorded and add_annotation else contextlib.nullcontext():
                     return execute(*args, **kwargs)
             finally:
                 self._inside = False

@@ -124,14 +124,14 @@ def choose(settings: Settings) -> Tool:
     """
     from autoprof.capture.profilers.memory import MemoryTool
     from autoprof.capture.profilers.npu import NpuTool
-    from autoprof.capture.profilers.nsys import NsysTool, here
+    from autoprof.capture.profilers.nsys import NsysTool, runs_under_nsys
     from autoprof.capture.profilers.torch import TorchTool
 
     if sys.modules.get("torch") is None:
         return NothingTool()
     kinds: dict[str, type[Tool]] = {"torch": TorchTool, "npu": NpuTool, "nsys": NsysTool, "memory": MemoryTool}
     requested_names = [name for name in settings.tool if name != "memory"] or settings.tool or AUTOMATIC
-    if here() and "memory" not in requested_names:
+    if runs_under_nsys() and "memory" not in requested_names:
         return NsysTool("nsys" in requested_names)
     for name in requested_names:
         if not (reason := kinds[name].unavailable()):
@@ -148,12 +148,12 @@ def beside(settings: Settings, profiler: Tool) -> list[Tool]:
     return [MemoryTool()] if adds_memory else []
 
 
-def outlook(asked: tuple[str, ...], imports: bool = True) -> str:
+def outlook(asked: tuple[str, ...], may_import: bool = True) -> str:
     """Return a text that says which tool the processes of this environment would use, and why.
 
     Args:
         asked: The value of `AUTOPROF_TOOL`.
-        imports: True to import torch_npu, if it is installed. If the import fails, the text contains the error.
+        may_import: True to import torch_npu, if it is installed. If the import fails, the text contains the error.
     """
     if "nsys" in asked:
         other_tools = ",".join(name for name in asked if name not in ("nsys", "memory")) or "torch"
@@ -165,7 +165,7 @@ def outlook(asked: tuple[str, ...], imports: bool = True) -> str:
     if spec is None or spec.origin is None:  # without an origin, it is only a folder called torch_npu
         return f"torch ({source}; torch_npu is not installed)"
     try:
-        if imports:
+        if may_import:
             importlib.import_module("torch_npu.profiler")
     except Exception as error:
         seam.pass_on(error)

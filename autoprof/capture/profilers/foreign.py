@@ -118,12 +118,12 @@ class _ForeignState(process.State):
     clock: Callable[[], int] | None = None
     interrupt: Callable[[str, bool], None] | None = None
 
-    def begin(self) -> None:
+    def reset(self) -> None:
         self.threads: set[int] = set()
         self.npu: weakref.WeakSet[Any] = weakref.WeakSet()
         self.ended = False
 
-    def in_child(self) -> None:
+    def after_fork_in_child(self) -> None:
         self.threads &= {threading.get_ident()}
 
 
@@ -144,19 +144,19 @@ _state = _ForeignState()
 _own = _Own()
 
 
-def own(called: bool) -> None:
+def note_own_call(is_before: bool) -> None:
     """Note that autoprof starts or ends its own profiler in this thread.
 
     Args:
-        called: True before the start or the end, False after it.
+        is_before: True before the start or the end, False after it.
     """
     module = sys.modules.get("torch.autograd.profiler")
     frozen = getattr(module, _CLOCK, time.perf_counter_ns)
-    if called and frozen is not time.perf_counter_ns and frozen is not _state.clock:
+    if is_before and frozen is not time.perf_counter_ns and frozen is not _state.clock:
         _unfreeze_clock(module, frozen)
-    _own.called = called
-    if not called:
-        _own.left_on = enabled()
+    _own.called = is_before
+    if not is_before:
+        _own.left_on = is_recording()
 
 
 def _unfreeze_clock(module: Any, frozen: Callable[[], int]) -> None:
@@ -191,7 +191,7 @@ def busy() -> str:
 
     While it is on, autoprof can't record in this thread.
     """
-    name = known() or ("another torch profiler" if enabled() and not _own.left_on else "")
+    name = known() or ("another torch profiler" if is_recording() and not _own.left_on else "")
     return f"{name} is on in this process" if name else ""
 
 
@@ -201,7 +201,7 @@ def has_ended() -> bool:
     return ended
 
 
-def enabled() -> bool:
+def is_recording() -> bool:
     """Return True if torch records this thread, for autoprof or for the program.
 
     torch does not report a recording by `profile_all_threads` and the warm-up of a profiler, so both give False.
@@ -214,7 +214,8 @@ def watch(interrupt: Callable[[str, bool], None]) -> None:
     """From the import of torch or torch_npu on, call `interrupt` before the program starts a profiler.
 
     Args:
-        interrupt: Function as in `_ForeignState`.
+        interrupt: Function that ends autoprof's recording. Its arguments are the reason, and True if a recording that
+            another thread began is to end, too.
     """
     if _state.interrupt is None:
         _state.interrupt = interrupt
@@ -232,7 +233,7 @@ def watch_torch(module: Any) -> None:
         else:
             setattr(module, name, _watched(function, name))
     if getattr(module, "_is_profiler_enabled", False):  # a profiler is already on, perhaps in another thread
-        _state.threads.add(threading.get_ident() if enabled() else _UNKNOWN)
+        _state.threads.add(threading.get_ident() if is_recording() else _UNKNOWN)
 
 
 def _watched(function: Callable[..., Any], name: str) -> Callable[..., Any]:
@@ -240,17 +241,17 @@ def _watched(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     def watched(*args: Any, **kwargs: Any) -> Any:
         if _own.called:
             return function(*args, **kwargs)
-        was_on, result = enabled(), _unset
+        was_on, result = is_recording(), _unset
         try:
             if name == _PREPARE:  # noted before autoprof's recording ends, so that autoprof begins no new recording
                 _state.threads.add(threading.get_ident())
             if name in (_DISABLE, _DISABLE_LEGACY):
                 _state.ended = True
             else:
-                _make_way("torch", everywhere=name == _PREPARE)
+                _make_way("torch", any_thread=name == _PREPARE)
             result = function(*args, **kwargs)
         finally:
-            if result is _unset and not enabled():  # the function has raised an exception
+            if result is _unset and not is_recording():  # the function has raised an exception
                 _state.threads.discard(threading.get_ident())
         if name == _DISABLE:
             _note_end(was_on)
@@ -270,7 +271,7 @@ def _note_end(was_on: bool) -> None:
         _state.threads.discard(_UNKNOWN)
         if not was_on:  # the profiler recorded all threads, so any thread may end it
             _state.threads.clear()
-    elif not enabled():
+    elif not is_recording():
         _state.threads.discard(thread)
 
 
@@ -286,7 +287,7 @@ def watch_npu(module: Any) -> None:
 
 def _start(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
     if not _own.called:
-        _make_way("torch_npu", everywhere=True)
+        _make_way("torch_npu", any_thread=True)
         _state.npu.add(instance)
     return wrapped(*args, **kwargs)
 
@@ -296,25 +297,25 @@ def _stop(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
     return wrapped(*args, **kwargs)
 
 
-def end_own(reason: str, everywhere: bool = True) -> bool:
+def end_own(reason: str, any_thread: bool = True) -> bool:
     """End autoprof's recording in this process, if it is on.
 
     Args:
         reason: Reason for the meta file.
-        everywhere: True to end also a recording that another thread began.
+        any_thread: True to end also a recording that another thread began.
 
     Returns:
         False if `watch` was not called in this process, so that the recording can't be ended. Otherwise True.
     """
     if _state.interrupt is None:
         return False
-    _state.interrupt(reason, everywhere)
+    _state.interrupt(reason, any_thread)
     return True
 
 
-def _make_way(package: str, everywhere: bool) -> None:
+def _make_way(package: str, any_thread: bool) -> None:
     with seam.guard("a capture could not make way for another profiler", log.error_once):
-        end_own(f"another {package} profiler was started in this process", everywhere)
+        end_own(f"another {package} profiler was started in this process", any_thread)
 
 
 INJECTION = "NVTX_INJECTION64_PATH"
@@ -339,7 +340,7 @@ def keeps_injection(environ: Mapping[str, str]) -> bool:
 
 
 def free_cupti(tools: Sequence[str], environ: MutableMapping[str, str]) -> bool:
-    """Change the environment so that NVTX can't take CUPTI in this process and its children, if it would.
+    """If NVTX would take CUPTI in this process and its children, change the environment to prevent it.
 
     Every process calls this, because nodes may have different images. If NVTX loads another library than libcupti, such
     as the library of Nsight Systems, the environment is not changed.

@@ -42,7 +42,7 @@ class _MemoryState(process.State):
         seen: Number of times that this process has run out of memory, up to `MAX_SNAPSHOTS`.
     """
 
-    def begin(self) -> None:
+    def reset(self) -> None:
         self.lock = threading.Lock()
         self.seen = 0
         self.theirs = self.ours = False
@@ -203,10 +203,10 @@ class MemoryTool(Tool):
 
     def _attempt(self, work: Callable[[], None]) -> None:
         """Call a function of torch, which may raise any exception. Keep the first exception for `export`."""
-        with seam.guard("torch.cuda.memory", self._note):
+        with seam.guard("torch.cuda.memory", self._keep_problem):
             work()
 
-    def _note(self, what: str, error: BaseException) -> None:
+    def _keep_problem(self, what: str, error: BaseException) -> None:
         self._problem = self._problem or f"{type(error).__name__}: {error}"
 
     def export(self, path: str) -> None:
@@ -242,7 +242,7 @@ def watch_out_of_memory(run: Runtime, doing: Callable[[], Any]) -> None:
     autoprof begins to record the history when the program initialises CUDA.
 
     Args:
-        run: The run.
+        run: The run whose folder gets the snapshots.
         doing: Function that returns the subject of this process's current recording; None if there is no recording.
     """
     _boot.when_imported("torch.cuda", lambda cuda: _await_cuda(cuda, run, doing))
@@ -300,9 +300,9 @@ def _ran_out(run: Runtime, memory: dict[str, int], doing: Callable[[], Any]) -> 
     torch does not hold the allocator's lock during this call.
 
     Args:
-        run: The run.
+        run: The run whose folder gets the snapshot.
         memory: The failed allocation, as fields of the meta file: the device, and sizes in bytes.
-        doing: As in `watch_out_of_memory`.
+        doing: Function that returns the subject of this process's current recording; None if there is no recording.
     """
     with _state.lock:
         if _state.seen >= MAX_SNAPSHOTS:

@@ -127,8 +127,8 @@ class NpuTool(KinetoTool):
         if "npu" in used:
             arguments["experimental_config"], self.lacking = experimental_config(profiler, settings.npu)
         raw.mkdir()
-        with _own_folder():
-            # The handler sets the output folder of all torch_npu profilers in this process (`_own_folder`).
+        with _restored_folder():
+            # The handler sets the output folder of all torch_npu profilers in this process (`_restored_folder`).
             arguments["on_trace_ready"] = profiler.tensorboard_trace_handler(
                 dir_name=str(raw),
                 worker_name=raw.name.removesuffix(f"{self.ending}{file_names.PART}")[:_MAX_NAME_CHARS],
@@ -136,11 +136,11 @@ class NpuTool(KinetoTool):
                 analyse_flag=False,
             )
             self._profile = profiler.profile(**arguments)
-            foreign.own(True)
+            foreign.note_own_call(True)
             try:
                 process.with_signals_blocked(self._profile.start)
             finally:
-                foreign.own(False)
+                foreign.note_own_call(False)
         if not any(raw.iterdir()):
             self.stop()
             raise RuntimeError("torch_npu's profiler did not start; see its output for the reason")
@@ -151,7 +151,7 @@ class NpuTool(KinetoTool):
         self._profile = None
 
     def abort(self) -> None:
-        foreign.own(False)
+        foreign.note_own_call(False)
         if self._profile is not None:
             self.stop()
 
@@ -187,7 +187,7 @@ def profile_arguments(profiler: Any, contents: tuple[str, ...]) -> tuple[dict[st
 
 
 @contextlib.contextmanager
-def _own_folder() -> Iterator[None]:
+def _restored_folder() -> Iterator[None]:
     """After the `with` block, restore the output folder that torch_npu used before.
 
     All torch_npu profilers of a process share one output folder, and autoprof's profiler changes it. If autoprof did

@@ -111,14 +111,14 @@ _LIBRARY = "libToolsInjection"
 class _NsysState(process.State):
     """Number of windows that this process has opened. nsys numbers the reports in the order of the windows, from 1."""
 
-    def begin(self) -> None:
+    def reset(self) -> None:
         self.windows = 0
 
 
 _state = _NsysState()
 
 
-def here(environ: Mapping[str, str] = os.environ) -> bool:
+def runs_under_nsys(environ: Mapping[str, str] = os.environ) -> bool:
     """Return True if this process runs under nsys. In such a process, nsys uses CUPTI."""
     has_library = any(_LIBRARY in environ.get(name, "") for name in _INJECTED)
     return bool(environ.get(_SESSION) or environ.get(REPORT)) or has_library
@@ -164,7 +164,7 @@ class NsysTool(Tool):
     @staticmethod
     def unavailable() -> str:
         """If nsys can't record this process, return the reason. Otherwise return an empty text."""
-        return "" if here() else "this process does not run under nsys"
+        return "" if runs_under_nsys() else "this process does not run under nsys"
 
     def start(self, settings: Settings, raw: Path) -> list[str]:
         """Open a window. Return the contents that nsys records.
@@ -210,7 +210,7 @@ class NsysTool(Tool):
         return lambda: nvtx.range_end(range_id)
 
     def stop(self) -> None:
-        """Wait until the device has finished its work, as torch.profiler does, then close the window."""
+        """Wait until the device has finished its work, as torch.profiler does, then end nsys's capture range."""
         import torch.cuda.profiler
 
         try:
@@ -223,13 +223,16 @@ class NsysTool(Tool):
             self.stop()
 
     def export(self, path: str) -> None:
-        """Write a description of the window's report to `path`. With it, the finisher process finds the report."""
+        """Write to `path` a description of the report of nsys's capture range.
+
+        With the description, the finisher process finds the report.
+        """
         description = {"report": report(), "number": self._number, "pid": os.getpid(), "patience_s": self._patience_s}
         with io.open(path, "w", encoding="utf-8", opener=files.descriptor) as file:
             json.dump(description, file)
 
     def busy(self) -> str:
-        """If autoprof can't open a window in this process, return the reason. Otherwise return an empty text.
+        """If this process can't begin nsys's capture range, return the reason. Otherwise return an empty text.
 
         A child process of an actor under nsys gets no report for itself. If nsys records the child at all, it records
         the child together with the actor.

@@ -75,12 +75,12 @@ class _TorchState(process.State):
     recorded = False
     moves_watched = False
 
-    def begin(self) -> None:
+    def reset(self) -> None:
         self.entered: OrderedDict[int, weakref.ref[Any]] = OrderedDict()
         self.enter: tuple[Callable[[Any], Any], Callable[[Any], Any]] | None = None
         self.held: tuple[int, TorchTool] | None = None
 
-    def in_child(self) -> None:
+    def after_fork_in_child(self) -> None:
         """If the parent process has recorded, let this forked child end without Kineto's destructors.
 
         The destructors wait for threads that do not exist in a forked child. So they hang or abort (torch 2.13).
@@ -157,10 +157,10 @@ class TorchTool(KinetoTool):
             _end_all_ranges()
         try:
             _watch_ranges()
-            foreign.own(True)
+            foreign.note_own_call(True)
             process.with_signals_blocked(self._profile.start)  # at the first start, Kineto starts a thread
         finally:
-            foreign.own(False)
+            foreign.note_own_call(False)
         # True if torch has set its profile function in this thread. Then `stop` checks whether it is still set.
         self._stacks = "stack" in used and sys.getprofile() is not None
         if _HELD.intersection(used):
@@ -170,11 +170,11 @@ class TorchTool(KinetoTool):
     def stop(self) -> None:
         _unwritten.append(self._profile)
         try:
-            foreign.own(True)
+            foreign.note_own_call(True)
             _end_ranges()
             self._end()
         finally:
-            foreign.own(False)
+            foreign.note_own_call(False)
             _state.held = None
 
     def _end(self) -> None:
@@ -195,9 +195,9 @@ class TorchTool(KinetoTool):
             # freed here.
             if getattr(self._profile, "profiler", None) is not None:
                 self._profile.profiler.kineto_results = None
-            _forget(self._profile)
+            _free_result(self._profile)
             self._profile = None
-        foreign.own(False)
+        foreign.note_own_call(False)
 
     def export(self, path: str) -> None:
         """Write the trace, in any thread.
@@ -209,7 +209,7 @@ class TorchTool(KinetoTool):
         try:
             self._profile.export_chrome_trace(path)
         finally:
-            _forget(self._profile)
+            _free_result(self._profile)
             self._profile = None
         if not _complete(path):
             limit = files.size_limit()
@@ -222,7 +222,7 @@ def _trace_id() -> str:
     return os.urandom(16).hex().upper()
 
 
-def _forget(profile: Any) -> None:
+def _free_result(profile: Any) -> None:
     """Free the result of a profile."""
     with seam.suppress(ValueError):  # the result is freed already (`_end_and_free`)
         _unwritten.remove(profile)
@@ -232,7 +232,7 @@ def _forget(profile: Any) -> None:
 def _disable() -> None:
     """End torch's recording of this thread and discard it."""
     _end_ranges()
-    if foreign.enabled():
+    if foreign.is_recording():
         from torch.autograd import _disable_profiler, profiler
 
         _disable_profiler()
@@ -249,10 +249,10 @@ def _end_and_free(reason: str) -> bool:
     Returns:
         True if recordings were freed. False if there were none, or if a profiler of the program is on.
     """
-    if foreign.known() or not (_unwritten or foreign.enabled()) or not foreign.end_own(reason):
+    if foreign.known() or not (_unwritten or foreign.is_recording()) or not foreign.end_own(reason):
         return False
     for profile in list(_unwritten):
-        _forget(profile)
+        _free_result(profile)
     return True
 
 
@@ -422,6 +422,7 @@ def _freed() -> bool:
 
 
 def _moved(apply: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a wrapper of `Module._apply` that records no operators while the recording thread moves a module."""
     import torch
 
     record: Callable[[bool], None] = torch.autograd._enable_record_function

@@ -15,7 +15,7 @@ from autoprof.rundir.layout import RunDir
 class Trainer:
     def last_window(self, path):
         settings = Settings(contents=("merge-profiles",))
-        end._after(SimpleNamespace(settings=settings, rundir=RunDir(Path(path))))
+        end._work_after_run(SimpleNamespace(settings=settings, rundir=RunDir(Path(path))))
 
 
 ray.init(address="local", num_cpus=1, include_dashboard=False, object_store_memory=100_000_000)

@@ -130,7 +130,7 @@ def test_a_mock_of_the_environment_does_not_receive_the_copys_calls(monkeypatch:
 
 @pytest.mark.parametrize("other", [{"MADE": "1"}, mock.Mock()], ids=["dict", "mock"])
 def test_another_object_in_the_place_of_the_environment_is_taken(other: Any) -> None:
-    assert originals._own_environ(other) is other
+    assert originals._make_environ_copy(other) is other
 
 
 def test_no_copy_is_found_by_its_name() -> None:

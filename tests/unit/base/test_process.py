@@ -36,12 +36,12 @@ class Part(process.State):
 def test_parts_end_in_their_order_before_what_the_user_had_registered_by_then(python: Any) -> None:
     code = """
 step, capture, files, run = (Part(name, getattr(process, name)) for name in ("STEP", "CAPTURE", "FILES", "RUN"))
-run.end_first()
+run.register_at_exit()
 atexit.register(print, "user's first")
-capture.end_first()
-step.end_first()
+capture.register_at_exit()
+step.register_at_exit()
 atexit.register(print, "user's second")
-files.end_first()
+files.register_at_exit()
 atexit.register(print, "user's third")
 """
     said = python(PARTS + code).stdout.splitlines()
@@ -51,9 +51,9 @@ atexit.register(print, "user's third")
 def test_a_part_that_ends_first_twice_ends_once(python: Any) -> None:
     code = """
 capture = Part("CAPTURE", process.CAPTURE)
-capture.end_first()
+capture.register_at_exit()
 atexit.register(print, "user's")
-capture.end_first()
+capture.register_at_exit()
 """
     assert python(PARTS + code).stdout.splitlines() == ["CAPTURE", "user's"]
 
@@ -68,10 +68,10 @@ class Forked(Part):
     def before_fork(self):
         print(self.name, "before", flush=True)
 
-    def in_parent(self):
+    def after_fork_in_parent(self):
         raise ValueError(self.name)
 
-    def in_child(self):
+    def after_fork_in_child(self):
         print(self.name, "child", flush=True)
         raise ValueError(self.name)
 
@@ -92,7 +92,7 @@ def test_after_a_reset_nothing_is_known_of_what_was_before(caplog: pytest.LogCap
         files.open_to_group(True)
         cluster.announce_step("run", StepAnnouncement(step=1, captured=True))
         for _ in range(registry.FAILURES):
-            registry.failed("k")
+            registry.count_failure("k")
         assert closed
         process.reset()
         assert not closed
@@ -104,7 +104,7 @@ def test_after_a_reset_nothing_is_known_of_what_was_before(caplog: pytest.LogCap
 
 
 def test_after_a_reset_nothing_ends_with_the_process(python: Any) -> None:
-    assert python(f"{PARTS}Part('x').end_first()\nprocess.reset()\nprint('end')").stdout == "end\n"
+    assert python(f"{PARTS}Part('x').register_at_exit()\nprocess.reset()\nprint('end')").stdout == "end\n"
 
 
 def test_no_module_has_state_of_another_kind() -> None:

@@ -278,7 +278,7 @@ def swallowed() -> Iterator[str]:
                 passed_on = first.startswith(
                     (
                         "seam.pass_on(",
-                        "_pass_on(",
+                        "_reraise_if_from_handler(",
                         "if (theirs := sys.modules.get('autoprof.base.seam')",
                         "if (seam := sys.modules.get('autoprof.base.seam')",
                     )

@@ -216,7 +216,7 @@ def test_a_refused_request_is_written_without_secrets(run: RunDir, caplog: pytes
 
 
 def test_a_line_that_says_why_autoprof_is_off_has_no_secret(capsys: pytest.CaptureFixture[str]) -> None:
-    _boot._say(f"AUTOPROF_COLLECT: got 's3://user:{SECRET}@host'")
+    _boot._write_to_stderr(f"AUTOPROF_COLLECT: got 's3://user:{SECRET}@host'")
     assert capsys.readouterr().err == "autoprof: AUTOPROF_COLLECT: got 's3://***@host'\n"
 
 
@@ -246,7 +246,7 @@ def test_the_error_of_an_upload_has_no_secret_at_its_end() -> None:
     def fail() -> None:
         raise OSError(f"{'x' * 170} https://user:{'hunter2' * 9}@host")
 
-    result, problem = upload._tried(fail)
+    result, problem = upload._call_fsspec(fail)
     assert result is None
     assert problem.startswith("OSError: xxx")
     assert "hunter2" not in problem

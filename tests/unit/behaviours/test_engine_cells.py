@@ -96,7 +96,7 @@ def start(joined: Callable[..., Runtime], monkeypatch: pytest.MonkeyPatch) -> It
 def test_each_cell(start: Any, engine: str, device: str, contents: tuple[str, ...], ranks: str) -> None:
     run = start(device, steps="2", contents=contents, ranks=ranks)
     for step in (1, 2, 3):
-        ENGINES[engine](run, device, step, Steps.parse(run.settings.steps).match(step, step))
+        ENGINES[engine](run, device, step, Steps.parse(run.settings.steps).matches(step, step))
     end.wait_for_files(run)
     assert [number for number, _ in run.rundir.steps()] == [2]
     assert list(run.rundir.parts()) == []

@@ -239,7 +239,7 @@ def test_a_window_without_an_end_is_closed_by_the_next(tmp_path: Path, asked_of_
 def test_settings_of_the_window_are_for_servers_of_the_same_run(tmp_path: Path, drive: Any, own: bool) -> None:
     code = f"""
 from autoprof.windows.chooser import Chooser
-Chooser.choose = lambda self, settings, step, ordinal: {{"contents": "cpu"}} if step == 2 else None
+Chooser.choose = lambda self, settings, step, step_in_run: {{"contents": "cpu"}} if step == 2 else None
 def answer(body):
     from autoprof.run import runtime
     directory = str(runtime.current().rundir.path) if {own} else "/runs/server"

@@ -190,7 +190,7 @@ async def test_a_window_closes_by_itself_and_a_late_timer_closes_no_other(run: A
     first = server._window
     assert await server.close_window() == ""
     assert await server.open_window(7) == ""
-    assert await server._close(first) == "no window is open"
+    assert await server._close_window(first) == "no window is open"
     assert await server.close_window() == ""
     assert engine.log == [5, "stop", 6, "stop", 7, "stop"]
 

@@ -70,7 +70,7 @@ def test_a_turn_lasts_until_its_end_and_leaves_no_file(raw: Path, temporary: Pat
     turn = finisher.wait_for_turn(str(raw))
     assert turn is not None
     assert [(path.name, path.stat().st_mode & 0o777) for path in temporary.iterdir()] == [(LOCK, 0o600)]
-    assert finisher._locked(turn[1]) is None
+    assert finisher._lock_file(turn[1]) is None
     finisher.end_turn(*turn)
     assert list(temporary.iterdir()) == []
     again = finisher.wait_for_turn(str(raw))
@@ -83,7 +83,7 @@ def test_a_lock_whose_file_was_removed_meanwhile_is_no_lock(temporary: Path, moc
         (temporary / LOCK).unlink()
 
     mocker.patch.object(finisher.fcntl, "flock", side_effect=lock)
-    assert finisher._locked(str(temporary / LOCK)) is None
+    assert finisher._lock_file(str(temporary / LOCK)) is None
 
 
 def test_a_lock_that_is_held_on_is_not_waited_for_without_end(raw: Path, temporary: Path, mocker: Any) -> None:

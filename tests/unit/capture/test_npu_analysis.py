@@ -66,7 +66,7 @@ def test_autoprof_analyse(make: Any, capsys: pytest.CaptureFixture[str]) -> None
         (folder / "ASCEND_PROFILER_OUTPUT").mkdir()
     assert main.main(["analyse", path, "--step", "2"]) == 0
     assert capsys.readouterr().out.startswith("global_step_000002/actor.update_actor.rank3.")
-    states = {folder.parent.name: finisher.analysed(str(folder)) for folder in run.rundir.path.rglob("*_ascend_pt")}
+    states = {folder.parent.name: finisher.is_analysed(str(folder)) for folder in run.rundir.path.rglob("*_ascend_pt")}
     assert states == {"global_step_000002": True, "global_step_000003": False}
     (meta,) = run.rundir.step(2).glob("*.meta.json")
     content = json.loads(meta.read_text())

@@ -42,8 +42,8 @@ def test_nobodys_session_is_disturbed(made: Any, cuda: list[str], under_nsys: No
     ],
 )
 def test_how_a_process_knows(name: str, value: str) -> None:
-    assert nsys.here({name: value})
-    assert not nsys.here({"LD_PRELOAD": "/usr/lib/libjemalloc.so"})
+    assert nsys.runs_under_nsys({name: value})
+    assert not nsys.runs_under_nsys({"LD_PRELOAD": "/usr/lib/libjemalloc.so"})
 
 
 @pytest.mark.needs("torch")

@@ -44,7 +44,7 @@ def test_an_older_nsys_is_asked_for_what_it_knows(installed: Path, mocker: Any) 
     older(installed)
     assert nsys.profile_options(NsysOptions())["capture-range-end"] == "repeat"
     warning = mocker.patch("autoprof.base.log.warning_once")
-    assert ray_behaviours.wanted({}, {}, NSYS)
+    assert ray_behaviours.runs_under_nsys({}, {}, NSYS)
     assert warning.call_args.args[0] == nsys.AT_THE_END
     assert doctored(lambda report: environment._check_nsys(report, NSYS)).notes == [nsys.AT_THE_END]
 
@@ -126,19 +126,19 @@ def test_other_actors_are_left_alone(
 def test_a_rank_that_one_role_asks_for(installed: Path) -> None:
     settings = Settings(tool=("nsys",), ranks="0", role={"actor": {"ranks": "0,8"}})
     given = [{"env_vars": {"RANK": str(rank)}} for rank in range(16)]
-    assert [rank for rank in range(16) if ray_behaviours.wanted(given[rank], {}, settings)] == [0, 8]
+    assert [rank for rank in range(16) if ray_behaviours.runs_under_nsys(given[rank], {}, settings)] == [0, 8]
 
 
 def test_a_user_who_profiles_the_whole_job_is_left_alone(installed: Path) -> None:
-    assert not ray_behaviours.wanted({}, {"_nsight": "default"}, NSYS)
-    assert ray_behaviours.wanted({}, {}, NSYS)
+    assert not ray_behaviours.runs_under_nsys({}, {"_nsight": "default"}, NSYS)
+    assert ray_behaviours.runs_under_nsys({}, {}, NSYS)
 
 
 @pytest.mark.parametrize("where", ["own", "job's"])
 def test_an_interpreter_that_ray_would_put_aside(where: str, installed: Path, caplog: Any, mocker: Any) -> None:
     warning = mocker.patch("autoprof.base.log.warning_once")
     env = {"pip": ["numpy"]}
-    assert not ray_behaviours.wanted(env if where == "own" else {}, env if where == "job's" else {}, NSYS)
+    assert not ray_behaviours.runs_under_nsys(env if where == "own" else {}, env if where == "job's" else {}, NSYS)
     assert "pip of runtime_env" in warning.call_args.args[0]
 
 
@@ -154,7 +154,7 @@ def test_without_nsys_actors_are_made_as_ever_and_it_is_said(joined: Any, mocker
 def test_without_a_python_beside_the_interpreter(installed: Path, mocker: Any, tmp_path: Path) -> None:
     mocker.patch("sys.executable", str(tmp_path / "python3"))
     warning = mocker.patch("autoprof.base.log.warning_once")
-    assert not ray_behaviours.wanted({}, {}, NSYS)
+    assert not ray_behaviours.runs_under_nsys({}, {}, NSYS)
     assert "Ray's nsight plug-in runs `python`" in warning.call_args.args[0]
 
 

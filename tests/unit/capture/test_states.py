@@ -59,7 +59,7 @@ class Tool(profilers.NothingTool):
 
 
 def fork(capture: Capture) -> None:
-    recorder._state.in_child()
+    recorder._state.after_fork_in_child()
 
 
 EVENTS: dict[str, Callable[[Any], object]] = {

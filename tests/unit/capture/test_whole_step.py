@@ -249,7 +249,7 @@ def test_an_end_in_another_thread_says_so(joined: Any, trainer: Trainer) -> None
     run = joined(steps="1", mode="continuous")
     cluster.announce_step("run", cluster.StepAnnouncement(step=1, captured=True))
     trainer.log_prob()
-    in_thread(lambda: whole_step.step_ended(together=False))
+    in_thread(lambda: whole_step.step_ended(may_continue=False))
     ((meta, trace),) = finished(run).values()
     assert (meta["state"], trace) == ("failed", None)
     assert "another thread" in meta["reason"]
@@ -322,16 +322,16 @@ def test_workers_are_told_that_the_step_has_ended(joined: Any, mocker: Any) -> N
     workers = [Actor() for _ in range(5)]
     call = mocker.Mock(at=lambda path, default: {"self.wg.workers": workers}.get(path, default))
     steps.note_worker(run, {}, call, ["self.wg.workers", "self.missing.workers"])
-    steps.step_ended(together=True)
-    steps.step_ended(together=False)
-    steps.step_ended(together=False)
+    steps.step_ended(may_continue=True)
+    steps.step_ended(may_continue=False)
+    steps.step_ended(may_continue=False)
     assert [worker.told for worker in workers] == [[True, False], [], [True, False], [True, False], []]
 
 
 def test_workers_are_not_told_in_discrete_mode(joined: Any, mocker: Any) -> None:
     worker = Actor()
     steps.note_worker(joined(), {}, mocker.Mock(at=lambda *_: [worker]), ["self.wg.workers"])
-    steps.step_ended(together=False)
+    steps.step_ended(may_continue=False)
     assert worker.told == []
 
 

@@ -353,7 +353,7 @@ def test_json_is_one_object_with_a_version(
     run = str(make_run(tmp_path, "20261120-101010-aaaaaa"))
     npu = tmp_path / "20261120-101010-aaaaaa" / "global_step_000002" / "actor.d.rank0.h.pid1_1_2_ascend_pt"
     npu.mkdir()
-    monkeypatch.setattr(finisher, "analysed", lambda folder: True)
+    monkeypatch.setattr(finisher, "is_analysed", lambda folder: True)
     monkeypatch.setattr(Server, "serve_forever", lambda server: None)
     commands: dict[tuple[str, ...], type[Any]] = {
         ("ls", run): documents.Listed,

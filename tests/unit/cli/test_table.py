@@ -61,7 +61,7 @@ def test_colours_where_there_is_no_terminal(
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert console.coloured(io.StringIO()) is coloured
+    assert console.uses_colours(io.StringIO()) is coloured
     assert console.columns(io.StringIO()) is None
 
 

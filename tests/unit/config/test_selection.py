@@ -7,7 +7,7 @@ from autoprof.config.selection import Ranks, Steps, parse_iterations
 
 def matching(text: str, steps: range) -> list[int]:
     parsed = Steps.parse(text)
-    return [step for place, step in enumerate(steps, 1) if parsed.match(step, place)]
+    return [step for place, step in enumerate(steps, 1) if parsed.matches(step, place)]
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_any_text_is_parsed_or_refused_with_a_reason(text: str) -> None:
 )
 def test_any_after_agrees_with_match(text: str, step: int, ordinal: int) -> None:
     steps = Steps.parse(text)
-    later = any(steps.match(step + more, ordinal + more) for more in range(1, 120))
+    later = any(steps.matches(step + more, ordinal + more) for more in range(1, 120))
     assert steps.any_after(step, ordinal) == later
 
 

@@ -160,7 +160,7 @@ def test_each_reason_of_a_closed_gate_is_removed_separately(joined: Any) -> None
     joined()
     registry.idle_unless("group", "key")
     for _ in range(registry.FAILURES):
-        registry.failed("key")
+        registry.count_failure("key")
     registry.counting("group", 1, True)
     assert registry.gate("key") == [registry._FAILED]
     registry.counting("group", 2, True)

@@ -26,7 +26,8 @@ def test_own_recipes_are_read_without_their_behaviours(python: Any) -> None:
     code = """
 from autoprof import _boot
 from autoprof.hooks import recipe
-hooks = [hook for paths in _boot.recipe_files().values() for path in paths for hook in recipe.load(path, options=False)]
+paths = [path for recipe_paths in _boot.recipe_files().values() for path in recipe_paths]
+hooks = [hook for path in paths for hook in recipe.load(path, check_options=False)]
 rooms = {name.split(".")[1] for name in sys.modules if name.startswith("autoprof.")}
 print(len(hooks) > 100, sorted(rooms & {"behaviours", "capture", "run", "windows"}))
 print(type(next(hook for hook in hooks if hook.key == "ray/init").behaviour).__name__)

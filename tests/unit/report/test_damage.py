@@ -154,4 +154,4 @@ def test_what_is_no_file(
     make(run / folder / "n1-77.jsonl")
     assert len(told(run, capsys).steps) == 4
     # `autoprof merge` reads them, too.
-    assert len(timeline.of_step(run, 2)) == 15
+    assert len(timeline.spans_of_step(run, 2)) == 15

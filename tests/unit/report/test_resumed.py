@@ -138,4 +138,4 @@ def test_a_merged_step_that_ran_again_is_the_last_one(tmp_path: Path) -> None:
     between = [span("request", "generate", 30, 40, role="rollout", step=None)]
     later = dict(zip("efgh", attempt((2, 100)), strict=True))
     run = timeline(tmp_path / "run", **parts, between=between, **later)
-    assert {process.host for process in timeline_reader.of_step(run, 2)} == set("efgh")
+    assert {process.host for process in timeline_reader.spans_of_step(run, 2)} == set("efgh")

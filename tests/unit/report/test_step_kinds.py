@@ -190,7 +190,7 @@ def test_too_few_regular_steps_have_no_slow_one_and_that_is_reported(tmp_path: P
 def test_a_step_that_raised_is_in_the_verdict(tmp_path: Path) -> None:
     rows = figures(run(tmp_path / "run", 50, 10)).steps
     rows[1] = msgspec.structs.replace(rows[1], error="ValueError")
-    assert findings.verdict(rows, unread=True).startswith(
+    assert findings.verdict(rows, has_unread_files=True).startswith(
         "Step 2 ended with ValueError. No other findings, but some data could not be read; see the notes."
     )
 
@@ -257,8 +257,8 @@ def test_the_sentence_has_the_kind_of_a_step_that_is_not_regular(tmp_path: Path)
     (text,) = no_stage(tmp_path, n1=[*first, *driver(2, 28, 2), *driver(3, 30, 2)])
     assert text == "step 1 (warm-up): no stage ran for 18.0 s, 64 % of the step, before gen"
     (finding,) = figures(tmp_path / "run").findings
-    assert html.without_step(finding).startswith("No stage ran for 18.0 s")
-    assert html.after_step(finding).startswith(" (warm-up): no stage ran for")
+    assert html.sentence_without_step(finding).startswith("No stage ran for 18.0 s")
+    assert html.sentence_after_step(finding).startswith(" (warm-up): no stage ran for")
 
 
 def test_autoprofs_own_time_and_exports_are_no_time_without_a_stage(tmp_path: Path) -> None:

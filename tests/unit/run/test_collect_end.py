@@ -84,16 +84,16 @@ def driver(joined: Callable[..., Runtime], monkeypatch: pytest.MonkeyPatch) -> C
 
 
 def test_the_first_process_of_a_node_registers_it_and_the_driver_always(kept: Store, cluster: list[str]) -> None:
-    assert ray_cluster.register_node("run", "/a", driver=False)[0] == "here"
-    assert ray_cluster.register_node("run", "/b", driver=False)[0] == "here"
+    assert ray_cluster.register_node("run", "/a", is_driver=False)[0] == "here"
+    assert ray_cluster.register_node("run", "/b", is_driver=False)[0] == "here"
     assert [(node.id, node.directory, node.driver) for node in ray_cluster.nodes_of_run("run")] == [
         ("here", "/a", False)
     ]
-    ray_cluster.register_node("run", "/c", driver=True)
+    ray_cluster.register_node("run", "/c", is_driver=True)
     assert [(node.directory, node.driver) for node in ray_cluster.nodes_of_run("run")] == [("/c", True)]
     kept.kept[b"node/run/bad"] = b"{"
     assert len(ray_cluster.nodes_of_run("run")) == 1
-    ray_cluster.register_node("another", "/d", driver=False, uid=7)
+    ray_cluster.register_node("another", "/d", is_driver=False, uid=7)
     assert ray_cluster.users_of_run() == {"another": 7, "run": None}
 
 
@@ -101,15 +101,15 @@ NOBODY = 4_000_000_000
 
 
 def test_without_a_name_the_last_run_of_this_user_is_collected(kept: Store, cluster: list[str], tmp_path: Path) -> None:
-    ray_cluster.register_node("20260101-own", "/a", driver=True, uid=os.geteuid())
-    ray_cluster.register_node("20260102-own", "/b", driver=True, uid=os.geteuid())
-    ray_cluster.register_node("20260103-other", "/c", driver=True, uid=NOBODY)
+    ray_cluster.register_node("20260101-own", "/a", is_driver=True, uid=os.geteuid())
+    ray_cluster.register_node("20260102-own", "/b", is_driver=True, uid=os.geteuid())
+    ray_cluster.register_node("20260103-other", "/c", is_driver=True, uid=NOBODY)
     assert collect._directory(tmp_path, "latest") == tmp_path / "20260102-own"
     assert collect._directory(tmp_path, "20260103") == tmp_path / "20260103-other"
 
 
 def test_a_run_of_another_user_is_named_and_not_collected(kept: Store, cluster: list[str], tmp_path: Path) -> None:
-    ray_cluster.register_node("20260103-other", "/c", driver=True, uid=NOBODY)
+    ray_cluster.register_node("20260103-other", "/c", is_driver=True, uid=NOBODY)
     with pytest.raises(runs.NotFound, match=f"; the cluster knows 20260103-other of user {NOBODY}$"):
         collect._directory(tmp_path, "latest")
 
@@ -137,7 +137,7 @@ def test_an_address_of_the_loopback_names_the_cluster_of_its_own_host_only(tmp_p
 
 def test_a_store_that_fails_costs_nothing_but_the_entry(kept: Store, cluster: list[str], mocker: Any) -> None:
     mocker.patch.object(ray_cluster, "put", side_effect=RuntimeError("the head has gone"))
-    assert ray_cluster.register_node("run", "/a", driver=False) == ("here", "")
+    assert ray_cluster.register_node("run", "/a", is_driver=False) == ("here", "")
 
 
 def test_a_process_registers_when_ray_is_up_and_says_its_node(
@@ -161,9 +161,9 @@ def test_only_the_process_that_started_the_run_collects_and_only_from_several_no
     driver: Callable[..., Runtime], joined: Callable[..., Runtime], kept: Store, cluster: list[str], mocker: Any
 ) -> None:
     collect = mocker.patch.object(gather, "collect")
-    ray_behaviours.through_ray(joined(collect="1"))
+    ray_behaviours.store_nodes_and_collect(joined(collect="1"))
     del cluster[1]
-    ray_behaviours.through_ray(driver(collect="1"))
+    ray_behaviours.store_nodes_and_collect(driver(collect="1"))
     assert not collect.called
 
 
@@ -172,8 +172,8 @@ def test_without_the_setting_the_nodes_are_noted_only(
 ) -> None:
     collect = mocker.patch.object(gather, "collect")
     run = driver()
-    ray_cluster.register_node(run.info.id, "/a", driver=True)
-    ray_behaviours.through_ray(run)
+    ray_cluster.register_node(run.info.id, "/a", is_driver=True)
+    ray_behaviours.store_nodes_and_collect(run)
     assert not collect.called
     assert [node["id"] for node in run.describe()["nodes"]] == ["here"]
 
@@ -187,13 +187,13 @@ def test_what_is_missing_is_said_with_the_command_that_goes_on(
     made = mocker.patch.object(gather, "collect", return_value=found)
     warned = mocker.patch.object(log, "warning")
     run = driver(collect="1", stop_timeout_s=7)
-    ray_behaviours.through_ray(run)
+    ray_behaviours.store_nodes_and_collect(run)
     assert made.call_args.kwargs["wait"] is True
     (said,) = warned.call_args.args
     assert said.startswith("collecting is not complete: n2 (there): f0: gone; n2 (there): f1: gone")
     assert f"and 2 more; autoprof collect {run.info.id} fetches" in said
     mocker.patch.object(gather, "collect", side_effect=gather.Busy("somebody else"))
-    ray_behaviours.through_ray(run)
+    ray_behaviours.store_nodes_and_collect(run)
     assert "somebody else" in warned.call_args.args[0]
 
 
@@ -203,15 +203,15 @@ def test_of_all_nodes_one_runs_the_command(
     run = driver(on_finish="true")
     # The trainer on another node was first.
     kept.kept[f"finish/{run.info.id}".encode()] = b""
-    ray_behaviours.through_ray(run)
+    ray_behaviours.store_nodes_and_collect(run)
     kept.up = False
     assert end._command(run) == ""
     kept.up = True
     kept.kept.clear()
     run.first_to_finish = None
     # The driver is first, and runs the command when Ray is down.
-    ray_behaviours.through_ray(run)
-    ray_behaviours.through_ray(run)
+    ray_behaviours.store_nodes_and_collect(run)
+    ray_behaviours.store_nodes_and_collect(run)
     kept.up = False
     assert end._command(run) == "true"
     assert end._command(run) == ""
@@ -226,7 +226,7 @@ def test_without_ray_the_first_on_the_disk_does(driver: Callable[..., Runtime], 
 def test_after_the_last_window_the_command_waits_for_what_is_collected(
     driver: Callable[..., Runtime], mocker: Any
 ) -> None:
-    after = mocker.patch.object(end, "_after")
+    after = mocker.patch.object(end, "_work_after_run")
     end.window_passed(driver(on_finish="true", collect="1"))
     assert not any(thread.name == "autoprof-after" for thread in threading.enumerate())
     assert not after.called

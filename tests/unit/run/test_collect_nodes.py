@@ -15,7 +15,7 @@ import pytest
 from autoprof.cli import nodes as stacks_node
 from autoprof.run import cluster, gather, node_functions
 from autoprof.run.cluster import Node
-from autoprof.run.fetch import NodeLost, of_node, safe
+from autoprof.run.fetch import NodeLost, is_safe, path_for_node
 from autoprof.run.gather import Busy
 from autoprof.rundir import file_names, records
 from autoprof.rundir.layout import RunDir
@@ -53,12 +53,12 @@ def test_modules_for_other_nodes_have_the_names_of_the_run_directory(tmp_path: P
 
 
 def test_names_of_other_nodes() -> None:
-    assert of_node("journal/h-7.jsonl", "ab" * 20) == f"journal/h-7.node-{'ab' * 6}.jsonl"
-    assert of_node("oom/h-7.1.pickle", "x") == "oom/h-7.1.node-x.pickle"
-    assert of_node("s/a.rank0.meta.json", "x") == "s/a.rank0.node-x.meta.json"
-    assert of_node("s/a.rank0.pt.trace.json.gz", "x") == "s/a.rank0.node-x.pt.trace.json.gz"
-    assert of_node("exit_status", "x") == "exit_status.node-x"
-    assert of_node("s/a.b_7_20_ascend_pt/PROF/x.json", "x") == "s/a.b.node-x_7_20_ascend_pt/PROF/x.json"
+    assert path_for_node("journal/h-7.jsonl", "ab" * 20) == f"journal/h-7.node-{'ab' * 6}.jsonl"
+    assert path_for_node("oom/h-7.1.pickle", "x") == "oom/h-7.1.node-x.pickle"
+    assert path_for_node("s/a.rank0.meta.json", "x") == "s/a.rank0.node-x.meta.json"
+    assert path_for_node("s/a.rank0.pt.trace.json.gz", "x") == "s/a.rank0.node-x.pt.trace.json.gz"
+    assert path_for_node("exit_status", "x") == "exit_status.node-x"
+    assert path_for_node("s/a.b_7_20_ascend_pt/PROF/x.json", "x") == "s/a.b.node-x_7_20_ascend_pt/PROF/x.json"
 
 
 HOSTILE = ["../x", "/etc/x", "a/../../x", "a//x", "", ".collect/index.jsonl", ".on_finish", "a/./b", "x.part", "n\0l"]
@@ -66,12 +66,12 @@ HOSTILE = ["../x", "/etc/x", "a/../../x", "a//x", "", ".collect/index.jsonl", ".
 
 @pytest.mark.parametrize("path", [*HOSTILE, "a/" * 40 + "b", "é" * 200])
 def test_names_that_lead_elsewhere(path: str) -> None:
-    assert not safe(path)
+    assert not is_safe(path)
 
 
 @pytest.mark.parametrize("path", ["journal/h-1.jsonl", "a b/\udcff", "x..", "a/..."])
 def test_names_that_do_not(path: str) -> None:
-    assert safe(path)
+    assert is_safe(path)
 
 
 def test_a_hostile_list_of_files_writes_nothing_elsewhere(cluster: Cluster, tmp_path: Path) -> None:

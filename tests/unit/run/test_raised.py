@@ -31,7 +31,7 @@ def test_type_text_and_stack() -> None:
         password = "hunter2hunter2"  # noqa: F841  no value is told
         raise ValueError("refused: token=abcdefgh, after 3 tries")
 
-    found = raised.of(caught(fetch_score))
+    found = raised.read_exception(caught(fetch_score))
     assert (found.type, found.message) == ("ValueError", "refused: token=***, after 3 tries")
     assert [frame.function.rpartition(".")[2] for frame in found.frames] == ["caught", "fetch_score"]
     assert found.frames[-1].file == __file__
@@ -42,12 +42,12 @@ def test_it_is_bounded() -> None:
     def deep(left):
         return deep(left - 1) if left else 1 / 0
 
-    assert len(raised.of(caught(lambda: deep(500))).frames) == 30
-    assert len(raised.of(ValueError("x y " * 100_000)).message) < 1100
+    assert len(raised.read_exception(caught(lambda: deep(500))).frames) == 30
+    assert len(raised.read_exception(ValueError("x y " * 100_000)).message) < 1100
 
 
 def test_an_exception_without_a_text_has_its_type() -> None:
-    assert raised.of(Odd()) == raised.Raised(type="Odd")
+    assert raised.read_exception(Odd()) == raised.Raised(type="Odd")
 
 
 TRACEBACK = """Traceback (most recent call last):
@@ -63,7 +63,7 @@ def test_an_exception_that_ray_brings_is_told_as_it_was_raised() -> None:
     exceptions = pytest.importorskip("ray.exceptions")
     error = exceptions.RayTaskError("run", TRACEBACK, ValueError("no score"), "ray::TaskRunner.run", 7, "10.0.0.2")
     for each in (error, error.as_instanceof_cause()):
-        found = raised.of(each)
+        found = raised.read_exception(each)
         assert (found.type, found.message, found.pid, found.named) == ("ValueError", "no score", 7, [])
         assert [(frame.line, frame.function) for frame in found.frames] == [(3, "run"), (44, "fetch_score")]
 
@@ -80,7 +80,7 @@ def test_of_one_that_two_tasks_brought_the_innermost_is_told() -> None:
 ray.exceptions.RayTaskError(ValueError): {inner}
 """
     brought = exceptions.RayTaskError("run", outer, inner, "ray::TaskRunner.run", 8, "10.0.0.2")
-    found = raised.of(brought.as_instanceof_cause())
+    found = raised.read_exception(brought.as_instanceof_cause())
     assert (found.type, found.message, found.pid) == ("ValueError", "no score", 7)
     assert found.frames[-1].function == "fetch_score"
 
@@ -120,7 +120,7 @@ OF_MANY_LINES = [of_pydantic, of_omegaconf, of_yaml, of_dynamo]
 @pytest.mark.parametrize("made", OF_MANY_LINES)
 def test_a_text_with_indented_lines_is_kept_whole(made) -> None:
     error = made()
-    found = raised.of(error)
+    found = raised.read_exception(error)
     assert found.message.splitlines() == [line for line in str(error).splitlines() if line]
     assert len(found.message.splitlines()) > 2
     assert found.cause == ""
@@ -132,10 +132,10 @@ def test_a_text_of_many_lines_is_kept_whole_in_a_ray_task(made, colour: str) -> 
     exceptions = pytest.importorskip("ray.exceptions")
     error = made()
     text = "".join(traceback.format_exception(error))
-    told = raised.of(error)
+    told = raised.read_exception(error)
     brought = exceptions.RayTaskError("run", text, error, f"{colour}ray::TaskRunner.run()", 7, "10.0.0.2")
     for each in (brought, brought.as_instanceof_cause()):
-        found = raised.of(each)
+        found = raised.read_exception(each)
         assert (found.type, found.message, found.pid) == (told.type, told.message, 7)
         assert [frame.line for frame in found.frames] == [frame.line for frame in told.frames]
 
@@ -172,14 +172,14 @@ OF_TORCH = UNPICKLABLE.replace(
     "text", [UNPICKLABLE, OF_AN_ARGUMENT, OF_A_CAUSE, OF_AN_ACTOR, WITH_A_LONG_REPR, WITHOUT_FRAMES, OF_TORCH]
 )
 def test_of_a_text_with_tracebacks_the_last_exception_is_kept_whole(text: str) -> None:
-    assert raised.of(RuntimeError(text)).message == "Rejected: no score:\n    in row 3\nof 8"
+    assert raised.read_exception(RuntimeError(text)).message == "Rejected: no score:\n    in row 3\nof 8"
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="there are no groups")
 def test_of_a_text_with_the_traceback_of_a_group_the_last_exception_is_kept() -> None:
     group = ExceptionGroup("two of two", [ValueError("a"), KeyError("b")])  # noqa: F821
     text = "".join(traceback.format_exception(caught(lambda: raised_again(group))))
-    assert raised.of(RuntimeError(f"failed:\n{text}")).message == "KeyError: 'b'"
+    assert raised.read_exception(RuntimeError(f"failed:\n{text}")).message == "KeyError: 'b'"
 
 
 def raised_again(error: BaseException) -> None:
@@ -189,9 +189,10 @@ def raised_again(error: BaseException) -> None:
 def test_a_type_with_its_module_is_left_out_of_the_message() -> None:
     kind = type("Rejected", (Exception,), {})
     assert (
-        raised.of(kind("Traceback (most recent call last):\nrewards.errors.Rejected: no score")).message == "no score"
+        raised.read_exception(kind("Traceback (most recent call last):\nrewards.errors.Rejected: no score")).message
+        == "no score"
     )
-    assert raised.of(kind("the type Rejected: no score")).message == "the type Rejected: no score"
+    assert raised.read_exception(kind("the type Rejected: no score")).message == "the type Rejected: no score"
 
 
 DIED = """The actor died unexpectedly before finishing this task.
@@ -215,11 +216,11 @@ def test_a_dead_actor_is_named() -> None:
     exceptions = pytest.importorskip("ray.exceptions")
     error = exceptions.ActorDiedError()
     error.error_msg = DIED
-    (named,) = raised.of(error).named
+    (named,) = raised.read_exception(error).named
     assert (named.pid, named.cause) == (4242, "")
     # The exception also passed through the task that waited for it.
     brought = exceptions.RayTaskError("run", TRACEBACK, error, "ray::TaskRunner.run", 7, "10.0.0.2")
-    (named,) = raised.of(brought.as_instanceof_cause()).named
+    (named,) = raised.read_exception(brought.as_instanceof_cause()).named
     assert named.pid == 4242
 
 
@@ -233,7 +234,7 @@ Selected to kill: (Actor(ed7775): job ID=01000000, task name=Worker.__init__, pi
 @pytest.mark.parametrize("text", [OUT_OF_MEMORY, KILLED_FOR_MEMORY])
 def test_rays_memory_monitor_is_named(text: str) -> None:
     exceptions = pytest.importorskip("ray.exceptions")
-    (named,) = raised.of(exceptions.OutOfMemoryError(text.replace("\n", " "))).named
+    (named,) = raised.read_exception(exceptions.OutOfMemoryError(text.replace("\n", " "))).named
     assert (named.pid, named.cause) == (82813, "memory")
     assert (named.used_bytes >> 20, named.limit_bytes >> 20) == (28375, 29491)
 
@@ -244,7 +245,7 @@ This can happen if the instance where the node was running failed, the node was 
 
 def test_a_dead_node_is_named() -> None:
     exceptions = pytest.importorskip("ray.exceptions")
-    (named,) = raised.of(exceptions.NodeDiedError(NODE_DIED)).named
+    (named,) = raised.read_exception(exceptions.NodeDiedError(NODE_DIED)).named
     assert (named.pid, named.cause) == (0, "node")
 
 
@@ -258,17 +259,17 @@ def test_a_subclass_of_one_of_rays_names_the_actor_too() -> None:
     error.error_msg = DIED
     brought = exceptions.RayTaskError("run", TRACEBACK, error, "ray::TaskRunner.run", 7, "10.0.0.2")
     for each in (error, brought, brought.as_instanceof_cause()):
-        assert [named.pid for named in raised.of(each).named] == [4242]
+        assert [named.pid for named in raised.read_exception(each).named] == [4242]
 
 
 def test_a_death_without_a_process_and_a_cause_names_none() -> None:
     exceptions = pytest.importorskip("ray.exceptions")
     for kind in (exceptions.WorkerCrashedError, exceptions.ActorDiedError, exceptions.RayActorError):
-        assert raised.of(kind()).named == []
+        assert raised.read_exception(kind()).named == []
 
 
 def test_the_text_of_rays_exception_in_another_one_names_the_actor() -> None:
-    (named,) = raised.of(RuntimeError(f"rollout failed:\n{DIED}")).named
+    (named,) = raised.read_exception(RuntimeError(f"rollout failed:\n{DIED}")).named
     assert named.pid == 4242
 
 
@@ -279,13 +280,13 @@ def test_a_class_of_another_library_with_the_name_of_one_of_rays_names_none(name
     error = type(name, (RuntimeError,), {})(text)
     brought = exceptions.RayTaskError("run", TRACEBACK, error, "ray::TaskRunner.run", 7, "10.0.0.2")
     for each in (error, brought, brought.as_instanceof_cause()):
-        assert (raised.of(each).type, raised.of(each).named) == (name, [])
+        assert (raised.read_exception(each).type, raised.read_exception(each).named) == (name, [])
 
 
 def test_torchs_out_of_memory_names_none() -> None:
     torch = pytest.importorskip("torch")
     text = "CUDA out of memory. Process 4242 has 79 GiB in use. The GPU is running low on memory, see pid=4242."
-    found = raised.of(torch.OutOfMemoryError(text))
+    found = raised.read_exception(torch.OutOfMemoryError(text))
     assert (found.type, found.named) == ("OutOfMemoryError", [])
 
 
@@ -296,7 +297,7 @@ def test_torchruns_failures_are_named_the_first_one_first() -> None:
         3: errors.ProcessFailure(local_rank=3, pid=13, exitcode=-9, error_file="none"),
     }
     failures[0].timestamp, failures[3].timestamp = 20, 10
-    found = raised.of(errors.ChildFailedError("train.py", failures))
+    found = raised.read_exception(errors.ChildFailedError("train.py", failures))
     assert [(each.rank, each.pid, each.signal) for each in found.named] == [(3, 13, "SIGKILL"), (0, 10, "SIGTERM")]
     assert found.message.startswith("train.py FAILED")
 
@@ -313,7 +314,9 @@ def raised_by(text: str) -> BaseException:
 
 
 def test_what_it_was_raised_from_is_told() -> None:
-    assert re.fullmatch(r"KeyError: 'score' in test_raised.py:\d+ raised_by", raised.of(raised_by("no")).cause)
+    assert re.fullmatch(
+        r"KeyError: 'score' in test_raised.py:\d+ raised_by", raised.read_exception(raised_by("no")).cause
+    )
 
 
 def _score(row: int) -> int:
@@ -323,7 +326,7 @@ def _score(row: int) -> int:
 def test_of_another_process_the_place_is_in_the_text() -> None:
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         error = caught(lambda: pool.submit(_score, 0).result())
-    found = raised.of(error)
+    found = raised.read_exception(error)
     assert re.fullmatch(r"ZeroDivisionError: [a-z ]+ in test_raised.py:\d+ _score", found.cause)
 
 
@@ -333,7 +336,7 @@ def test_of_a_workers_exception_that_torch_brings_the_text_is_told_without_its_t
         _score(0)
     except ZeroDivisionError:
         wrapped = utils.ExceptionWrapper(where="in DataLoader worker process 1")
-    found = raised.of(caught(wrapped.reraise))
+    found = raised.read_exception(caught(wrapped.reraise))
     assert (found.type, found.message.partition(" ")[0]) == ("ZeroDivisionError", "integer")
     assert re.fullmatch(r"ZeroDivisionError: [a-z ]+ in test_raised.py:\d+ _score", found.cause)
 
@@ -342,7 +345,7 @@ def test_the_place_in_a_text_is_not_a_file_of_autoprof() -> None:
     error = RuntimeError("a worker failed")
     own = f'  File "{raised.__file__}", line 30, in drive\n    return function()\n'
     error.__cause__ = ValueError(TRACEBACK.replace("\nValueError", f"\n{own}ValueError"))
-    assert raised.of(error).cause == "ValueError: no score in reward.py:44 fetch_score"
+    assert raised.read_exception(error).cause == "ValueError: no score in reward.py:44 fetch_score"
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="there are no groups")
@@ -350,7 +353,7 @@ def test_of_a_group_the_first_one_is_told() -> None:
     def together() -> None:
         raise ExceptionGroup("two of two", [ExceptionGroup("inner", [raised_by("no")]), KeyError("b")])  # noqa: F821
 
-    found = raised.of(caught(together))
+    found = raised.read_exception(caught(together))
     assert found.message == "two of two (2 sub-exceptions)"
     assert re.fullmatch(r"KeyError: 'score' in test_raised.py:\d+ raised_by, and 1 more", found.cause)
 
@@ -363,13 +366,13 @@ def test_a_text_that_can_not_be_made_leaves_the_stack() -> None:
     try:
         raise Broken
     except Broken as error:
-        told = raised.of(error)
+        told = raised.read_exception(error)
     assert (told.type, told.message) == ("Broken", "")
     assert told.frames[-1].function.endswith("leaves_the_stack")
 
 
 def test_of_a_long_text_it_says_how_much_is_left_out() -> None:
-    message = raised.of(ValueError("word " * 1_000_000)).message
+    message = raised.read_exception(ValueError("word " * 1_000_000)).message
     found = re.search(r"\.\.\. \((\d+) more characters\)$", message)
     assert found is not None
     assert len(message) - len(found[0]) + int(found[1]) == 5_000_000

@@ -180,7 +180,7 @@ def test_the_file_of_an_earlier_process_with_the_same_pid_is_unchanged(run: Runt
     begin(run, "stage", "earlier").end()
     before = written(run)
     for name, count in (("second", 2), ("third", 3)):
-        journal._state.in_child()  # as a new process: nothing is known of the file
+        journal._state.after_fork_in_child()  # as a new process: nothing is known of the file
         begin(run, "stage", name).end()
         path = run.rundir.process_file("journal", f".{count}.jsonl")
         assert kinds(run, f".{count}.jsonl") == ["process", "begun", "stage"]
@@ -280,11 +280,11 @@ def test_lost_lines_add_up_and_the_exit_line_stays_the_last(run: Runtime, monkey
     full = mock.Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
     for _ in range(2):
         with monkeypatch.context() as context:
-            context.setattr(files, "_add", full)
+            context.setattr(files, "_append_all", full)
             begin(run, "stage").end()
         begin(run, "stage").end()
     with monkeypatch.context() as context:
-        context.setattr(files, "_add", full)
+        context.setattr(files, "_append_all", full)
         begin(run, "stage").end()
     run.timeline.leave()
     lines = written(run)

@@ -91,7 +91,7 @@ def test_a_rank_that_left_comes_before_those_that_lost_it(made: Made, message: s
     named = [{"pid": 72, "rank": 1, "status": status or None}]
     failed = {"type": "ChildFailedError", "message": "train.py FAILED", "frames": [], "named": named}
     run = made.info("failed", 1, exception=failed)
-    found = deaths.of_run(run) if over else deaths.find(made.path, run.info, run.processes, over=False)
+    found = deaths.find_in_run(run) if over else deaths.find(made.path, run.info, run.processes, run_has_ended=False)
     assert (
         text(found) == f"rollout rank 0 exited with status {status} in reward.py:44 fetch_score, in generate of step 3"
     )
@@ -100,21 +100,21 @@ def test_a_rank_that_left_comes_before_those_that_lost_it(made: Made, message: s
 
 def test_a_process_with_nothing_open_that_is_gone_is_none(made: Made) -> None:
     made.process(ACTOR, begun("update_actor", 5), span("update_actor", 5, 9))
-    assert deaths.of_run(made.info("running", pid=os.getpid(), ticks=0)) == []
-    assert deaths.of_run(made.info("ended", 0)) == []
+    assert deaths.find_in_run(made.info("running", pid=os.getpid(), ticks=0)) == []
+    assert deaths.find_in_run(made.info("ended", 0)) == []
 
 
 def test_in_a_run_that_goes_on_a_worker_that_is_gone_in_a_stage_is_told(made: Made) -> None:
     made.process(ACTOR, begun("update_actor", 5))
     run = made.info("running", pid=os.getpid(), ticks=0)
     sentence = "actor rank 1 vanished in update_actor of step 143 (killed by a signal, or ended by os._exit)"
-    assert text(deaths.of_run(run)) == sentence
+    assert text(deaths.find_in_run(run)) == sentence
 
 
 def test_between_two_stages_the_one_before_is_told(made: Made) -> None:
     made.process(ACTOR, begun("log_prob", 5), span("log_prob", 5, 9) | {"role": "actor", "rank": 1})
     named = {"type": "ActorDiedError", "message": "The actor died unexpectedly", "named": [{"pid": ACTOR}]}
-    found = deaths.of_run(made.info("failed", 1, exception=named, ended=1795200001.0))
+    found = deaths.find_in_run(made.info("failed", 1, exception=named, ended=1795200001.0))
     sentence = "actor rank 1 vanished after log_prob of step 143 (killed by a signal, or ended by os._exit)"
     assert text(found) == sentence
 
@@ -123,20 +123,20 @@ def test_a_handler_that_tells_no_python_is_known_by_its_words(made: Made, tmp_pa
     log = tmp_path / "worker.err"
     log.write_text('begin\n!!!!!!! Segfault encountered !!!!!!!\n  File "x/strlen.S", line 79, in __strlen_evex\n')
     made.process(TRAINER, begun("compute_advantage", 5, role="trainer", rank=0, step=2), stderr=str(log))
-    found = deaths.of_run(made.info("running", pid=os.getpid(), ticks=0))
+    found = deaths.find_in_run(made.info("running", pid=os.getpid(), ticks=0))
     assert text(found) == "the trainer crashed (SIGSEGV) in compute_advantage of step 2"
     assert found[0].file == str(log)
 
 
 def test_what_was_open_when_a_run_ended_well_is_no_death(made: Made) -> None:
     made.process(ACTOR, begun("update_actor", 5))
-    assert deaths.of_run(made.info("ended", 0)) == []
-    assert deaths.of_run(made.info("failed", error="SIGINT")) == []
+    assert deaths.find_in_run(made.info("ended", 0)) == []
+    assert deaths.find_in_run(made.info("failed", error="SIGINT")) == []
 
 
 def test_another_hosts_process_is_not_judged(made: Made) -> None:
     made.process(ACTOR, begun("update_actor", 5), host="elsewhere")
-    assert deaths.of_run(made.info("running", pid=os.getpid(), ticks=0)) == []
+    assert deaths.find_in_run(made.info("running", pid=os.getpid(), ticks=0)) == []
 
 
 def kernel(folder: Path, kills: int) -> str:
@@ -157,7 +157,7 @@ def test_a_process_that_the_kernel_killed_for_memory(
     made.process(ACTOR, begun("update_actor", 5), cgroup=group, kills=2, **GROUP)
     made.process(OTHER, begun("update_actor", 4, rank=0), cgroup="", **GROUP)
     died = [] if state == "running" else [as_noted(made)]
-    (first, *_) = found = deaths.of_run(
+    (first, *_) = found = deaths.find_in_run(
         made.info(state, status, died=died, pid=os.getpid() if not died else DRIVER, ticks=0)
     )
     killed = "actor rank 1 was killed by the kernel (out of memory: 61.80 GB of 62.00 GB used)"
@@ -168,20 +168,22 @@ def test_a_process_that_the_kernel_killed_for_memory(
 def as_noted(made: Made) -> dict[str, Any]:
     """Return the death of the actor as the process that started the run writes it at its end."""
     run = made.info("running")
-    noted = [death for death in deaths.find(made.path, run.info, run.processes, over=False) if death.pid == ACTOR]
+    noted = [
+        death for death in deaths.find(made.path, run.info, run.processes, run_has_ended=False) if death.pid == ACTOR
+    ]
     return msgspec.to_builtins(noted[0])
 
 
 def test_nobody_is_blamed_for_an_earlier_kill(made: Made, tmp_path: Path) -> None:
     made.process(ACTOR, begun("update_actor", 5), cgroup=kernel(tmp_path / "group", kills=2), kills=2, **GROUP)
-    (found,) = deaths.of_run(made.info("running", pid=os.getpid(), ticks=0))
+    (found,) = deaths.find_in_run(made.info("running", pid=os.getpid(), ticks=0))
     assert found.how == deaths.GONE_DEAD
 
 
 def test_a_line_of_another_process_tells_of_a_kill_when_the_group_is_gone(made: Made) -> None:
     memory = {"kind": "memory", "unix_ns": START + 6 * MS, "memory": {"kills": 1, "cgroup": "/gone"} | GROUP}
     made.process(ACTOR, begun("update_actor", 5), memory, cgroup="/gone", **GROUP)
-    (found,) = deaths.of_run(made.info("running", pid=os.getpid(), ticks=0))
+    (found,) = deaths.find_in_run(made.info("running", pid=os.getpid(), ticks=0))
     assert (found.how, found.killer) == (deaths.KILLED, deaths.KERNEL)
 
 
@@ -189,7 +191,7 @@ def test_a_driver_that_was_killed_comes_before_its_workers(made: Made) -> None:
     """The step and stage come from the trainer's process, which Ray has killed."""
     made.process(TRAINER, begun("step", 1, "trainer", 0, "step"), begun("update_actor", 2, "trainer", 0))
     made.process(ACTOR, begun("update_actor", 3))
-    found = deaths.of_run(made.info("running"))
+    found = deaths.find_in_run(made.info("running"))
     assert [death.pid for death in found] == [DRIVER, TRAINER, ACTOR]
     assert text(found).startswith("the process that started the run vanished in update_actor of step 143 (killed")
 
@@ -198,7 +200,7 @@ def test_a_starter_with_own_stages_has_no_place_of_another_process(made: Made) -
     """A process that multiprocessing forked ends without an exit line."""
     made.process(DRIVER, begun("log_prob", 1), span("log_prob", 1, 2) | {"role": "actor", "rank": 0})
     made.process(ACTOR, begun("update_actor", 3))
-    found = deaths.of_run(made.info("running"))
+    found = deaths.find_in_run(made.info("running"))
     (starter,) = [death for death in found if death.pid == DRIVER]
     assert (starter.started, starter.step, starter.stage) == (True, None, "")
 
@@ -212,7 +214,7 @@ def test_a_worker_that_crashed_comes_before_the_driver(made: Made) -> None:
         'Thread 0x02 (most recent call first):\n  File "/x/site-packages/torch/nn.py", line 5 in forward\n'
         '  File "/home/u/actor.py", line 12 in f\n  File "/x/autoprof/hooks/dispatch.py", line 30 in drive\n',
     )
-    found = deaths.of_run(made.info("running"))
+    found = deaths.find_in_run(made.info("running"))
     assert text(found) == "actor rank 1 crashed (SIGABRT) in update_actor of step 143: actor.py:12 f"
     assert [frame.function for frame in found[0].frames] == ["f", "forward"]
     assert [death.pid for death in found] == [ACTOR, DRIVER]
@@ -222,7 +224,7 @@ def test_a_crash_before_a_process_began_is_of_another_process_with_its_pid(made:
     made.process(ACTOR, begun("update_actor", 3))
     os.utime(made.crash(ACTOR, "Fatal Python error: Aborted\n"), ns=(START - MS, START - MS))
     earlier = [{"host": HOST, "pid": ACTOR, "started": START / 1e9 - 60, "state": "unfinished"}]
-    (found,) = deaths.of_run(made.info("ended", 0, earlier=earlier))
+    (found,) = deaths.find_in_run(made.info("ended", 0, earlier=earlier))
     assert text([found]) == f"in an earlier attempt, process {ACTOR} crashed (SIGABRT)"
 
 
@@ -238,7 +240,7 @@ def test_a_crash_is_not_placed_in_a_file_of_autoprof(made: Made, own: str) -> No
         '  File "/x/site-packages/torch/autograd/profiler.py", line 400 in _prepare_trace\n'
         '  File "/home/u/autoprof/train.py", line 12 in fit\n',
     )
-    found = deaths.of_run(made.info("running"))
+    found = deaths.find_in_run(made.info("running"))
     assert text(found) == "actor rank 1 crashed (SIGSEGV) in update_actor of step 143: train.py:12 fit"
     assert [frame.function for frame in found[0].frames] == ["fit", "_prepare_trace"]
 
@@ -250,7 +252,7 @@ def test_a_crash_in_functions_of_autoprof_alone_shows_them(made: Made) -> None:
         "Fatal Python error: Aborted\n\nCurrent thread 0x01 (most recent call first):\n"
         '  File "/x/autoprof/capture/writer.py", line 9 in write\n',
     )
-    assert [frame.function for frame in deaths.of_run(made.info("running"))[0].frames] == ["write"]
+    assert [frame.function for frame in deaths.find_in_run(made.info("running"))[0].frames] == ["write"]
 
 
 def test_an_exception_that_the_driver_swallowed_is_told_from_the_trainers_process(made: Made) -> None:
@@ -261,13 +263,13 @@ def test_an_exception_that_the_driver_swallowed_is_told_from_the_trainers_proces
         span("reward", 4, 5, "timer", "ValueError"),
         span("step", 1, 6, "step", "ValueError"),
     )
-    found = deaths.of_run(made.info("ended", 1))
+    found = deaths.find_in_run(made.info("ended", 1))
     assert text(found) == "the trainer failed with ValueError: no in reward.py:44 fetch_score, in reward of step 3"
 
 
 def test_an_exception_that_somebody_caught_is_none(made: Made) -> None:
     made.process(TRAINER, raised("ValueError", 5), span("reward", 4, 5, error="ValueError"), span("step", 1, 6, "step"))
-    (found,) = deaths.of_run(made.info("ended", 1))
+    (found,) = deaths.find_in_run(made.info("ended", 1))
     assert (found.how, found.status) == (deaths.EXIT, 1)
     assert deaths.sentence(found) == "the process that started the run exited with status 1"
 
@@ -276,11 +278,11 @@ def test_the_first_of_several_exceptions_is_the_cause_and_the_same_one_is_told_o
     made.process(ACTOR, raised("KeyError", 5, "update_actor", "actor"))
     made.process(TRAINER, raised("KeyError", 8, "update_actor"))
     made.process(OTHER, raised("RuntimeError", 3, "x", "actor", "Connection closed by peer"))
-    found = deaths.of_run(made.info("failed", 1, error="KeyError"))
+    found = deaths.find_in_run(made.info("failed", 1, error="KeyError"))
     assert [death.pid for death in found] == [OTHER, ACTOR]
     # If a process vanished, an exception about a lost connection is a consequence.
     made.process(OTHER + 1, begun("update_actor", 4, rank=2))
-    found = deaths.of_run(made.info("running"))
+    found = deaths.find_in_run(made.info("running"))
     assert [death.pid for death in found] == [ACTOR, DRIVER, OTHER + 1, OTHER]
 
 
@@ -291,14 +293,14 @@ LOST = "[gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.2]:31
 def test_the_rank_that_failed_comes_before_the_one_that_lost_it(made: Made, kind: str) -> None:
     made.process(ACTOR, raised("RuntimeError", 8, "update_actor", "actor", LOST))
     made.process(OTHER, raised(kind, 5, "update_actor", "rollout", "CUDA out of memory"))
-    found = deaths.of_run(made.info("failed", 1, error="ChildFailedError"))
+    found = deaths.find_in_run(made.info("failed", 1, error="ChildFailedError"))
     assert [death.pid for death in found] == [OTHER, ACTOR]
 
 
 def test_a_host_whose_clock_is_late_is_no_reason_to_name_the_wrong_rank(made: Made) -> None:
     made.process(ACTOR, raised("RuntimeError", 3, "update_actor", "actor", LOST))
     made.process(OTHER, raised("OutOfMemoryError", 5, "update_actor", "rollout", "CUDA out of memory"), host="node2")
-    found = deaths.of_run(made.info("failed", 1, error="ChildFailedError", hosts=[HOST, "node2"]))
+    found = deaths.find_in_run(made.info("failed", 1, error="ChildFailedError", hosts=[HOST, "node2"]))
     assert [death.pid for death in found] == [OTHER, ACTOR]
 
 
@@ -317,7 +319,7 @@ def test_a_process_that_is_gone_comes_before_an_exception_that_says_so_without_n
 ) -> None:
     made.process(TRAINER, raised(kind, 5, "generate", message=message))
     made.process(ACTOR, begun("generate", 3))
-    found = deaths.of_run(made.info("failed", 1, error=kind, died=[as_noted(made)]))
+    found = deaths.find_in_run(made.info("failed", 1, error=kind, died=[as_noted(made)]))
     assert [death.pid for death in found] == [ACTOR, TRAINER]
 
 
@@ -325,7 +327,7 @@ def test_a_worker_that_ray_killed_for_memory_comes_before_the_exception_that_say
     named = {"pid": ACTOR, "cause": "memory", "used_bytes": 27_000_000_000, "limit_bytes": 28_000_000_000}
     made.process(ACTOR, begun("generate", 3), host="node2")
     made.process(TRAINER, raised("OutOfMemoryError", 5, "generate", named=[named]))
-    found = deaths.of_run(made.info("failed", 1, error="RayTaskError(OutOfMemoryError)", hosts=[HOST, "node2"]))
+    found = deaths.find_in_run(made.info("failed", 1, error="RayTaskError(OutOfMemoryError)", hosts=[HOST, "node2"]))
     said = "actor rank 1 on node2 was killed by Ray (out of memory: 27.00 GB of 28.00 GB used) in generate of step 143"
     assert deaths.sentence(found[0], hosts=2) == said
     assert found[1].pid == TRAINER

@@ -130,7 +130,7 @@ def test_a_line_follows_when_somebody_was_killed(tmp_path: Path, monkeypatch) ->
     watch = memory_state.MemoryWatch()
     watch.recent()
     assert watch.look() is None
-    assert watch.look(again=True) is not None
+    assert watch.look(even_if_same=True) is not None
     (cgroups / "job" / "memory.events").write_text("oom_kill 1\n")
     line = watch.look()
     assert line is not None

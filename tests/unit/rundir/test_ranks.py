@@ -24,7 +24,7 @@ def leads(seat: Seat) -> bool:
 def join(
     runs: Path, rank: int, program: str, *, run_id: str = "", launch: str = "slurm-1.0-ab", again: bool = False
 ) -> Seat:
-    return ranks.join(runs, run_id, launch, program, rank, again=again)
+    return ranks.join(runs, run_id, launch, program, rank, name_may_repeat=again)
 
 
 def test_the_first_to_join_leads_and_the_last_to_leave_ends_the_run(tmp_path: Path) -> None:

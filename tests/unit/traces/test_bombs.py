@@ -88,7 +88,7 @@ def test_an_event_that_never_ends_is_gone_through_twice(
 ) -> None:
     monkeypatch.setattr(reader, "_LIMIT_BYTES", 4 * MB)
     path = save(tmp_path / "x.json", whole_then(b'{"ph":"X","args":[' + b"[]," * (3 * MB)))
-    with Reader(path, chunk_bytes=64 << 10, partial=True) as found:
+    with Reader(path, chunk_bytes=64 << 10, accept_truncated=True) as found:
         assert sum(map(len, found.chunks(event_rows.decode))) > 5
     assert found.cut == "an event has more than 4 MB"
     assert sum(scanned) < 16 * MB

@@ -207,8 +207,8 @@ from autoprof.config.settings import Settings
 command = 'ls $AUTOPROF_RUN_DIR/global_step_000002 > said.part; mv said.part said'
 settings = Settings(contents={contents}, on_finish=command)
 run = SimpleNamespace(settings=settings, rundir=RunDir(Path({str(run)!r})), first_to_finish=None)
-end._after(run)
-end._after(run)
+end._work_after_run(run)
+end._work_after_run(run)
 """
     # Not through a pipe that the user's command would hold open.
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=clean_environment(), timeout=120, check=True)
@@ -225,13 +225,13 @@ def test_the_users_command_is_run_though_the_merge_can_not_begin(
     mocker.patch("autoprof.base.interpreter.find", return_value=str(python))
     command = f"echo > {tmp_path / 'said'} done"
     settings = Settings(contents=("merge-profiles",), on_finish=command)
-    end._after(mocker.Mock(settings=settings, rundir=RunDir(run), info=mocker.Mock(id="x")))
+    end._work_after_run(mocker.Mock(settings=settings, rundir=RunDir(run), info=mocker.Mock(id="x")))
     assert "the process that merges and copies traces ended with status 7" in caplog.text
     assert wait_for_line(tmp_path / "said") == "done\n"
 
 
 def test_the_last_window_is_enough_for_a_merge(run: Path, mocker: Any) -> None:
-    done = mocker.patch.object(end, "_after")
+    done = mocker.patch.object(end, "_work_after_run")
     mocker.patch.object(end, "wait_for_files")
     for contents, times in ((("cpu",), 0), (("merge-profiles",), 1)):
         made = mocker.Mock(settings=Settings(contents=contents), rundir=RunDir(run))

@@ -25,7 +25,7 @@ def step(number: int, seconds: float, **stages: float) -> Measured:
 
 def judged(when: str, steps: Iterable[Measured]) -> dict[int, OpenedWindow]:
     judge = Detector(selection.parse_conditions(when))
-    found = {each.number: judge.step(each, ordinal) for ordinal, each in enumerate(steps, 1)}
+    found = {each.number: judge.compare_step(each, ordinal) for ordinal, each in enumerate(steps, 1)}
     return {number: opened for number, opened in found.items() if opened is not None}
 
 
@@ -83,7 +83,7 @@ def test_one_window_for_all_conditions_that_a_step_meets() -> None:
     own = selection.Condition(what="gen", above=2.0, steps=3, overrides={"contents": ("cpu",)})
     judge = Detector([*selection.parse_conditions("step>2x"), own])
     steps = [*(step(number, 10.0, gen=8.0) for number in range(1, 12)), step(12, 50.0, gen=48.0)]
-    *_, opened = [judge.step(each, ordinal) for ordinal, each in enumerate(steps, 1)]
+    *_, opened = [judge.compare_step(each, ordinal) for ordinal, each in enumerate(steps, 1)]
     assert opened is not None
     assert (opened.steps, opened.overrides) == (3, {"contents": ("cpu",)})
     assert opened.reason.count(";") == 1
@@ -97,7 +97,7 @@ def test_cool_down_and_the_most_windows() -> None:
     opened = []
     for number in range(1, 60):
         captured = opened and opened[-1] < number <= opened[-1] + condition.steps
-        if not captured and judge.step(step(number, 50.0 if number > 10 and number % 3 == 0 else 1.0), number):
+        if not captured and judge.compare_step(step(number, 50.0 if number > 10 and number % 3 == 0 else 1.0), number):
             opened.append(number)
     # Step 12; then not the two captured steps, nor the five steps of the cool-down.
     assert opened == [12, 21]
@@ -108,8 +108,8 @@ def test_a_stage_that_no_step_has_is_named() -> None:
     judge = Detector(selection.parse_conditions("update_actr>2x, gen>2x, step>2x"))
     said = []
     for number in range(1, 20):
-        judge.step(step(number, 10.0, gen=8.0, update_actor=1.0), number)
-        said += [text] if (text := judge.unknown(step(number, 10.0, gen=8.0, update_actor=1.0), number)) else []
+        judge.compare_step(step(number, 10.0, gen=8.0, update_actor=1.0), number)
+        said += [text] if (text := judge.unknown_names(step(number, 10.0, gen=8.0, update_actor=1.0), number)) else []
     assert said == [
         "AUTOPROF_WHEN: no step had a stage update_actr in the trainer's process; there are gen, update_actor"
     ]
@@ -124,9 +124,9 @@ def ranks(number: int, *seconds: float, stage: str = "update_actor") -> list[Ran
 
 def test_a_rank_is_slow_beside_the_median_of_the_others() -> None:
     judge = Detector(selection.parse_conditions("rank>1.3x"))
-    assert judge.ranks(step(40, 20.0), ranks(40, 8.0, 9.0, 8.6, 11.0), 40) is None
-    assert judge.ranks(step(40, 20.0), ranks(40, 9.0), 40) is None
-    opened = judge.ranks(step(41, 20.0), ranks(41, 8.0, 9.0, 8.6, 12.0), 41)
+    assert judge.compare_ranks(step(40, 20.0), ranks(40, 8.0, 9.0, 8.6, 11.0), 40) is None
+    assert judge.compare_ranks(step(40, 20.0), ranks(40, 9.0), 40) is None
+    opened = judge.compare_ranks(step(41, 20.0), ranks(41, 8.0, 9.0, 8.6, 12.0), 41)
     assert opened is not None
     assert opened.reason == (
         "actor rank 3 took 12.0 s for update_actor in step 41, 1.4 times the median of the others, 8.60 s (rank>1.3x)"
@@ -135,7 +135,7 @@ def test_a_rank_is_slow_beside_the_median_of_the_others() -> None:
 
 def test_a_rank_that_is_slow_in_next_to_nothing_opens_no_window() -> None:
     judge = Detector(selection.parse_conditions("rank>1.3x"))
-    assert judge.ranks(step(41, 100.0), ranks(41, 0.1, 0.1, 0.5), 41) is None
+    assert judge.compare_ranks(step(41, 100.0), ranks(41, 0.1, 0.1, 0.5), 41) is None
 
 
 def test_a_replica_is_slow_by_what_a_token_takes_it() -> None:
@@ -144,9 +144,9 @@ def test_a_replica_is_slow_by_what_a_token_takes_it() -> None:
         ReplicaStats(replica=0, requests=9, seconds=90, tokens=9000),
         ReplicaStats(replica=1, requests=1, seconds=9, tokens=900),
     ]
-    assert judge.replicas(step(41, 20.0), busy, 41) is None
+    assert judge.compare_replicas(step(41, 20.0), busy, 41) is None
     busy[1].seconds = 18
-    opened = judge.replicas(step(41, 20.0), busy, 41)
+    opened = judge.compare_replicas(step(41, 20.0), busy, 41)
     assert opened is not None
     assert opened.reason == (
         "replica 1 took 20.0 ms a token in step 41, 2.0 times the median of the others, 10.0 ms (replica>1.3x)"
@@ -156,24 +156,27 @@ def test_a_replica_is_slow_by_what_a_token_takes_it() -> None:
 def test_memory_that_grows_opens_a_window_and_a_peak_that_stays_no_other() -> None:
     judge = Detector([selection.Condition(what="memory", above=0.9, cool_down=0)])
     told = RankStats(role="actor", rank=3, host="node1", step=41, memory=0.93, memory_of="device")
-    opened = judge.states(41, [told], 41)
+    opened = judge.check_memory(41, [told], 41)
     assert opened is not None
     assert opened.reason == "actor rank 3 had reserved up to 93 % of its device's memory by step 41 (memory>0.9)"
-    assert judge.states(44, [told], 44) is None
+    assert judge.check_memory(44, [told], 44) is None
     told.memory = 0.95
-    assert judge.states(45, [told], 45) is not None
-    assert judge.states(48, [RankStats(role="trainer", rank=0, host="node1", memory=0.8, memory_of=HOST)], 48) is None
+    assert judge.check_memory(45, [told], 45) is not None
+    assert (
+        judge.check_memory(48, [RankStats(role="trainer", rank=0, host="node1", memory=0.8, memory_of=HOST)], 48)
+        is None
+    )
 
 
 def test_running_out_of_memory_opens_a_window_once() -> None:
     judge = Detector([selection.Condition(what="oom", cool_down=0, at_most=9)])
     told = ranks(41, 1.0)[0]
-    assert judge.states(41, [told], 41) is None
+    assert judge.check_memory(41, [told], 41) is None
     told.oom = "actor rank 0 ran out of memory in update_actor of step 41"
-    opened = judge.states(41, [told], 41)
+    opened = judge.check_memory(41, [told], 41)
     assert opened is not None
     assert opened.reason == "actor rank 0 ran out of memory in update_actor of step 41 (oom)"
-    assert judge.states(44, [told], 44) is None
+    assert judge.check_memory(44, [told], 44) is None
 
 
 @given(
@@ -183,7 +186,9 @@ def test_windows_are_no_more_and_no_closer_than_asked(
     seconds: list[float], cool_down: int, at_most: int, factor: float
 ) -> None:
     judge = Detector([selection.Condition(what="step", above=factor, cool_down=cool_down, at_most=at_most)])
-    opened = [number for number, took in enumerate(seconds, 1) if judge.step(step(number, took, gen=took / 2), number)]
+    opened = [
+        number for number, took in enumerate(seconds, 1) if judge.compare_step(step(number, took, gen=took / 2), number)
+    ]
     assert len(opened) <= at_most
     assert all(later - earlier > 1 + cool_down for earlier, later in pairwise(opened))
 
@@ -200,8 +205,8 @@ def test_a_word_that_is_neither_a_stage_nor_a_kind_is_named_with_those_that_ther
     judge = Detector(selection.parse_conditions("generat>1.5x,generate>2x"))
     for number in range(1, 11):
         each = step(number, 10.0, sampler=4.0)._replace(kinds={"sampler": "generate"})
-        judge.step(each, number)
-    said = judge.unknown(each, 10)
+        judge.compare_step(each, number)
+    said = judge.unknown_names(each, 10)
     assert said == (
         "AUTOPROF_WHEN: no step had a stage generat in the trainer's process; there are sampler, of kinds generate"
     )

@@ -184,7 +184,7 @@ def test_nobody_tells_what_no_condition_needs(made: Made, kept: dict[str, bytes]
 def test_an_error_of_ours_costs_the_comparison_alone(made: Made, mocker: MockerFixture) -> None:
     trainer = Trainer(made(steps="2", when=selection.parse_conditions("step>2x")))
     report = mocker.patch("autoprof.run.runtime.report")
-    for name in ("begins", "ended", "with_stragglers"):
+    for name in ("step_began", "step_ended", "with_stragglers"):
         mocker.patch.object(monitor.Monitor, name, side_effect=LookupError(name))
     trainer.steps(1, 2, 3)
     assert trainer.captured == {2: {}}
@@ -252,7 +252,7 @@ def test_what_is_told_is_sent_once_a_second_at_most(made: Made, mocker: MockerFi
         now.return_value = at
         teller.hear(line("request", "generate", 1.0, role="rollout", ids={"replica": 0}))
     # An entry is read when it is sent, not when it was queued.
-    assert [call.kwargs["at"] for call in send.call_args_list] == [100.0, 101.0, 103.0]
+    assert [call.kwargs["earliest_s"] for call in send.call_args_list] == [100.0, 101.0, 103.0]
 
 
 def test_running_out_of_memory_in_a_worker_opens_a_window(made: Made, kept: dict[str, bytes]) -> None:
