@@ -48,7 +48,7 @@ _HOST = re.sub(r"[^A-Za-z0-9_-]", "-", os.uname().nodename)[:60] or "localhost"
 
 
 def ask(directory: str, name: str, why: bytes, wait_s: float, native: bool, others: bool) -> dict[str, Any]:
-    """Ask the processes of this node for their stacks. Return a dict with the fields of `Answer` in `command.py`.
+    """Ask the processes of this node for their stacks. Return a dict with the fields of `Answer` in `stacks.py`.
 
     Args:
         directory: The run directory.
@@ -398,10 +398,10 @@ def _file_of(folder: str, process: Process) -> str:
 
 
 def _read_start(path: str, limit: int) -> bytes:
-    """Return the first `limit` bytes of a file, or no bytes if the file can't be read."""
+    """Return the first `limit` bytes of a file, or no bytes if it can't be read or is no regular file."""
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            return file.read(limit)
+            return file.read(limit) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else b""
     except OSError:
         return b""
 
@@ -426,8 +426,9 @@ def _parsed(content: bytes) -> dict[str, Any]:
 
 
 def _make_folder(path: str) -> None:
-    if not os.path.isdir(path):
-        os.makedirs(path, 0o700, exist_ok=True)
+    """Make a folder in the run directory, which must exist: a deleted run directory is not made again."""
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path, 0o700)
         _hand_over(path)
 
 
@@ -449,6 +450,7 @@ def _hand_over(path: str) -> None:
     """Give a file or folder the owner of its parent folder. Let the group read it if the group can read the parent."""
     owner = os.stat(os.path.dirname(path))
     if os.geteuid() == 0 and owner.st_uid != 0:
-        os.chown(path, owner.st_uid, owner.st_gid)
+        with contextlib.suppress(PermissionError):  # a container may run as root without the right to change owners
+            os.chown(path, owner.st_uid, owner.st_gid)
     if owner.st_mode & 0o040:
         os.chmod(path, 0o750 if os.path.isdir(path) else 0o640)

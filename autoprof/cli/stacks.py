@@ -224,14 +224,19 @@ def ask_run(ray: Any, run: str, name: str, why: bytes, wait_s: float, native: bo
     }
     if not calls:
         raise cluster.Gone(f"all nodes of run {registered.id} are gone")
-    for node_id, answer in trigger.ask_nodes(ray, "autoprof_stacks", calls, wait_s + _NODE_EXTRA_S).items():
-        if isinstance(answer, Exception):  # the node has died since
-            first_line = (str(answer).strip().splitlines() or [type(answer).__name__])[0]
-            folder = f"{directories[node_id]}/{STACKS}/{name}"
-            problem = f"the node did not answer: {first_line[:200]}"
-            answers.append(Answer(host=host_name(alive[node_id]), folder=folder, problem=problem))
-        else:
-            answers.append(msgspec.convert(answer, Answer))
+    task = cluster.shipped(ray, nodes.__name__)
+    for node_id, answer in trigger.ask_nodes(ray, task, "autoprof_stacks", calls, wait_s + _NODE_EXTRA_S).items():
+        error = answer  # the exception, if the node has died since
+        if not isinstance(answer, Exception):
+            try:
+                answers.append(msgspec.convert(answer, Answer))
+                continue
+            except msgspec.ValidationError as invalid:  # the node has another release of autoprof
+                error = invalid
+        first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        folder = f"{directories[node_id]}/{STACKS}/{name}"
+        problem = f"the node did not answer: {first_line[:200]}"
+        answers.append(Answer(host=host_name(alive[node_id]), folder=folder, problem=problem))
     return registered.id, answers
 
 

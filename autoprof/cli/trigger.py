@@ -150,6 +150,7 @@ class InRay:
         self.title = f"run {run.id} on {run.host}"
         self.control = os.path.join(run.directory, "control")
         self._ray = ray
+        self._task = cluster.shipped(ray, nodes.__name__)
         self._head = cluster.own_address()
 
     def ask(self, trigger: Trigger) -> str:
@@ -191,7 +192,7 @@ class InRay:
 
     def _answers(self, title: str, calls: dict[str, tuple[Any, ...]]) -> dict[str, Any]:
         """Return the answers of nodes. The node of the trainer must have answered."""
-        answers = ask_nodes(self._ray, title, calls, cluster._PATIENCE_S)
+        answers = ask_nodes(self._ray, self._task, title, calls, cluster._PATIENCE_S)
         answer = answers[self.run.node]
         if isinstance(answer, Exception):
             reason = str(answer) if isinstance(answer, TimeoutError) else type(answer).__name__
@@ -208,11 +209,12 @@ class InRay:
 RunAccess = OnDisk | InRay
 
 
-def ask_nodes(ray: Any, title: str, calls: dict[str, tuple[Any, ...]], timeout_s: float) -> dict[str, Any]:
+def ask_nodes(ray: Any, task: Any, title: str, calls: dict[str, tuple[Any, ...]], timeout_s: float) -> dict[str, Any]:
     """Call functions of `nodes.py` on nodes of a cluster, at the same time.
 
     Args:
         ray: The module `ray`, connected to the cluster.
+        task: The remote function that `cluster.shipped` returns for `nodes.py`. Each new one stays in Ray's tables.
         title: The name that Ray's tools show for the calls.
         calls: dict from a node's id to the name of the function and its arguments.
         timeout_s: Seconds to wait for the answers.
@@ -220,7 +222,6 @@ def ask_nodes(ray: Any, title: str, calls: dict[str, tuple[Any, ...]], timeout_s
     Returns:
         dict from a node's id to its answer, or to the exception if the node has died or does not answer.
     """
-    task = cluster.shipped(ray, nodes.__name__)
     references = {node_id: cluster.on_node(task, node_id, title).remote(*call) for node_id, call in calls.items()}
     done, late = ray.wait(list(references.values()), num_returns=len(references), timeout=timeout_s)
     for reference in late:

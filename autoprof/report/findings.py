@@ -33,7 +33,7 @@ def deaths_of_run(run: Run) -> list[Finding]:
     return [Finding(kind=_KIND, text=text, evidence=evidence, seconds=0.0, file=dead[0].file or None)]
 
 
-# Kind of the findings about failed samples. The rule `step_rules.failed_samples`, which counts the failed samples of a
+# Kind of the findings about failed samples. The rule `rules.failed_samples`, which counts the failed samples of a
 # step in detail, has the same kind.
 KIND = "failed_samples"
 # Maximum number of findings that `failures_of_run` returns, and of stack frames in the evidence of each finding.

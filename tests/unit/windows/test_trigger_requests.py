@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -468,3 +469,21 @@ def test_steps_that_are_counted_wait_while_autoprof_is_off(trainer: Trainer) -> 
             requests.switch(run, off=number == 1)
         trainer.step()
     assert became(run) == [("done", [41, 44], "")]
+
+
+def test_a_request_to_a_deleted_run_makes_no_directory(tmp_path: Path) -> None:
+    error = nodes.write(str(tmp_path / "run"), "a.json", b"{}")
+    assert error is not None
+    assert error[0] == errno.ENOENT
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_fifo_among_the_requests_is_an_empty_request(tmp_path: Path) -> None:
+    (tmp_path / "control").mkdir()
+    fifo = tmp_path / "control" / "a.json"
+    os.mkfifo(fifo)
+    writer = os.open(fifo, os.O_RDWR)
+    try:
+        assert nodes.look(str(tmp_path), [])["requests"] == {"a.json": {}}
+    finally:
+        os.close(writer)
