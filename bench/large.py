@@ -187,6 +187,8 @@ class _Run:
         return usage
 
     def _end(self) -> dict[str, float]:
+        """End the run. No command has made a cache when a run ends."""
+        (self._folder / file_names.CACHE).unlink(missing_ok=True)
         command: list[str | Path] = [MAIN, CHILDREN / "run_end.py", self._folder, *map(str, self._shape)]
         output = processes.run(command, {"PYTHONPATH": str(ROOT)}, timeout_s=TIMEOUT_S).output
         usage: dict[str, float] = json.loads(output)
