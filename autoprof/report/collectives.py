@@ -382,7 +382,7 @@ def collective(stuck: Stuck, processes: Sequence[Process]) -> Sentence:
         here = f"; {plural(stuck.late, 'it is', 'they are')} in {late_places[0]}" if len(late_places) == 1 else ""
         text = f"{name_ranks(stuck.late, role)} {plural(stuck.late, 'has', 'have')} not joined {call}{stage}{here}"
         evidence += [line for process in late_processes[:1] for line in process.stack_lines()]
-        return Sentence(text, evidence, late_processes[0].file if late_processes else "")
+        return Sentence(text, evidence, next((process.file for process in late_processes), ""))
     other_calls = list(stuck.other.items())
     rank, first_call = other_calls[0]
     ranks = [each for each, other in other_calls if other == first_call]
@@ -390,4 +390,6 @@ def collective(stuck: Stuck, processes: Sequence[Process]) -> Sentence:
     others = [each for each in stuck.waiting if each not in ranks]
     text += f", {f'rank {others[0]}' if len(others) == 1 else 'the others'} {stuck.called}"
     other_texts = [f"rank {each} called {other}" for each, other in other_calls if other != first_call]
-    return Sentence(text, [*other_texts[:5], *evidence], process_of[rank].file if rank in process_of else "")
+    caller_process = process_of.get(rank)
+    file = caller_process.file if caller_process is not None else ""
+    return Sentence(text, [*other_texts[:5], *evidence], file)
