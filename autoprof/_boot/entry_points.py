@@ -24,7 +24,7 @@ _OUR_FINDERS = ("autoprof", "wrapt")
 def _reraise_if_from_handler(error: BaseException) -> None:
     """If a signal handler raised `error`, raise it again, as `seam.pass_on` does. Otherwise return.
 
-    An error whose traceback has only one frame can't come from a signal handler, such as the error for a missing file.
+    An error whose traceback has only one frame, such as the error for a missing file, can't come from a signal handler.
     Then `seam` is not imported.
     """
     if error.__traceback__ is not None and error.__traceback__.tb_next is not None:

@@ -324,7 +324,7 @@ class _Engine(msgspec.Struct, eq=False):
         size: Number of global ranks that the replica owns.
         own_devices: True if the engine has devices that the trainer does not use.
         method: Method of the actor that receives the requests.
-        recording: True while the engine records, as far as the trainer knows.
+        recording: True from a start that the engine has not refused until the stop.
     """
 
     server_id: ServerId

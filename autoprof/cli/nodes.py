@@ -107,7 +107,7 @@ def _make_question(folder: str, why: bytes) -> None:
     hidden = os.path.join(parent, f".{name}.{os.urandom(4).hex()}")
     os.mkdir(hidden, 0o700)
     try:
-        _hand_over(hidden)
+        _hand_over_folder(hidden)
         _write_complete(os.path.join(hidden, WHY), why)
         if not os.path.isdir(folder):
             os.rename(hidden, folder)
@@ -429,7 +429,7 @@ def _make_folder(path: str) -> None:
     """Make a folder in the run directory, which must exist: a deleted run directory is not made again."""
     with contextlib.suppress(FileExistsError):
         os.mkdir(path, 0o700)
-        _hand_over(path)
+        _hand_over_folder(path)
 
 
 def _write_complete(path: str, content: bytes) -> None:
@@ -439,18 +439,29 @@ def _write_complete(path: str, content: bytes) -> None:
     try:
         with open(descriptor, "wb") as file:
             file.write(content)
-        _hand_over(part)
+            _hand_over(descriptor, os.path.dirname(path), 0o640)
         os.replace(part, path)
     finally:
         with contextlib.suppress(FileNotFoundError):  # the file has been renamed
             os.unlink(part)
 
 
-def _hand_over(path: str) -> None:
-    """Give a file or folder the owner of its parent folder. Let the group read it if the group can read the parent."""
-    owner = os.stat(os.path.dirname(path))
+def _hand_over_folder(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        _hand_over(descriptor, os.path.dirname(path), 0o750)
+    finally:
+        os.close(descriptor)
+
+
+def _hand_over(descriptor: int, parent: str, mode: int) -> None:
+    """Give an open file or folder the owner of its parent folder, and `mode` if the group can read the parent.
+
+    If this process is root, a name would not be safe: the parent's owner could replace the file by a link.
+    """
+    owner = os.stat(parent)
     if os.geteuid() == 0 and owner.st_uid != 0:
         with contextlib.suppress(PermissionError):  # a container may run as root without the right to change owners
-            os.chown(path, owner.st_uid, owner.st_gid)
+            os.fchown(descriptor, owner.st_uid, owner.st_gid)
     if owner.st_mode & 0o040:
-        os.chmod(path, 0o750 if os.path.isdir(path) else 0o640)
+        os.fchmod(descriptor, mode)

@@ -16,7 +16,7 @@ from autoprof.cli import arguments, console
 from autoprof.cli.console import complain
 from autoprof.report import build, html, markdown
 from autoprof.report.build import ReportRequest
-from autoprof.report.model import NOTHING_COMMON, OTHER, OWN, Finding, RunFigures, StepFigures, several
+from autoprof.report.model import NOTHING_COMMON, NOTHING_SLOWER, OTHER, OWN, Finding, RunFigures, StepFigures, several
 from autoprof.report.overview import without_autoprof
 from autoprof.rundir import runs
 from autoprof.rundir.file_names import REPORT, is_whole_run, same_place
@@ -154,7 +154,7 @@ def show(figures: RunFigures, chosen: int | None = None) -> None:
         print(plain(f"{figures.comparison.b} against {figures.comparison.a}"))
         for line in figures.comparison.basis:
             print(*console.wrapped(plain(line)), sep="\n")
-        text_without_findings = "nothing became much slower" if figures.comparison.rows else NOTHING_COMMON
+        text_without_findings = NOTHING_SLOWER if figures.comparison.rows else NOTHING_COMMON
         _print_findings(figures.comparison.findings, text_without_findings)
         print()
     if step is None:

@@ -192,7 +192,7 @@ class InRay:
 
     def _answers(self, title: str, calls: dict[str, tuple[Any, ...]]) -> dict[str, Any]:
         """Return the answers of nodes. The node of the trainer must have answered."""
-        answers = ask_nodes(self._ray, self._task, title, calls, cluster._PATIENCE_S)
+        answers = ask_nodes(self._ray, self._task, title, calls, cluster.PATIENCE_S)
         answer = answers[self.run.node]
         if isinstance(answer, Exception):
             reason = str(answer) if isinstance(answer, TimeoutError) else type(answer).__name__

@@ -242,15 +242,15 @@ def load(environ: Mapping[str, str], directory: Path, given: Mapping[str, object
     Raises:
         SettingsError: A value is wrong.
     """
-    values = _settings_from_file(environ.get(PREFIX + "CONFIG", ""), directory)
+    fields = _settings_from_file(environ.get(PREFIX + "CONFIG", ""), directory)
     for name in FIELDS:
         text = environ.get(PREFIX + name.upper(), "").strip()
         # An empty `AUTOPROF_STEPS` has a meaning: record only the timeline.
         if text or (name == "steps" and PREFIX + "STEPS" in environ):
-            values[name] = check(name, text, PREFIX + name.upper())
-    values |= check_table(dict(given or {}), "", FIELDS)
-    values["dir"] = _folder(values.get("dir", Settings().dir), directory)
-    return Settings(**values)
+            fields[name] = check(name, text, PREFIX + name.upper())
+    fields |= check_table(dict(given or {}), "", FIELDS)
+    fields["dir"] = _folder(fields.get("dir", Settings().dir), directory)
+    return Settings(**fields)
 
 
 def unknown(environ: Iterable[str]) -> list[str]:

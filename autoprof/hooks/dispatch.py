@@ -157,7 +157,7 @@ async def drive_coroutine(
 ) -> Any:
     """Await `function`, with the behaviour of the hook `key` around the call, and return the function's result.
 
-    The arguments are those of `drive`.
+    It takes the arguments of `drive`.
     """
     hook_call = HookCall(key, function, args, kwargs) if call is None else HookCall.of(call)
     try:

@@ -162,7 +162,7 @@ def watch(
 
 def _report_own_error(key: str, error: BaseException) -> None:
     report(key, error)
-    seam.set_traceback(error, None)  # for the reason in `HookCall._failed`
+    seam.set_traceback(error, None)  # for the reason in `HookCall._handle_own_error`
 
 
 def _watch(call: Call, returned: Any, around: str) -> None:

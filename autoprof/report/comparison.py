@@ -90,7 +90,7 @@ def _side_of_run(run: RunFigures) -> Side:
     The times are medians over the typical steps. The operators come from the captures of the steps in detail.
     """
     rows = typical_steps(run.steps)
-    names = {name for row in rows for name in row.stages}
+    names = dict.fromkeys(name for row in rows for name in row.stages)
     return Side(
         label=run.id,
         step_s=run.median_s,
@@ -291,7 +291,7 @@ def _operators(captures: Iterable[CaptureFigures]) -> dict[tuple[str, str], floa
     return {
         (place, name): fmean(sums.get(name, 0.0) for sums in of_place)
         for place, of_place in sums_by_stage.items()
-        for name in {name for sums in of_place for name in sums}
+        for name in dict.fromkeys(name for sums in of_place for name in sums)
     }
 
 

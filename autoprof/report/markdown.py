@@ -11,7 +11,16 @@ from autoprof.base.units import change, number, seconds, share
 from autoprof.report import model
 from autoprof.report.details import place_of
 from autoprof.report.hang_state import open_for
-from autoprof.report.model import NOTHING_COMMON, CaptureFigures, Comparison, Finding, RunFigures, StepFigures, several
+from autoprof.report.model import (
+    NOTHING_COMMON,
+    NOTHING_SLOWER,
+    CaptureFigures,
+    Comparison,
+    Finding,
+    RunFigures,
+    StepFigures,
+    several,
+)
 
 # Maximum numbers of slow steps, of rows in a table, and of captures of a step. They are small, because GitHub limits a
 # pull request to 65,536 characters.
@@ -152,7 +161,7 @@ def _comparison(comparison: Comparison) -> Iterable[str]:
     yield f"## {_safe(comparison.b)} against {_safe(comparison.a)}"
     for line in comparison.basis:
         yield _safe(line)
-    yield _findings(comparison.findings, "nothing became slower by much" if comparison.rows else NOTHING_COMMON)
+    yield _findings(comparison.findings, NOTHING_SLOWER if comparison.rows else NOTHING_COMMON)
     rows = []
     for row in comparison.rows[:_MAX_ROWS]:
         show_value = number if row.unit == "1/s" else seconds

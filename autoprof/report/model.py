@@ -95,6 +95,7 @@ def plural(things: Sequence[object], one: str, many: str) -> str:
 
 # Text that is shown for a comparison without rows.
 NOTHING_COMMON = "nothing to compare: neither side has steps that ended, or traces"
+NOTHING_SLOWER = "nothing became much slower"
 
 
 class DeviceShares(msgspec.Struct, frozen=True, kw_only=True):

@@ -327,7 +327,7 @@ def on_node(task: Any, node: str, name: str, retries: int = 0) -> Any:
 
 
 # Timeout for the answer of a node, because Ray may have to start a worker on the node.
-_PATIENCE_S = 60.0
+PATIENCE_S = 60.0
 # Timeout for a connection to the head of the cluster.
 _HEAD_S = 5.0
 

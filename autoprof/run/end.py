@@ -153,7 +153,7 @@ def _is_orphan(part: Path, run_began: float) -> bool:
 
     Args:
         part: The file.
-        run_began: Seconds since the epoch at which this process began its work for the run (`Runtime.run_began`).
+        run_began: Seconds since the epoch at which this process began its work for the run (`Runtime.began`).
     """
     name = part.name.removesuffix(PART).removesuffix(_GZ)
     match = _MADE_BY.search(name)

@@ -150,13 +150,10 @@ OWN = sys._getframe().f_code.co_filename.removesuffix(_HERE)
 _WRAPPER = "/autoprof/hooks/wrapper.py"
 # Folder of the wrappers around functions of the user.
 _WRAPPERS = f"{OWN}hooks/"
-# Dict from a function that runs behaviours around a call, to its local variable that has the behaviour, or the list of
-# the behaviours.
+# Dict from a function that runs a behaviour around a call, to its local variable that has the behaviour.
 _DRIVERS = {
     (f"{OWN}hooks/dispatch.py", "drive"): "hook_call",
     (f"{OWN}hooks/dispatch.py", "drive_coroutine"): "hook_call",
-    (f"{OWN}hooks/dispatch.py", "within"): "hook_calls",
-    (f"{OWN}hooks/dispatch.py", "within_coroutine"): "hook_calls",
 }
 # Local variables that the functions in _DRIVERS delete before they return. If a copy of the locals kept these
 # variables, it would keep an exception alive.
@@ -204,12 +201,7 @@ def spans_in_awaited(awaited: Any, code: CodeType, frame: FrameType | None) -> l
 
 
 def _spans_of(value: Any) -> Iterator[Span]:
-    """Yield the spans of a running behaviour, or of a list of running behaviours."""
-    if type(value) is list:
-        for behaviour in value[:]:
-            if type(behaviour) is not list:
-                yield from _spans_of(behaviour)
-        return
+    """Yield the spans of a running behaviour."""
     if type(value).__module__ != "autoprof.hooks.dispatch":
         return
     around = getattr(value, "_around", None)

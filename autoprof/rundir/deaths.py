@@ -379,7 +379,7 @@ def crash_in_log(path: str) -> tuple[str, list[Frame]] | None:
 def parsed(text: str) -> tuple[str, list[Frame]]:
     """Return the signal and the stack of a crash, from the text that faulthandler wrote.
 
-    The stack is that of the crashed thread. If the crashed thread ran no Python code, it is that of the main thread.
+    The stack belongs to the crashed thread, or to the main thread if the crashed thread ran no Python code.
     """
     fatal = _FATAL.search(text)
     name = fatal[1].strip() if fatal else ""

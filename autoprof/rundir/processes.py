@@ -228,8 +228,8 @@ _TAIL_BYTES = (64 << 10, 1 << 20, 4 << 20)
 # Number of bytes at the end of a journal that are always read, because they contain the stage that ended last.
 _RECENT_BYTES = 4 << 10
 _PROCESS_LINE = b'\n{"kind":"process"'
-# The kinds of lines that are no spans, by their first four letters, which follow `{"kind":"`.
-_OTHER_KINDS = (b"proc", b"hook", b"erro", b"exit", b"rais", b"memo")
+# The kinds of lines that are not about spans, in the form of `journal.OTHER_KINDS`.
+_NO_SPANS = journal.OTHER_KINDS - {b"begu", b"drop"}
 _HOOK_LINES = re.compile(rb'^{"kind":"hook".*', re.MULTILINE)
 
 
@@ -352,7 +352,7 @@ class _History:
         begin = 0 if is_whole_journal else text.rfind(_PROCESS_LINE, 0, max(0, len(text) - _RECENT_BYTES)) + 1
         texts = list(filter(None, text[begin:].split(b"\n")))
         if not spans:
-            texts = [line_text for line_text in texts if line_text[9:13] in _OTHER_KINDS]
+            texts = [line_text for line_text in texts if line_text[9:13] in _NO_SPANS]
         lines = journal.all_decoded(texts)
         for line, line_text in zip(lines, texts, strict=True):
             if line is not None:

@@ -53,8 +53,8 @@ def test_lines_of_spans_are_distinguished_from_other_lines() -> None:
     process = ProcessLine(host="h", pid=1, clock=records.Moment(), version="0")
     assert journal.decoded(msgspec.json.encode(process)) == process
     tags = {kind.__struct_config__.tag for kind in typing.get_args(journal.AnyLine)}
-    assert {str(tag)[:4].encode() for tag in tags} == journal._OTHER_KINDS
-    assert {kind[:4].encode() for kind in records.SPAN_KINDS}.isdisjoint(journal._OTHER_KINDS)
+    assert {str(tag)[:4].encode() for tag in tags} == journal.OTHER_KINDS
+    assert {kind[:4].encode() for kind in records.SPAN_KINDS}.isdisjoint(journal.OTHER_KINDS)
     span = {"kind": "stage", "name": "x", "step": None, "role": "a", "rank": None, "start_ns": 1, "end_ns": 2}
     assert msgspec.to_builtins(journal.span_line(json.dumps(span).encode())) == span
     # A line of another release.

@@ -487,3 +487,20 @@ def test_a_fifo_among_the_requests_is_an_empty_request(tmp_path: Path) -> None:
         assert nodes.look(str(tmp_path), [])["requests"] == {"a.json": {}}
     finally:
         os.close(writer)
+
+
+def test_root_hands_a_request_over_by_its_descriptor_not_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mocker: MockerFixture
+) -> None:
+    (tmp_path / "control").mkdir()
+    status = os.stat_result((0o40750, 0, 0, 1, 4321, 4321, 0, 0, 0, 0))
+    by_descriptor, by_name, modes = mocker.Mock(), mocker.Mock(), mocker.Mock()
+    with monkeypatch.context() as patch:
+        for name, stand_in in (("fchown", by_descriptor), ("chown", by_name), ("fchmod", modes)):
+            patch.setattr(os, name, stand_in)
+        patch.setattr(os, "geteuid", lambda: 0)
+        patch.setattr(os, "stat", lambda path: status)
+        assert nodes.write(str(tmp_path), "a.json", b"{}") is None
+    assert by_descriptor.call_args.args[1:] == (4321, 4321)
+    assert modes.call_args.args[1] == 0o640
+    assert not by_name.called
