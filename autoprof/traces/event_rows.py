@@ -16,6 +16,8 @@ from typing import IO, Annotated, Any, TypeVar
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
+from autoprof.traces.reader import check_name
+
 Row = tuple[float, float, int]
 # Number of rows of a full run. A full run takes 2.6 MB.
 RUN_ROWS = 128 << 10
@@ -157,7 +159,7 @@ _Us = Annotated[float, Meta(ge=-_MAX_US, le=_MAX_US)]
 
 
 class Event(Struct, gc=False):
-    ph: str
+    ph: str = ""  # Empty for the events that `reader.check_name` describes.
     name: str = ""
     cat: str = ""
     pid: Id = None
@@ -217,7 +219,7 @@ class EventData:
         """Add the data of some events.
 
         Raises:
-            ValueError: A time is invalid.
+            ValueError: A time is invalid, or an event has no `ph`.
             msgspec.DecodeError: The arguments of an event are not valid JSON.
         """
         self.count += len(events)
@@ -242,6 +244,8 @@ class EventData:
                 self._memory(event)
             elif event.ph == "M":
                 self._add_description(event)
+            elif not event.ph:
+                check_name(event.name)
         self.rows.extend(rows)
 
     def _number(self, key: Key) -> int:

@@ -104,6 +104,19 @@ def unpacked(path: Path) -> Gunzip | BinaryIO:
     return Gunzip(file) if compressed else file
 
 
+def check_name(name: str) -> None:
+    """Check the name of an event that has no field `ph`.
+
+    In traces of torch 2.11 with CUDA, two events without a duration have the text of further fields in their names:
+    `Iteration Start: PyTorch Profiler", "ph": "i", "s": "g`, and `Record Window End` with the same end.
+
+    Raises:
+        ValueError: The name does not contain the field.
+    """
+    if '"ph": ' not in name:
+        raise ValueError(f"{name[:40]!r} has no field `ph`")
+
+
 # Number of bytes to read at a time. Larger pieces take longer, because they don't fit into the caches.
 CHUNK_BYTES = 1 << 20
 # Maximum size of one event, of the text before the events and of the text after the events.

@@ -18,7 +18,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 
 from autoprof.rundir import layout
 from autoprof.rundir.records import CaptureMeta, Line
-from autoprof.traces.reader import NO_JSON, Reader, TraceError
+from autoprof.traces.reader import NO_JSON, Reader, TraceError, check_name
 
 _SAMPLE_KINDS = frozenset(("sample", "turn", "tool", "reward"))
 
@@ -124,7 +124,7 @@ _PROCESS_EVENTS = frozenset((b'"process_name"', b'"process_labels"', b'"process_
 class RewrittenEvent(msgspec.Struct, gc=False, omit_defaults=True):
     """An event with the fields of the trace event format, in Kineto's order. Viewers know no other fields."""
 
-    ph: str
+    ph: str = ""  # Empty for the events that `reader.check_name` describes.
     cat: Field = UNSET
     name: Field = UNSET
     pid: Pid = ""
@@ -239,14 +239,18 @@ def rewrite(
         read = 0
         decode: Callable[[bytes], list[RewrittenEvent]] = _near_decoder.decode if near else _decoder.decode  # type: ignore[assignment]
         for events in reader.chunks(decode):
-            description_indexes: list[int] = []
+            left_out: list[int] = []
             progress(reader.place - read)
             read = reader.place
             try:
                 for place, event in enumerate(events):
                     if event.ph == "M" and event.name is not UNSET and bytes(event.name) in _PROCESS_EVENTS:
                         processes.note_description(event)
-                        description_indexes.append(place)
+                        left_out.append(place)
+                        continue
+                    if not event.ph:
+                        check_name("" if event.name is UNSET else msgspec.json.decode(event.name, type=str))
+                        left_out.append(place)
                         continue
                     event.pid = new.get(event.pid) or processes.pid(event.pid)
                     if event.id is not UNSET and event.ph in _SHARED_IDS:
@@ -263,7 +267,7 @@ def rewrite(
                             event.ts = _shifted_time(ts, shift_ns)
             except (ValueError, *NO_JSON) as error:
                 raise TraceError(f"{source.path}: an event can't be read: {error}") from None
-            for place in reversed(description_indexes):
+            for place in reversed(left_out):
                 del events[place]
             put(events)
         tally.cut = reader.cut

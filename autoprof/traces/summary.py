@@ -368,7 +368,7 @@ class Summing:
                 self_us=max(0.0, self._total_us[number] - self._inner_us[number]),
             )
             for (of_device, category, name), number in self._operators.items()
-            if of_device is on_device
+            if of_device is on_device and category not in NO_WORK
         ]
         return sorted(sums, key=lambda each: (-each.self_us, each.name))
 

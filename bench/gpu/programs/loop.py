@@ -15,8 +15,8 @@ import autoprof
 from bench.gpu.programs.common import arguments, say, synchronize, training
 
 
-def graphed(device: str) -> tuple[Any, torch.Tensor]:
-    """Return a CUDA graph of four products, and its result."""
+def graphed(device: str) -> tuple[Any, torch.Tensor, torch.Tensor]:
+    """Return a CUDA graph of four products, its input, which the caller must keep, and its result."""
     values = torch.ones(256, 256, device=device)
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
@@ -27,7 +27,7 @@ def graphed(device: str) -> tuple[Any, torch.Tensor]:
         result = values
         for _ in range(4):
             result = (result @ values) / 256
-    return graph, result
+    return graph, values, result
 
 
 def hold_cupti() -> str:
@@ -59,7 +59,7 @@ def main() -> None:
         if spread:
             torch.cuda.set_device(rank)
     step = training(parsed.device)
-    graph, result = graphed(parsed.device) if parsed.graph else (None, torch.zeros(1))
+    graph, _values, result = graphed(parsed.device) if parsed.graph else (None, None, torch.zeros(1))
     losses = []
     for number in range(1, parsed.steps + 1):
         with autoprof.step(number):
