@@ -41,6 +41,13 @@ _VARIES = [
     (r"[▁-▟━╸╺─]+", "BAR"),
     (r" {2,}", "  "),
 ]
+# Patterns of the ids, dates and process ids that a page shows, and the text for the n-th of them. So the outputs of one
+# page agree, and stay as they are when another run makes them.
+_STEADY = [
+    (r"(?<!\d)\d{8}-\d{6}-[0-9a-f]{6}", lambda n: f"20261126-10{n:02}12-{0xC8AA80 + 0x91B37 * n:06x}"),
+    (r"\d{4}-\d\d-\d\d \d\d:\d\d(?::\d\d)?", lambda n: f"2026-11-26 10:{n:02}:15"),
+    (rf"(?<=\b{_HOST}[- ])\d+|(?<=\bpid)\d+|(?<=\bpid )\d+", lambda n: str(4101 + 12 * n)),
+]
 _TIMEOUT_S = 600.0
 _MADE, _MADE_ID = "a made run", "20261122-010203-abcdef"
 
@@ -121,6 +128,8 @@ class Session:
         self.folder = folder
         self._started: list[subprocess.Popen[str]] = []
         self._exported: dict[str, str] = {}
+        # For each pattern of `_STEADY`: the texts in the outputs so far, and the texts that replace them.
+        self._texts: list[dict[str, str]] = [{} for _ in _STEADY]
 
     def run(self, command: str, until: str = "", status: int = 0) -> list[str]:
         """Run a command and return its output, as a page shows it.
@@ -155,7 +164,14 @@ class Session:
             time.sleep(2)
             return self.run(command, until, status)
         assert until or process.returncode == status, f"$ {command}\nended with {process.returncode}:\n{printed}"
-        return visible(printed, self.folder)
+        return [self._steady(line) for line in visible(printed, self.folder)]
+
+    def _steady(self, line: str) -> str:
+        """Replace ids, dates and process ids, each always by the same text."""
+        for texts, (pattern, text) in zip(self._texts, _STEADY, strict=True):
+            texts.setdefault(_MADE_ID, _MADE_ID)
+            line = re.sub(pattern, lambda m, t=texts, f=text: t.setdefault(m[0], f(len(t) - 1)), line)
+        return line
 
     def _interrupted(self, process: subprocess.Popen[str], until: str) -> str:
         assert process.stdout is not None
