@@ -6,6 +6,8 @@ import torch
 from torch import nn
 
 VOCABULARY, LENGTH, BATCH = 32, 12, 64
+# The policy is evaluated after this number of steps, on this number of sequences.
+EVALUATE_EVERY, EVALUATED = 6, 8192
 
 
 class Policy(nn.Module):
@@ -20,6 +22,11 @@ class Policy(nn.Module):
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         hidden, _ = self.recurrent(self.embedding(tokens))
         return self.head(hidden)
+
+
+def reward(tokens: torch.Tensor) -> torch.Tensor:
+    """Return the share of even tokens in each sequence, without its first token."""
+    return (tokens[:, 1:] % 2 == 0).float().mean(dim=1)
 
 
 class Trainer:
@@ -39,8 +46,10 @@ class Trainer:
     def train_step(self) -> float:
         """Run one step and return the mean reward."""
         tokens = self.generate()
-        rewards = (tokens[:, 1:] % 2 == 0).float().mean(dim=1)
+        rewards = reward(tokens)
         self.update(tokens, rewards)
+        if self.global_step % EVALUATE_EVERY == 0:
+            print(f"evaluation: mean reward {self.evaluate():.3f}", flush=True)
         return float(rewards.mean())
 
     @torch.no_grad()
@@ -51,6 +60,14 @@ class Trainer:
             probabilities = self.policy(tokens)[:, -1].softmax(-1)
             tokens = torch.cat([tokens, torch.multinomial(probabilities, 1)], dim=1)
         return tokens
+
+    @torch.no_grad()
+    def evaluate(self) -> float:
+        """Return the mean reward of many sequences with the most probable tokens."""
+        tokens = torch.randint(VOCABULARY, (EVALUATED, 1))
+        for _ in range(LENGTH):
+            tokens = torch.cat([tokens, self.policy(tokens)[:, -1:].argmax(-1)], dim=1)
+        return float(reward(tokens).mean())
 
     def update(self, tokens: torch.Tensor, rewards: torch.Tensor) -> None:
         """Take one step of the optimizer towards sequences with rewards above the mean."""

@@ -55,7 +55,7 @@ _MADE, _MADE_ID = "a made run", "20261122-010203-abcdef"
 def visible(printed: str, folder: Path) -> list[str]:
     """Return the output as a page shows it, without names of this machine and without lines of torch."""
     text = printed.replace(str(folder), _FOLDER).replace(os.path.realpath(folder), _FOLDER)
-    text = re.sub(rf"(?<![\w/]){re.escape(HOST)}(?=[- .]?(pid)?\d|\b)", _HOST, text)
+    text = re.sub(rf"((?<![\w/])|(?<=journal/)){re.escape(HOST)}(?=[- .]?(pid)?\d|\b)", _HOST, text)
     return _aligned([line.rstrip() for line in text.splitlines() if not line.startswith("USDT:")])
 
 
