@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from statistics import median
@@ -14,8 +14,8 @@ from autoprof.base.identity import HOST, pid_namespace
 from autoprof.base.redact import writable
 from autoprof.base.units import ranges, seconds
 from autoprof.report import findings, hang_state, hangs, model
-from autoprof.report.details import capture_figures, choose, choose_captures, details, more_slow_steps
-from autoprof.report.model import CaptureFigures, RunFigures, StepRow
+from autoprof.report.details import capture_figures, choose, choose_captures, details, more_to_judge
+from autoprof.report.model import CaptureFigures, Finding, RunFigures, StepFigures, StepRow
 from autoprof.report.overview import (
     CAPTURED,
     Overview,
@@ -63,112 +63,171 @@ def figures(
     """
     progress(0, None, "the timeline")
     path = Path(run.path)
-    # A large run that has ended does not change. So its data is cached, and the next report only writes the page.
-    stamps = layout.stamps_of_run(path) if not chosen and not run.state.startswith("running") else {}
-    if not layout.is_large(stamps):
-        return _figures(run, chosen, progress, operators)
-    content = [sorted(stamps.items()), run.path, run.outcome, operators, HOST, pid_namespace()]
+    # A large run that has ended does not change. So its data is cached, and the next report reads only the steps whose
+    # details the cache lacks.
+    stamps = {} if run.state.startswith("running") else layout.stamps_of_run(path)
+    is_cached = bool(stamps) and (layout.is_large(stamps) or run.bytes > WORTH_BYTES_OF_TRACES)
+    content = [sorted(stamps.items()), run.path, run.outcome, operators, HOST, pid_namespace()] if is_cached else []
     key = sha256(msgspec.msgpack.encode(content)).hexdigest()
-    cached = layout.get_cached(path, _PART, _CachedFigures)
-    if cached is not None and cached.key == key:
-        return cached.figures
-    run_figures = _figures(run, chosen, progress, operators)
-    if all(state.state != RUNNING for state in run.processes):
-        layout.put_cached(path, _PART, _CachedFigures(key, run_figures))
-    run.keep_captures()
-    return run_figures
+    whole = layout.get_cached(path, _PART, _WholeRun) if is_cached else None
+    reading = None
+    if whole is None or whole.key != key:
+        reading = _Reading(run, progress, operators)
+        reading.check(chosen)
+        whole = reading.whole(key)
+        if is_cached and all(state.state != RUNNING for state in run.processes):
+            layout.put_cached(path, _PART, whole)
+        if is_cached:
+            run.keep_captures()
+    if not chosen:
+        return whole.figures
+    steps = {step.number: step for step in whole.figures.details}
+    if more_numbers := [number for number in dict.fromkeys(chosen) if number not in steps]:
+        reading = reading or _Reading(run, progress, operators)
+        reading.check(more_numbers)
+        steps |= {step.number: step for step in reading.more_steps(more_numbers, whole)}
+    return msgspec.structs.replace(whole.figures, details=[steps[number] for number in dict.fromkeys(chosen)])
 
 
+# Total size of a run's captures, in bytes, from which the run gets a cache. Reading such captures takes seconds.
+WORTH_BYTES_OF_TRACES = 4 << 20
 # Name of the part of the cache that contains the data of the report on the whole run.
 _PART = "report"
 
 
-class _CachedFigures(msgspec.Struct, array_like=True):
-    """The data of the report on a run, and the key of the state that the files of the run had."""
+class _WholeRun(msgspec.Struct, array_like=True):
+    """The data of the report on a whole run. It does not depend on the steps that the user chose.
+
+    Attributes:
+        key: The key of the state that the files of the run had.
+        figures: The data. `details` contains the steps that `details.choose` picks.
+        judged: The numbers of the steps whose details the rules have judged.
+        step_findings: The findings of all steps. `figures.findings` lists only the costliest steps of each kind.
+    """
 
     key: str
     figures: RunFigures
+    judged: list[int]
+    step_findings: list[Finding]
 
 
-def _figures(run: runs.Run, chosen: Sequence[int], progress: Progress, operators: int) -> RunFigures:
-    path = Path(run.path)
-    going_on = run.state.startswith("running")
-    files, clocks = journals_of(path)
-    folders = {step.number: step for step in run.steps}
-    shifts = {file.host: file.shift_ns for file in files}
-    open_spans = hang_state.read_open_spans(run, shifts)
-    recorded = Recorded(run.steps, shifts)
-    timeline = RunTimeline(files, path)
-    overview = Overview(timeline, folders, recorded)
-    rows = overview.cut_off | {row.number: row for row in overview.rows}
-    numbers = list(dict.fromkeys(chosen or choose(overview.rows, overview.cut_off.values())))
-    numbers = numbers or sorted(folders)[-1:]
-    for number in numbers:
-        if number not in rows and number not in folders:
-            raise runs.NotFound(_no_step(run, number, overview.rows))
-    timed = overview.cut_off_spans | overview.spans
-    more_slow = [] if chosen else more_slow_steps(overview.rows, numbers)
-    spans = {number: timed.get(number) or _span_of_captures(rows, folders[number]) for number in (*numbers, *more_slow)}
-    captured = [folders[number] for number in numbers if number in folders]
-    capture_figures = _captures_by_step(path, captured, spans, shifts, progress, operators)
-    unread_captures = {number: len(folders[number].captures) - len(read) for number, read in capture_figures.items()}
-    steps = details(list(spans.values()), rows, timeline, capture_figures, unread_captures, recorded)
-    stages = shares(overview.rows)
-    typical_rows = typical_steps(overview.rows)
-    drivers = {number: files[span.file].name for number, span in overview.spans.items()}
-    death_findings = findings.deaths_of_run(run)
-    hang_findings, hang_notes = hangs.hangs_of_run(
-        run.path, open_spans, {row.number: row.seconds for row in overview.rows}
-    )
-    step_findings = findings.unexplained(
-        [
-            *hang_findings,
-            *findings.with_places(
-                (finding for step in steps for finding in findings.findings_of_step(step)),
-                findings.failures_of_run(open_spans),
-            ),
+class _Reading:
+    """The timeline of a run, the rows of its steps, and the findings that need no details of steps."""
+
+    def __init__(self, run: runs.Run, progress: Progress, operators: int) -> None:
+        path = Path(run.path)
+        self._run, self._progress, self._operators = run, progress, operators
+        self._files, self._clocks = journals_of(path)
+        self._folders = {step.number: step for step in run.steps}
+        self._shifts = {file.host: file.shift_ns for file in self._files}
+        self._open_spans = hang_state.read_open_spans(run, self._shifts)
+        self._recorded = Recorded(run.steps, self._shifts)
+        self._timeline = RunTimeline(self._files, path)
+        overview = self._overview = Overview(self._timeline, self._folders, self._recorded)
+        self._rows = overview.cut_off | {row.number: row for row in overview.rows}
+        self._stages = shares(overview.rows)
+        self._failures = findings.failures_of_run(self._open_spans)
+        self._hang_findings, self._hang_notes = hangs.hangs_of_run(
+            run.path, self._open_spans, {row.number: row.seconds for row in overview.rows}
+        )
+        drivers = {number: self._files[span.file].name for number, span in overview.spans.items()}
+        self._row_findings = [
             *findings.findings_of_run(overview.rows, drivers),
-            *findings.overall(typical_rows, stages),
+            *findings.overall(typical_steps(overview.rows), self._stages),
         ]
-    )
-    shown_steps = [
-        msgspec.structs.replace(step, findings=[finding for finding in step_findings if finding.step == step.number])
-        for step in steps
-        if step.number in numbers
-    ]
-    open_rows, open_left_out = open_spans.rows()
-    unread_notes = [*run.left_out, *timeline.notes()]
-    return RunFigures(
-        id=writable(run.id),
-        path=writable(run.path),
-        command=run.info.command,
-        state=run.state,
-        started_ns=round(run.info.started * 1e9) or None,
-        hosts=list(dict.fromkeys([*run.info.hosts, *(file.host for file in files)])),
-        versions={name: version for name, version in run.info.versions.items() if version},
-        steps=overview.rows,
-        stages=stages,
-        kinds=shares_of_kinds(overview.rows, stages),
-        basis=basis(overview.rows) if overview.rows else "",
-        median_s=median(row.seconds for row in typical_rows) if typical_rows else None,
-        tokens_per_s=_tokens_per_s(typical_rows),
-        findings=[*death_findings, *findings.abridged(step_findings)],
-        details=shown_steps,
-        comparison=None,
-        notes=[
-            *run.left_out,
-            *_notes(overview, timeline),
-            *_notes_on_lost_lines(run),
-            *clocks,
-            *hang_notes,
-            *timeline.notes(),
-        ],
-        verdict="" if step_findings or death_findings else findings.verdict(overview.rows, bool(unread_notes)),
-        autoprof=__version__,
-        open=open_rows,
-        open_left_out=open_left_out,
-        going_on=going_on,
-    )
+
+    def check(self, numbers: Iterable[int]) -> None:
+        """Check that the run has the steps with these numbers.
+
+        Raises:
+            NotFound: A step is neither in the timeline nor among the captures.
+        """
+        for number in numbers:
+            if number not in self._rows and number not in self._folders:
+                raise runs.NotFound(_no_step(self._run, number, self._overview.rows))
+
+    def whole(self, key: str) -> _WholeRun:
+        """Return the data of the report on the whole run, with the findings of all steps."""
+        overview, run, timeline = self._overview, self._run, self._timeline
+        numbers = choose(overview.rows, overview.cut_off.values()) or sorted(self._folders)[-1:]
+        steps = self._steps(numbers)
+        found = [finding for step in steps for finding in findings.findings_of_step(step)]
+        more_numbers = more_to_judge(overview.rows, numbers)
+        for step in self._steps(more_numbers, with_captures=False):
+            found += findings.findings_of_step(step)
+        step_findings = self._step_findings(found)
+        death_findings = findings.deaths_of_run(run)
+        typical_rows = typical_steps(overview.rows)
+        open_rows, open_left_out = self._open_spans.rows()
+        unread_notes = [*run.left_out, *timeline.notes()]
+        figures = RunFigures(
+            id=writable(run.id),
+            path=writable(run.path),
+            command=run.info.command,
+            state=run.state,
+            started_ns=round(run.info.started * 1e9) or None,
+            hosts=list(dict.fromkeys([*run.info.hosts, *(file.host for file in self._files)])),
+            versions={name: version for name, version in run.info.versions.items() if version},
+            steps=overview.rows,
+            stages=self._stages,
+            kinds=shares_of_kinds(overview.rows, self._stages),
+            basis=basis(overview.rows) if overview.rows else "",
+            median_s=median(row.seconds for row in typical_rows) if typical_rows else None,
+            tokens_per_s=_tokens_per_s(typical_rows),
+            findings=[*death_findings, *findings.abridged(step_findings)],
+            details=[_with_findings(step, step_findings) for step in steps],
+            comparison=None,
+            notes=[
+                *run.left_out,
+                *_notes(overview, timeline),
+                *_notes_on_lost_lines(run),
+                *self._clocks,
+                *self._hang_notes,
+                *timeline.notes(),
+            ],
+            verdict="" if step_findings or death_findings else findings.verdict(overview.rows, bool(unread_notes)),
+            autoprof=__version__,
+            open=open_rows,
+            open_left_out=open_left_out,
+            going_on=run.state.startswith("running"),
+        )
+        return _WholeRun(key, figures, [*numbers, *more_numbers], step_findings)
+
+    def more_steps(self, numbers: Sequence[int], whole: _WholeRun) -> list[StepFigures]:
+        """Return the details of steps that `whole` does not contain, with their findings.
+
+        If the rules have judged a step with its captures, its findings come from `whole`. Otherwise, they judge it now.
+        """
+        steps = []
+        for step in self._steps(numbers):
+            step_findings = whole.step_findings
+            if step.captures or step.number not in whole.judged:
+                step_findings = self._step_findings(findings.findings_of_step(step))
+            steps.append(_with_findings(step, step_findings))
+        return steps
+
+    def _step_findings(self, found: Iterable[Finding]) -> list[Finding]:
+        """Return `found` and the findings that need no details. Omit findings that other findings explain."""
+        found = findings.with_places(found, self._failures)
+        return findings.unexplained([*self._hang_findings, *found, *self._row_findings])
+
+    def _steps(self, numbers: Sequence[int], with_captures: bool = True) -> list[StepFigures]:
+        """Return the details of some steps. `with_captures` is False to leave out the captures."""
+        timed = self._overview.cut_off_spans | self._overview.spans
+        spans = {
+            number: timed.get(number) or _span_of_captures(self._rows, self._folders[number]) for number in numbers
+        }
+        captured = [self._folders[number] for number in numbers if with_captures and number in self._folders]
+        captures = _captures_by_step(
+            Path(self._run.path), captured, spans, self._shifts, self._progress, self._operators
+        )
+        unread = {number: len(self._folders[number].captures) - len(read) for number, read in captures.items()}
+        return details(list(spans.values()), self._rows, self._timeline, captures, unread, self._recorded)
+
+
+def _with_findings(step: StepFigures, step_findings: Sequence[Finding]) -> StepFigures:
+    found = [finding for finding in step_findings if finding.step == step.number]
+    return msgspec.structs.replace(step, findings=found)
 
 
 def trimmed(figures: RunFigures) -> RunFigures:

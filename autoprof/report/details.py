@@ -5,7 +5,9 @@ The journals are read a second time for these steps. The data of a capture is co
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 
 import msgspec
@@ -16,7 +18,7 @@ from autoprof.config.values import PREFIX
 from autoprof.report import model
 from autoprof.report.lanes import Lanes, skews
 from autoprof.report.model import CaptureFigures, DeviceShares, SampleFigures, StepFigures, StepRow
-from autoprof.report.overview import Recorded, typical_steps
+from autoprof.report.overview import REGULAR, Recorded, typical_steps
 from autoprof.report.samples import INSIDE, Samples
 from autoprof.report.timeline import WHOLE, Distinct, RunTimeline, StepSpan
 from autoprof.rundir import file_names, layout
@@ -202,15 +204,25 @@ def choose(rows: Sequence[StepRow], cut_off: Iterable[StepRow] = ()) -> list[int
     """
     captured_steps = sorted(row.number for row in (*rows, *cut_off) if row.captured)[-_MAX_CAPTURED:]
     chosen = {*_slowest(rows)[:_MAX_SLOW], *captured_steps}
-    if not chosen and rows:
-        typical_rows = sorted(typical_steps(rows), key=lambda row: row.seconds)
-        chosen = {typical_rows[len(typical_rows) // 2].number}
-    return sorted(chosen)
+    return sorted(chosen or _typical(rows))
 
 
-def more_slow_steps(rows: Sequence[StepRow], shown: Collection[int]) -> list[int]:
-    """Return the numbers of slow steps that are not shown in detail, but may have findings. The slowest comes first."""
-    return [number for number in _slowest(rows) if number not in shown][:_MAX_MORE_SLOW]
+def more_to_judge(rows: Sequence[StepRow], shown: Collection[int]) -> list[int]:
+    """Return the numbers of steps that are not shown in detail, but that the rules judge too.
+
+    These are further slow steps, the slowest first. If no other step is regular, the typical step is judged, because it
+    shows what each step loses.
+    """
+    slow_steps = [number for number in _slowest(rows) if number not in shown][:_MAX_MORE_SLOW]
+    judged = {*shown, *slow_steps}
+    has_regular = any(row.kind == REGULAR for row in rows if row.number in judged)
+    return slow_steps + [number for number in _typical(rows) if not has_regular and number not in judged]
+
+
+def _typical(rows: Sequence[StepRow]) -> list[int]:
+    """Return a list with the number of the step with the median time. If no step has ended, return an empty list."""
+    typical_rows = sorted(typical_steps(rows), key=lambda row: row.seconds)
+    return [row.number for row in typical_rows[len(typical_rows) // 2 :][:1]]
 
 
 def _slowest(rows: Sequence[StepRow]) -> list[int]:
@@ -287,6 +299,24 @@ class _DetailedStep:
         return max(recorded_ns) / 1e9 if recorded_ns and not all(recorded_ns) else 0.0
 
 
+class _StepsByTime:
+    """Index of steps, which finds the steps of a span without asking each step."""
+
+    def __init__(self, steps: Sequence[_DetailedStep]) -> None:
+        self._ordered = sorted(steps, key=lambda step: step.span.start_ns)
+        self._by_number = {step.span.number: step for step in steps}
+        self._starts = [step.span.start_ns for step in self._ordered]
+        # For each step, the latest end of the step and of all steps before it. Unlike the ends, they are ordered.
+        self._ends = list(accumulate((step.span.end_ns for step in self._ordered), max))
+
+    def steps_of(self, line: Line) -> list[_DetailedStep]:
+        """Return the step with the number of the span, and the steps that may overlap the span in time."""
+        first, end = bisect_right(self._ends, line.start_ns), bisect_left(self._starts, line.end_ns)
+        found = self._ordered[first:end]
+        numbered = None if line.step is None else self._by_number.get(line.step)
+        return found if numbered is None or numbered in found else [*found, numbered]
+
+
 def details(
     spans: Sequence[StepSpan],
     rows: Mapping[int, StepRow],
@@ -306,6 +336,7 @@ def details(
         recorded: The times in which profilers recorded.
     """
     steps = [_DetailedStep(span, timeline.journals) for span in spans]
+    by_time = _StepsByTime(steps)
     # Use a new reader: `timeline.reader` has already counted the lines that are left out, and would count them twice.
     reader, distinct = SpanReader(), Distinct()
     step_times = [(span.number, span.start_ns, span.end_ns) for span in spans]
@@ -313,7 +344,7 @@ def details(
         for batch in reader.batches(journal, ranges(timeline.zones[number], step_times)):
             for span in batch.spans:
                 if (shifted_span := distinct.span(span, journal.shift_ns)) is not None:
-                    for step in steps:
+                    for step in by_time.steps_of(shifted_span):
                         step.add(number, shifted_span)
     return [
         step.figures(rows[number], captures.get(number, []), captures_left_out.get(number, 0), recorded)

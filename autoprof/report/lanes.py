@@ -24,6 +24,8 @@ from autoprof.rundir.records import Line
 _MAX_SPANS = 500
 # Kinds of spans that are not work: the window of a capture, the step itself, autoprof's own time.
 _NO_WORK = ("window", "step", PROFILING)
+# Share of a stage by which a rank ends later than the other ranks, if they are said to have waited for it.
+_CLEARLY_LATER = 0.1
 # Shortest gap in the work of all workers that is shown.
 _MIN_GAP_NS = 50_000_000
 
@@ -127,6 +129,7 @@ class Lanes:
         self._by_key: dict[tuple[int, str, int | None], LaneSpans] = {}
         self.lanes: list[LaneSpans] = []
         self._workers: list[LaneSpans] = []
+        self._own_lanes: list[LaneSpans] = []
         self._driver_stages: list[Line] = []
 
     def add(self, file: int, line: Line, own: bool) -> None:
@@ -160,7 +163,14 @@ class Lanes:
         loops = [lane for lane in self.lanes if lane.role == "agent_loop"]
         for number, lane in enumerate(loops if len(loops) > 1 else []):
             lane.label = f"agent_loop {number}"
-        self._workers = [lane for lane in self.lanes if lane.file != self._driver]
+        # A driver that is one of several ranks, as under torchrun, works like the other ranks.
+        other_roles = {lane.role for lane in self.lanes if lane.file != self._driver and lane.rank is not None}
+        self._own_lanes = [
+            lane
+            for lane in self.lanes
+            if lane.file == self._driver and lane.rank is not None and lane.role in other_roles
+        ]
+        self._workers = [lane for lane in self.lanes if lane.file != self._driver or lane in self._own_lanes]
         self._driver_stages = [
             line
             for lane in self.lanes
@@ -246,7 +256,7 @@ class Lanes:
         )
 
     def path(self) -> list[PathPart]:
-        """Return the stages of the driver, ordered by start, each with the worker's span that ended last in it."""
+        """Return the stages of the driver, ordered by start, each with the worker's span for which it waited."""
         timers = [line for line in self._driver_stages if line.kind == "timer"]
         driver_spans = [(line.name, line.start_ns, line.end_ns) for line in timers or self._driver_stages]
         spans = [(line, lane) for lane in self._workers for line in lane.spans() if line.kind in ("stage", "sample")]
@@ -254,8 +264,7 @@ class Lanes:
         for name, start, end in segments(driver_spans, self._start, self._end):
             if (end - start) * 100 < self._end - self._start:
                 continue
-            ended_spans = [(line, lane) for line, lane in spans if start < line.end_ns <= end]
-            line, lane = max(ended_spans, key=lambda each: each[0].end_ns, default=(None, None))
+            line, lane = self._holder(spans, name, start, end)
             path.append(
                 PathPart(
                     stage=name,
@@ -265,6 +274,30 @@ class Lanes:
                 )
             )
         return path
+
+    def _holder(
+        self, spans: Sequence[tuple[Line, LaneSpans]], stage: str, start: int, end: int
+    ) -> tuple[Line | None, LaneSpans | None]:
+        """Return the worker's span for which a stage of the driver waited, and the lane of the span.
+
+        This is the span that ended last in the stage. If the driver is one of several ranks, all ranks end a stage with
+        collectives at the same time. So a rank that was still in an earlier stage comes first. If no rank ended clearly
+        later than the others, return (None, None).
+        """
+        ended = [each for each in spans if start < each[0].end_ns <= end]
+        if not self._own_lanes:
+            return max(ended, key=lambda each: each[0].end_ns, default=(None, None))
+        least_ns = _CLEARLY_LATER * (end - start)
+        late = [each for each in ended if each[0].name != stage and each[0].start_ns < start]
+        line, lane = max(late, key=lambda each: each[0].end_ns, default=(None, None))
+        if line is not None and line.end_ns - start >= least_ns:
+            return line, lane
+        same = [each for each in spans if each[0].name == stage and each[0].start_ns < end and each[0].end_ns > start]
+        same.sort(key=lambda each: each[0].end_ns)
+        earlier_end = same[-2][0].end_ns if len(same) > 1 else start
+        if same and earlier_end + least_ns <= same[-1][0].end_ns <= end:
+            return same[-1]
+        return None, None
 
 
 def _edge(lanes: Iterable[LaneSpans], at: int, side: int) -> tuple[str, str]:

@@ -15,7 +15,7 @@ SECOND = 10**9
 
 
 def figures(folder: Path, *steps: int) -> RunFigures:
-    return build.figures(runs.read(folder), list(steps) or None)
+    return build.figures(runs.read(folder), steps)
 
 
 def timeline(folder: Path, **processes: list[dict[str, Any]]) -> Path:

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from autoprof.cli.main import main
-from autoprof.report import build
+from autoprof.report import build, details
 from autoprof.rundir import journal, layout, processes, runs
 from tests.support import large_timelines, report_runs
 
@@ -177,3 +177,22 @@ def test_a_damaged_meta_file_is_named_by_each_command(large: Path, capsys: pytes
     for _ in range(2):
         assert main(["ls", str(large)]) == 0
         assert "merged.meta.json: state is left out" in capsys.readouterr().err
+
+
+def test_the_captures_of_a_small_run_are_read_once(
+    tmp_path: Path, mocker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    report_runs.write(run, captured=5, slow_rank=7)
+    monkeypatch.setattr(layout, "WORTH_BYTES", 1 << 30)
+    build.figures(runs.read(run))
+    assert not (run / ".cache.msgpack").exists()
+    monkeypatch.setattr(build, "WORTH_BYTES_OF_TRACES", 1)
+    first = figures(run)
+    summed, read = mocker.spy(details, "summarize"), mocker.spy(build, "RunTimeline")
+    assert figures(run) == first
+    of_step = build.figures(runs.read(run), [5])
+    assert [len(step.captures) > 0 for step in of_step.details] == [True]
+    assert (summed.call_count, read.call_count) == (0, 0)
+    assert build.figures(runs.read(run), [3]).findings == of_step.findings
+    assert (summed.call_count, read.call_count) == (0, 1)

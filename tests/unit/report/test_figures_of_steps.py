@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from autoprof.report.lanes import MAX_LANES
+from autoprof.report.model import RunFigures
 from autoprof.report.timeline import RunTimeline
 from autoprof.rundir.journal import journals
 from tests.support.report_runs import START_NS
@@ -238,3 +239,40 @@ def test_of_very_many_lanes_the_busiest_and_idlest_are_shown(tmp_path: Path) -> 
     (found,) = figures(run, 1).details
     assert (len(found.lanes), found.lanes_left_out) == (MAX_LANES, len(ranks) - MAX_LANES)
     assert {"actor rank 2", f"actor rank {MAX_LANES + 11}"} <= {lane.label for lane in found.lanes}
+
+
+def two_ranks(folder: Path, slow: int) -> RunFigures:
+    """Make a run of two ranks under torchrun. Rank 0 drives the steps, and a rank collects for 6 s instead of 2 s."""
+    ranks = []
+    for rank in (0, 1):
+        ids = {"role": "trainer", "rank": rank}
+        collected = 6 if rank == slow else 2
+        # The update ends in both ranks at the same time, because it has a collective.
+        ranks.append(
+            [span("stage", "collect", 0, collected, **ids), span("stage", "update_actor", collected, 8, **ids)]
+        )
+        ranks[rank].append(span("step", "step", 0, 8, **ids))
+    return figures(timeline(folder, n1=ranks[0], n2=ranks[1]), 1)
+
+
+@pytest.mark.parametrize(("slow", "held"), [(0, {"collect": 0, "update_actor": None}), (1, {"update_actor": 1})])
+def test_a_driver_that_is_a_rank_can_hold_up_the_others(tmp_path: Path, slow: int, held: dict[str, int | None]) -> None:
+    run = two_ranks(tmp_path / "run", slow)
+    expected = {"collect": None, "update_actor": None} | {
+        stage: None if rank is None else f"collect of trainer rank {rank}" for stage, rank in held.items()
+    }
+    assert {part.stage: part.held_by for part in run.details[0].path} == expected
+    (finding,) = run.findings
+    assert (finding.kind, finding.seconds) == ("slow_rank", 4)
+    assert finding.text.startswith(f"step 1: trainer rank {slow} was slow in collect: 6.00 s")
+
+
+def test_work_of_a_driver_that_is_a_rank_is_no_gap(tmp_path: Path) -> None:
+    ids = {"role": "trainer", "rank": 0}
+    driver = [span("stage", "collect", 0, 2, **ids), span("stage", "save", 2, 6, **ids)]
+    driver += [span("stage", "update_actor", 6, 8, **ids), span("step", "step", 0, 8, **ids)]
+    ids = {"role": "trainer", "rank": 1}
+    other = [span("stage", "collect", 0, 2, **ids), span("stage", "update_actor", 6, 8, **ids)]
+    run = figures(timeline(tmp_path / "run", n1=driver, n2=other), 1)
+    assert (run.details[0].gaps, run.findings) == ([], [])
+    assert {part.stage: part.held_by for part in run.details[0].path}["save"] == "save of trainer rank 0"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from autoprof.report import build, charts, comparison, findings, html, lanes, overview, rules
+from autoprof.report import build, charts, comparison, details, findings, html, lanes, overview, rules
 from autoprof.report.model import Finding, RunFigures
 from autoprof.rundir import runs
 from tests.support.helpers import ROOT
@@ -33,7 +33,7 @@ NAMED = {
 
 def found(folder: Path, step: int | None = None, **more: int) -> RunFigures:
     write(folder, **more)
-    return build.figures(runs.read(folder), None if step is None else [step])
+    return build.figures(runs.read(folder), () if step is None else (step,))
 
 
 def test_every_cause_that_can_be_planted_is_looked_for() -> None:
@@ -214,3 +214,44 @@ def test_the_documentation_has_the_thresholds(
 def test_the_documentation_has_every_kind() -> None:
     headings = DOCUMENTATION.read_text().splitlines()
     assert [kind for kind in rules.KINDS if f"### {kind}" not in headings] == []
+
+
+def test_the_findings_of_a_run_are_the_same_on_each_page(tmp_path: Path) -> None:
+    causes = {"slow_rank": 3, "long_weight_sync": 5, "slow_tool": 9, "gap": 11}
+    write(tmp_path / "run", captured=5, **causes)
+    run = runs.read(tmp_path / "run")
+    whole = build.figures(run)
+    assert {finding.step: finding.kind for finding in whole.findings} == {
+        step: NAMED[cause][0] for cause, step in causes.items()
+    }
+    for number in range(1, 13):
+        page = build.figures(run, [number])
+        assert page.findings == whole.findings
+        assert [shown.number for shown in page.details] == [number]
+        if number in causes.values():
+            assert page.details[0].findings == [finding for finding in whole.findings if finding.step == number]
+
+
+def test_a_step_that_the_report_does_not_judge_is_judged_if_it_is_chosen(tmp_path: Path) -> None:
+    """All steps wait for rank 1. The report judges one of them: it has the median time."""
+    ranks: list[list[dict[str, Any]]] = [[], []]
+    for number in range(1, 8):
+        start = 10 * number
+        for rank, length in enumerate((2, 6)):
+            ids = {"role": "actor", "rank": rank, "step": number}
+            ranks[rank].append(span("stage", "update_actor", start, start + length, **ids))
+        ranks[0].append(step(start + 6 + number / 100, number, start))
+    run = runs.read(timeline(tmp_path / "run", n1=ranks[0], n2=ranks[1]))
+    whole = build.figures(run)
+    assert [(finding.kind, finding.step) for finding in whole.findings] == [("slow_rank", 5)]
+    page = build.figures(run, [3])
+    assert page.findings == whole.findings
+    assert [(finding.kind, finding.step) for finding in page.details[0].findings] == [("slow_rank", 3)]
+
+
+def test_the_typical_step_is_judged_if_only_captured_steps_are_shown(tmp_path: Path) -> None:
+    write(tmp_path / "run", captured=2)
+    rows = build.figures(runs.read(tmp_path / "run")).steps
+    regular = sorted((row for row in rows if row.kind == overview.REGULAR), key=lambda row: row.seconds)
+    assert details.more_to_judge(rows, [2]) == [regular[len(regular) // 2].number]
+    assert details.more_to_judge(rows, [2, 7]) == []
