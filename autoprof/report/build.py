@@ -10,6 +10,7 @@ from statistics import median
 import msgspec
 
 from autoprof import __version__
+from autoprof.base import units
 from autoprof.base.identity import HOST, pid_namespace
 from autoprof.base.redact import writable
 from autoprof.base.units import ranges, seconds
@@ -39,7 +40,7 @@ from autoprof.rundir.runs import Run, Step
 Progress = Callable[[int, int | None, str], object]
 # Maximum number of rows in the tables of operators and kernels.
 MAX_OPERATORS = 50
-# Maximum number of notes on steps that recording made slower.
+# Maximum number of notes on steps that recording made slower, and on steps in which autoprof's own time was long.
 _MAX_RECORDED_NOTES = 4
 
 
@@ -321,6 +322,12 @@ def _notes(overview: Overview, timeline: RunTimeline) -> list[str]:
         for row in overview.rows
         if (slower := sum(row.slowed.values())) >= LEAST_S
     ][:_MAX_RECORDED_NOTES]
+    notes += [
+        f"step {row.number}: {_own_shares_text(shares)} was autoprof's own time, so findings don't use the seconds of "
+        f"{model.plural([*shares], 'this stage', 'these stages')}"
+        for row in overview.rows
+        if (shares := {name: share for name, share in row.own_shares.items() if name != model.OTHER})
+    ][:_MAX_RECORDED_NOTES]
     if stageless := [
         str(row.number) for row in overview.rows if not without_autoprof(row.stages).keys() - {model.OTHER}
     ]:
@@ -341,6 +348,12 @@ def _main_parts_text(stages: Mapping[str, float]) -> str:
     by_seconds = sorted(stages.items(), key=lambda each: -each[1])
     main_parts = [f"{name} {seconds(took)}" for name, took in by_seconds if took >= 0.1 * by_seconds[0][1]]
     return model.listed(main_parts, 3)
+
+
+def _own_shares_text(shares: Mapping[str, float]) -> str:
+    """List the stages with the largest shares of autoprof's own time, such as `81 % of gen, 40 % of ref`."""
+    by_share = sorted(shares.items(), key=lambda each: -each[1])
+    return model.listed([f"{units.share(share)} of {name}" for name, share in by_share], 3)
 
 
 def _no_step(run: runs.Run, number: int, rows: Sequence[StepRow]) -> str:

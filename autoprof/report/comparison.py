@@ -43,6 +43,7 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
         operators: Own seconds of each operator per capture, by (stage and process of the capture, name).
         step: The number of the step. None for a run.
         recorded: Seconds of each stage in which a profiler recorded.
+        own_shares: The stages in which autoprof's own time is over a fifth. For a run, in most of its typical steps.
         kinds: Kinds of stages, by the name of a stage or by the stage and process of a capture.
         basis: For a run, a text that names the steps from which the times were computed.
     """
@@ -55,6 +56,7 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     operators: dict[tuple[str, str], float]
     step: int | None
     recorded: dict[str, float] = {}
+    own_shares: dict[str, float] = {}
     kinds: dict[str, str] = {}
     basis: str = ""
 
@@ -80,6 +82,7 @@ def side(run: RunFigures, step: int | None, with_run: bool) -> Side:
         operators=_operators(details.captures),
         step=step,
         recorded=row.recorded if row else {},
+        own_shares=details.own_shares,
         kinds=_kinds(run, details.captures),
     )
 
@@ -91,12 +94,14 @@ def _side_of_run(run: RunFigures) -> Side:
     """
     rows = typical_steps(run.steps)
     names = dict.fromkeys(name for row in rows for name in row.stages)
+    own_counts = Counter(name for row in rows for name in row.own_shares)
     return Side(
         label=run.id,
         step_s=run.median_s,
         stages={name: _typical([row.stages.get(name, 0.0) for row in rows]) for name in names},
         tokens_per_s=run.tokens_per_s,
         samples={},
+        own_shares={name: 1.0 for name, count in own_counts.items() if 2 * count > len(rows)},
         operators=_operators(capture for step in run.details for capture in step.captures),
         step=None,
         kinds=_kinds(run, [capture for step in run.details for capture in step.captures]),
@@ -181,7 +186,7 @@ def _merge_stages_of_kinds(a: Side, b: Side) -> tuple[Side, Side, dict[str, str]
 def _with_stages_of_kinds(side: Side, other: Side, kind_of: Mapping[str, str]) -> Side:
     """Return a side whose stages are renamed by `kind_of`. Stages that get the same name are added up."""
     sums: dict[str, dict[str, float]] = {}
-    for field in ("stages", "recorded"):
+    for field in ("stages", "recorded", "own_shares"):
         sums[field] = defaultdict(float)
         for name, took in getattr(side, field).items():
             sums[field][kind_of.get(name, name)] += took
@@ -239,13 +244,13 @@ def _findings(a: Side, b: Side, rows: Sequence[ComparisonRow], whole_s: float) -
 def _delays_by_recording(a: Side, b: Side) -> dict[str, float]:
     """Return the seconds by which each stage took longer on side `b`, for stages that were recorded on side `b` only.
 
-    At most the recorded seconds of a stage count, because recording may have caused only these.
+    At most the recorded seconds of a stage count, because recording may have caused only these. If autoprof's own time
+    is over a fifth of the stage on one of the sides, all seconds count.
     """
-    return {
-        name: min(took, more)
-        for name, took in b.recorded.items()
-        if a.stages.get(name) and not a.recorded.get(name) and (more := b.stages.get(name, 0.0) - a.stages[name]) > 0
-    }
+    limits_s = {name: took for name, took in b.recorded.items() if a.stages.get(name) and not a.recorded.get(name)}
+    limits_s |= dict.fromkeys([*a.own_shares, *b.own_shares], float("inf"))
+    more_s = {name: b.stages.get(name, 0.0) - a.stages.get(name, 0.0) for name in limits_s}
+    return {name: min(limit, more_s[name]) for name, limit in limits_s.items() if more_s[name] > 0}
 
 
 def _captured_s(side: Side) -> float:

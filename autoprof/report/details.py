@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from autoprof.base.intervals import Union
 from autoprof.base.redact import writable
 from autoprof.config import values
 from autoprof.config.values import PREFIX
@@ -232,8 +233,9 @@ def _slowest(rows: Sequence[StepRow]) -> list[int]:
 class _DetailedStep:
     """Collector of the spans of one step while the journals are read."""
 
-    def __init__(self, span: StepSpan, journals: Sequence[Journal]) -> None:
+    def __init__(self, span: StepSpan, journals: Sequence[Journal], profiling: Union) -> None:
         self.span = span
+        self._profiling = profiling
         self._journals = journals
         self._lanes = Lanes(journals, span)
         self._samples = Samples()
@@ -268,17 +270,31 @@ class _DetailedStep:
             gaps=sorted(longest_gaps, key=lambda gap: gap.start_s),
             gaps_left_out=len(gaps) - len(longest_gaps),
             samples=self._sample_figures(),
-            skews=skews(lanes, journals, recorded),
+            skews=skews(lanes, journals, recorded, self._profiling),
             weight_sync_s=model.seconds_of(row.stages, model.SYNC, row.kinds),
             path=self._lanes.path(),
-            captures=captures,
+            captures=[self._with_own_time(capture) for capture in captures],
             captures_left_out=captures_left_out,
             apart_s=self._recorded_apart_s(recorded),
             findings=[],
             captured_for=windows(captures),
             kind=row.kind,
             no_stage=row.no_stage,
+            slowed=row.slowed,
+            own_shares=row.own_shares,
+            own_times=[
+                ((start - span.start_ns) / 1e9, (end - span.start_ns) / 1e9)
+                for start, end in self._profiling.within(span.start_ns, span.end_ns)
+            ],
         )
+
+    def _with_own_time(self, capture: CaptureFigures) -> CaptureFigures:
+        """Return the data of a capture with autoprof's own time in other captures while this capture recorded."""
+        if capture.start_s is None or not capture.seconds:
+            return capture
+        start_ns = self.span.start_ns + round(capture.start_s * 1e9)
+        own_ns = self._profiling.length(start_ns, start_ns + round(capture.seconds * 1e9))
+        return msgspec.structs.replace(capture, own_s=own_ns / 1e9)
 
     def _sample_figures(self) -> SampleFigures | None:
         labels = [""] * len(self._journals)
@@ -335,7 +351,7 @@ def details(
         captures_left_out: The number of captures of each step that were not read, by number.
         recorded: The times in which profilers recorded.
     """
-    steps = [_DetailedStep(span, timeline.journals) for span in spans]
+    steps = [_DetailedStep(span, timeline.journals, timeline.profiling) for span in spans]
     by_time = _StepsByTime(steps)
     # Use a new reader: `timeline.reader` has already counted the lines that are left out, and would count them twice.
     reader, distinct = SpanReader(), Distinct()

@@ -14,7 +14,7 @@ from autoprof.base.intervals import Interval, Union, segments
 from autoprof.config.values import role_place
 from autoprof.report import model
 from autoprof.report.model import OTHER, PROFILING, Gap, Lane, PathPart, Skew, SkewRow, SpanRow
-from autoprof.report.overview import Recorded
+from autoprof.report.overview import MAX_OWN_SHARE, Recorded
 from autoprof.report.samples import sample_label
 from autoprof.report.timeline import StepSpan
 from autoprof.rundir.journal import Journal
@@ -358,18 +358,29 @@ class _Member(msgspec.Struct, frozen=True):
         seconds: The seconds that are compared.
         calls: The start and the end of each call of the stage, ordered by start.
         recorded: True if a profiler recorded during at least one call.
+        in_autoprof: True if autoprof's own time, in any process, is over a fifth of the calls. Such a rank or replica
+            is not judged.
     """
 
     lane: LaneSpans
     seconds: float
     calls: list[Interval]
     recorded: bool = False
+    in_autoprof: bool = False
 
 
-def skews(lanes: Sequence[LaneSpans], journals: Sequence[Journal], recorded: Recorded) -> list[Skew]:
+def skews(lanes: Sequence[LaneSpans], journals: Sequence[Journal], recorded: Recorded, profiling: Union) -> list[Skew]:
     """Compare ranks that ran the same stage, and replicas that served requests.
 
-    Recording slows a rank down. So if only some ranks were recorded, the recorded ranks are not judged.
+    Recording slows a rank down. So if only some ranks were recorded, the recorded ranks are not judged. While autoprof
+    starts, stops or exports a recording in one rank, the other ranks may wait for this rank. So the times are measured
+    on a clock that stands still in these times.
+
+    Args:
+        lanes: The lanes of the step.
+        journals: The journals of the run.
+        recorded: The times in which profilers recorded.
+        profiling: The times in which autoprof delayed the run.
 
     Returns:
         The comparisons. The comparison with the longest wait comes first.
@@ -385,27 +396,35 @@ def skews(lanes: Sequence[LaneSpans], journals: Sequence[Journal], recorded: Rec
     for (role, stage), by_rank in by_stage.items():
         rows = []
         for of_rank in by_rank.values():
-            # Subtract the time in which autoprof started a profiler within the stage. It is no delay by the rank.
-            calls = sorted(
-                (start, end - lane.profiling.length(start, end))
-                for lane in of_rank
-                for start, end in lane.stages[stage]
-            )
-            seconds = sum(end - start for start, end in calls) / 1e9
+            whole_calls = sorted(call for lane in of_rank for call in lane.stages[stage])
+            calls = _without(whole_calls, profiling)
+            length, whole_length = (sum(end - start for start, end in each) for each in (calls, whole_calls))
             was_recorded = any(_was_recorded(lane, lane.stages[stage], journals, recorded) for lane in of_rank)
-            rows.append(_Member(of_rank[-1], seconds, calls, was_recorded))
+            in_autoprof = whole_length - length > MAX_OWN_SHARE * whole_length
+            rows.append(_Member(of_rank[-1], length / 1e9, calls, was_recorded, in_autoprof))
         skews_found += _skews(stage, role, rows, journals)
     replica_lanes = [lane for lane in lanes if lane.replica is not None and lane.requests_s]
     # Compare the time per token: a long answer or a slow tool keeps a replica busy longer, but does not mean that the
     # replica is slow.
-    rows = [
-        _Member(
-            lane, seconds, [_interval_of_span(lane)], _was_recorded(lane, [_interval_of_span(lane)], journals, recorded)
-        )
-        for lane, seconds in zip(replica_lanes, _seconds_for_median_work(replica_lanes), strict=True)
-    ]
+    rows = []
+    for lane, seconds in zip(replica_lanes, _seconds_for_median_work(replica_lanes), strict=True):
+        start, end = _interval_of_span(lane)
+        was_recorded = _was_recorded(lane, [(start, end)], journals, recorded)
+        in_autoprof = profiling.length(start, end) > MAX_OWN_SHARE * (end - start)
+        rows.append(_Member(lane, seconds, _without([(start, end)], profiling), was_recorded, in_autoprof))
     skews_found += _skews("generate", "rollout", rows, journals)
     return sorted(skews_found, key=lambda skew: -skew.waited_s)
+
+
+def _without(calls: Iterable[Interval], profiling: Union) -> list[Interval]:
+    """Return the calls on a clock that stands still in the times `profiling`. The calls must be ordered by start."""
+    pieces = profiling.pieces()
+    if not pieces:
+        return list(calls)
+    return [
+        (start - profiling.length(pieces[0][0], start), end - profiling.length(pieces[0][0], end))
+        for start, end in calls
+    ]
 
 
 def _was_recorded(lane: LaneSpans, calls: Iterable[Interval], journals: Sequence[Journal], recorded: Recorded) -> bool:
@@ -436,7 +455,8 @@ def _seconds_for_median_work(lanes: Sequence[LaneSpans]) -> list[float]:
 def _skews(stage: str, role: str, rows: list[_Member], journals: Sequence[Journal]) -> list[Skew]:
     """Compare the slowest rank or replica of a stage with the median of the others. Return at most one skew."""
     ordered_rows = sorted(rows, key=lambda row: -row.seconds)
-    judged_rows = [row for row in ordered_rows if not row.recorded] or ordered_rows
+    comparable_rows = [row for row in ordered_rows if not row.in_autoprof]
+    judged_rows = [row for row in comparable_rows if not row.recorded] or comparable_rows
     if len(judged_rows) < 2:
         return []
     slowest, *others = judged_rows

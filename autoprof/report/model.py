@@ -132,6 +132,8 @@ class CaptureFigures(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float | None = None  # Seconds from the first to the last event of the trace.
     # Seconds in collectives, including the wait for other ranks. None if the trace has no collectives.
     collectives_s: float | None = None
+    # Seconds of `seconds` in which autoprof started, stopped or exported a recording in any process.
+    own_s: float = 0.0
     events: int | None = None
     operators: list[Operator] = []  # At most 50 operators of the host, the longest own time first.
     kernels: list[Operator] = []  # At most 50 kernels of the devices, the longest own time first.
@@ -317,11 +319,11 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 class StageShare(msgspec.Struct, frozen=True, kw_only=True):
     """Time of one stage, summed over the steps that `RunFigures.basis` names.
 
-    The time of `autoprof's own` is summed over all steps.
+    The time of `autoprof's own` is summed over all steps. Its median is that of the steps with captures.
     """
 
     # The name of the timer or stage, `other`, or `autoprof's own`: time in which autoprof starts or stops a profiler,
-    # or waits for its files.
+    # or exports its trace, or a process waits for its files.
     name: str
     seconds: float  # Seconds of the stage, summed over the steps.
     # Share of the stage in the time of these steps. autoprof's own time is not part of the 100 %. None for
@@ -367,10 +369,13 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True):
     slowed: dict[str, float] = {}
     error: str | None = None  # The type of the exception that ended the step.
     kinds: dict[str, str] = {}  # Kinds of stages, by the name of the stage, if the name does not show the kind.
-    # `warm-up` (the first step of each start of the trainer), `captured` (a profiler recorded in a process), or
-    # `regular`.
+    # `warm-up` (the first step of each start of the trainer), `captured` (a profiler recorded, or autoprof wrote a
+    # trace, in a process), or `regular`.
     kind: str = "regular"
     no_stage: StageGap | None = None  # The time in which no stage ran. None unless it is over a fifth of the step.
+    # The share of autoprof's own time in each stage, if it is over a fifth. Findings don't use the seconds of these
+    # stages.
+    own_shares: dict[str, float] = {}
 
 
 class StepFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -401,6 +406,11 @@ class StepFigures(msgspec.Struct, frozen=True, kw_only=True):
     captured_for: list[str] = []
     kind: str = "regular"  # As in `StepRow`.
     no_stage: StageGap | None = None  # As in `StepRow`.
+    slowed: dict[str, float] = {}  # As in `StepRow`.
+    own_shares: dict[str, float] = {}  # As in `StepRow`.
+    # The times in which autoprof started, stopped or exported a recording in any process: (start, end), in seconds from
+    # the step's start.
+    own_times: list[tuple[float, float]] = []
 
 
 class ComparisonRow(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,7 +22,8 @@ from autoprof.rundir.runs import CaptureFile, Step
 # Kind of the first step after each start of the trainer. This step fills caches, compiles kernels and waits for late
 # processes.
 WARM_UP = "warm-up"
-# Kind of a step in which a profiler recorded in at least one process. Recording makes the step slower.
+# Kind of a step in which a profiler recorded, or autoprof wrote a trace, in at least one process. Both make the step
+# slower.
 CAPTURED = "captured"
 REGULAR = "regular"
 
@@ -86,7 +87,7 @@ def no_stage(span: StepSpan, sums: StepSums, parts: Mapping[str, float]) -> Stag
     if parts[OTHER] <= NO_STAGE_SHARE * stages_s:
         return None
     named_intervals = _timers(span, sums) + _stages(sums, start, end)
-    own_intervals = [*sums.profiling.pieces(), *sums.exports.pieces()]
+    own_intervals = sums.profiling.pieces()
     free = Union([*own_intervals, *((low, high) for _, low, high in named_intervals)]).without(start, end)
     free_s = sum(high - low for low, high in free) / 1e9
     if free_s <= NO_STAGE_SHARE * stages_s:
@@ -100,6 +101,28 @@ def no_stage(span: StepSpan, sums: StepSums, parts: Mapping[str, float]) -> Stag
         after=max(((until, name) for name, _, until in named_intervals if start < until <= low), default=(0, ""))[1],
         before=min(((since, name) for name, since, _ in named_intervals if high <= since < end), default=(0, ""))[1],
     )
+
+
+# If more than this share of a stage is autoprof's own time, the seconds of the stage are not judged.
+MAX_OWN_SHARE = 0.2
+
+
+def own_shares(span: StepSpan, sums: StepSums, parts: Mapping[str, float]) -> dict[str, float]:
+    """Return the share of autoprof's own time in each stage of a step, for shares over a fifth.
+
+    Args:
+        span: The step.
+        sums: The sums of the step.
+        parts: The seconds of each stage in the step without autoprof's own time, from `by_stage`.
+    """
+    if OWN not in parts:
+        return {}
+    own_time_included = msgspec.structs.replace(sums, profiling=Union())
+    shares_found = {}
+    for name, took in by_stage(span, own_time_included).items():
+        if took > 0 and (share := 1 - parts.get(name, 0.0) / took) > MAX_OWN_SHARE:
+            shares_found[name] = share
+    return shares_found
 
 
 def recorded_stages(span: StepSpan, sums: StepSums, recorded: Sequence[Interval]) -> dict[str, float]:
@@ -150,7 +173,14 @@ def shares(rows: Sequence[StepRow]) -> list[StageShare]:
     stage_shares = _stage_shares(stages, whole_s, lambda name: kind_of.get(name) or values.kind_of(name))
     stage_shares.sort(key=lambda share: (share.name == OTHER, -share.seconds))
     own_rows = [{OWN: row.stages[OWN]} for row in rows if OWN in row.stages]
-    return [*stage_shares, *_stage_shares(own_rows, None, lambda _: "")]
+    # The last export may end in a step without captures. Such a step does not count for the median.
+    own_in_captured_steps = [row.stages[OWN] for row in rows if OWN in row.stages and row.captured]
+    own_shares_found = _stage_shares(own_rows, None, lambda _: "")
+    if own_in_captured_steps:
+        own_shares_found = [
+            msgspec.structs.replace(share, median_s=median(own_in_captured_steps)) for share in own_shares_found
+        ]
+    return [*stage_shares, *own_shares_found]
 
 
 def shares_of_kinds(rows: Sequence[StepRow], stages: Iterable[StageShare]) -> list[StageShare]:
@@ -224,16 +254,21 @@ def _delays_by_recording(rows: Sequence[StepRow], place: int) -> dict[str, float
     """Return the seconds by which each recorded stage of a step took longer than usual.
 
     The usual time is the median of the same stage in the steps around the step, which must not be recorded. At most the
-    recorded seconds of a stage count.
+    recorded seconds of a stage count. If autoprof's own time is over a fifth of a stage, the whole excess counts, also
+    if the steps around the step were recorded.
     """
     row = rows[place]
-    if not row.recorded or any(each.recorded for each in _around(rows, place)):
+    limits_s = {} if any(each.recorded for each in _around(rows, place)) else row.recorded
+    limits_s = limits_s | dict.fromkeys(row.own_shares, float("inf"))
+    if not limits_s:
         return {}
     usual_s = usual_stages(rows, place, only_steps_with_stage=True)
     excess_s = {
-        name: min(took, row.stages.get(name, 0.0) - usual_s.get(name, 0.0)) for name, took in row.recorded.items()
+        name: min(limit, row.stages.get(name, 0.0) - usual_s.get(name, 0.0))
+        for name, limit in limits_s.items()
+        if usual_s.get(name) or name in row.own_shares
     }
-    return {name: excess for name, excess in excess_s.items() if excess > 0 and usual_s.get(name)}
+    return {name: excess for name, excess in excess_s.items() if excess > 0}
 
 
 def _around(rows: Sequence[StepRow], place: int) -> list[StepRow]:
@@ -309,7 +344,8 @@ class Recorded:
         return self._by.get((process.host, process.pid) if replica is None else ("replica", replica), Union())
 
 
-# If profilers of any process recorded in more than this share of a step, the step counts as captured.
+# If profilers of any process recorded, or autoprof was at work, in more than this share of a step, the step counts as
+# captured.
 _MIN_RECORDED_SHARE = 0.01
 
 
@@ -354,9 +390,10 @@ class Overview:
         length = (span.end_ns - span.start_ns) / 1e9
         parts = by_stage(span, sums)
         recorded = self._recorded.anywhere.within(span.start_ns, span.end_ns)
-        # If another rank's profiler records only at the edge of the step, the profiler does not make the step slower.
-        recorded_s = sum(high - low for low, high in recorded) / 1e9
-        in_profiler = span.number in self._recorded.steps or OWN in parts or recorded_s > _MIN_RECORDED_SHARE * length
+        # If another rank's profiler records only at the edge of the step, or an export ends there, the step is not
+        # slower.
+        recorded_s = sum(high - low for low, high in recorded) / 1e9 + parts.get(OWN, 0.0)
+        in_profiler = span.number in self._recorded.steps or recorded_s > _MIN_RECORDED_SHARE * length
         return StepRow(
             number=span.number,
             start_ns=span.start_ns,
@@ -374,4 +411,5 @@ class Overview:
             kinds={name: kind for name, kind in self._timeline.kinds.items() if name in parts},
             kind=WARM_UP if is_first else CAPTURED if in_profiler else REGULAR,
             no_stage=no_stage(span, sums, parts),
+            own_shares=own_shares(span, sums, parts),
         )

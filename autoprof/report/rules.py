@@ -31,7 +31,7 @@ from autoprof.report.model import (
     listed,
     several,
 )
-from autoprof.report.overview import REGULAR, own_seconds, own_stages
+from autoprof.report.overview import MAX_OWN_SHARE, REGULAR, own_seconds, own_stages, without_autoprof
 
 # Smallest cost of a finding: LEAST_S is in seconds, LEAST_SHARE is a share of the step. The larger of both applies.
 LEAST_S, LEAST_SHARE = 1.0, 0.03
@@ -83,6 +83,11 @@ def matters(seconds: float, step_s: float) -> bool:
     return seconds >= max(LEAST_S, LEAST_SHARE * step_s)
 
 
+def is_judged(seconds: float, own_s: float) -> bool:
+    """Return True if autoprof's own time is at most a fifth of `seconds`. Otherwise the seconds show no cause."""
+    return own_s <= MAX_OWN_SHARE * seconds
+
+
 # Smallest share of a capture in which an idle device is a finding.
 IDLE_SHARE = 0.4
 # Smallest share of a capture in which communication without compute at the same time is a finding.
@@ -95,8 +100,9 @@ FULL_SHARE = 0.92
 def idle(capture: CaptureFigures) -> Iterator[Finding]:
     """Find a device that does nothing for two fifths of a capture."""
     for device in capture.devices:
-        lost_s = device.idle * device.seconds
-        if device.idle < IDLE_SHARE or lost_s < LEAST_S:
+        # The device may also wait for another process that starts or stops a profiler.
+        lost_s = device.idle * device.seconds - capture.own_s
+        if not is_judged(device.seconds, capture.own_s) or lost_s < max(LEAST_S, IDLE_SHARE * device.seconds):
             continue
         is_cpu_bound = capture.bound == "cpu"
         yield Finding(
@@ -119,13 +125,13 @@ def idle(capture: CaptureFigures) -> Iterator[Finding]:
 def communication(capture: CaptureFigures) -> Iterator[Finding]:
     """Find devices that communicate for 15 % of a capture without computing at the same time."""
     for device in capture.devices:
-        bare_share = device.communication * (1 - (device.overlap or 0.0))
-        if bare_share < BARE_SHARE or bare_share * device.seconds < LEAST_S:
+        bare_s = device.communication * (1 - (device.overlap or 0.0)) * device.seconds - capture.own_s
+        if not is_judged(device.seconds, capture.own_s) or bare_s < max(LEAST_S, BARE_SHARE * device.seconds):
             continue
         yield Finding(
             kind="communication",
-            text=f"step {capture.step}: {place_of(capture)} communicated for {seconds(bare_share * device.seconds)} in "
-            f"which {device.device} computed nothing",
+            text=f"step {capture.step}: {place_of(capture)} communicated for {seconds(bare_s)} in which "
+            f"{device.device} computed nothing",
             evidence=[
                 f"communication {percent(device.communication)} of {seconds(device.seconds)}",
                 f"{percent(device.overlap or 0.0)} of it overlapped with compute",
@@ -135,7 +141,7 @@ def communication(capture: CaptureFigures) -> Iterator[Finding]:
                     if any(word in each.name.lower() for word in ("nccl", "hccl", "rccl", "allreduce", "hcom"))
                 ),
             ][:4],
-            seconds=bare_share * device.seconds,
+            seconds=bare_s,
             step=capture.step,
             file=capture.file,
         )
@@ -212,10 +218,12 @@ def _waited_for(step: StepFigures, reported: set[str]) -> Iterator[Finding]:
     """Find a rank that takes 1.2 times as long as the other ranks outside of collectives.
 
     The other ranks wait for the slow rank in collectives, so the stage ends at the same time in all ranks. So only the
-    traces of several ranks show the slow rank.
+    traces of several ranks show the slow rank. autoprof's own time, for which ranks wait too, is subtracted.
     """
     stages: dict[tuple[str, str], dict[int, CaptureFigures]] = defaultdict(dict)
     for capture in step.captures:
+        if not is_judged(capture.seconds or 0.0, capture.own_s):
+            continue
         if capture.rank is not None and capture.replica is None and capture.collectives_s is not None:
             stages[capture.role, capture.stage][capture.rank] = capture
     for (role, stage), captures in stages.items():
@@ -223,7 +231,8 @@ def _waited_for(step: StepFigures, reported: set[str]) -> Iterator[Finding]:
             continue
         slow, *others = sorted(captures.values(), key=lambda capture: -_seconds_outside_collectives(capture))
         label, usual_s = f"{role} rank {slow.rank}", median(_seconds_outside_collectives(other) for other in others)
-        waited_s = median(other.collectives_s or 0.0 for other in others) - (slow.collectives_s or 0.0)
+        waited_s = median(max(0.0, (other.collectives_s or 0.0) - other.own_s) for other in others)
+        waited_s -= slow.collectives_s or 0.0
         if (
             label in reported
             or _seconds_outside_collectives(slow) < RANK_RATIO * usual_s
@@ -362,6 +371,8 @@ def find_sample_tail(step: StepFigures) -> Iterator[Finding]:
         return
     last_samples = samples.tail
     waited_s = _waited_for_generation_s(step, samples.end_s - last_samples.waited_s, samples.end_s)
+    if not _is_generation_judged(step):
+        return
     if not matters(waited_s, step.seconds) or (last_samples.held_by in ("", "turn") and waited_s <= step.apart_s):
         return
     rows = [row for label in last_samples.samples for row in samples.longest if row.label == label]
@@ -406,6 +417,8 @@ def idle_gap(step: StepFigures) -> Iterator[Finding]:
             continue
         if not matters(gap_s, step.seconds) or _meaning(step, gap.within) == model.REWARD:
             continue
+        if gap.within in step.own_shares:
+            continue
         between_text = "between generation and training " if gap.between != "stages" else ""
         meanwhile = "in no stage" if gap.within == OTHER else f"in {gap.within}"
         yield Finding(
@@ -426,16 +439,18 @@ def idle_gap(step: StepFigures) -> Iterator[Finding]:
 @rule(STEP_RULES, "slow_reward")
 def reward(step: StepFigures) -> Iterator[Finding]:
     """Find rewards for which the driver waits for a tenth of the step, or that take a quarter of the samples' time."""
-    took_s = model.seconds_of(step.stages, model.REWARD, step.kinds)
-    if took_s >= REWARD_SHARE * step.seconds and matters(took_s, step.seconds):
+    stages = {
+        name: took - step.slowed.get(name, 0.0) for name, took in step.stages.items() if name not in step.own_shares
+    }
+    step_s = sum(without_autoprof(step.stages).values()) - sum(step.slowed.values())
+    took_s = model.seconds_of(stages, model.REWARD, step.kinds)
+    if took_s >= REWARD_SHARE * step_s and matters(took_s, step.seconds):
         yield Finding(
             kind="slow_reward",
             text=f"step {step.number}: the driver waited {seconds(took_s)} for rewards, "
-            f"{percent(took_s / step.seconds)} of the step",
+            f"{percent(took_s / step_s)} of the step",
             evidence=[
-                f"{name}: {seconds(value)}"
-                for name, value in step.stages.items()
-                if _meaning(step, name) == model.REWARD
+                f"{name}: {seconds(value)}" for name, value in stages.items() if _meaning(step, name) == model.REWARD
             ],
             seconds=took_s,
             step=step.number,
@@ -467,7 +482,7 @@ def failed_samples(step: StepFigures) -> Iterator[Finding]:
 
 def _part_of_samples(step: StepFigures, kind: str, share: float, finding: str, thing: str) -> Iterator[Finding]:
     samples = step.samples
-    if samples is None:
+    if samples is None or not _is_generation_judged(step):
         return
     samples_s = samples.mean_s * samples.count
     part_s = sum(part.seconds for part in samples.parts if part.kind == kind)
@@ -488,15 +503,25 @@ def _part_of_samples(step: StepFigures, kind: str, share: float, finding: str, t
 def _waited_for_generation_s(step: StepFigures, start_s: float, end_s: float) -> float:
     """Return the seconds from `start_s` to `end_s` in which the driver waited for generation.
 
-    If the stages of the driver are unknown, all seconds from `start_s` to `end_s` count.
+    If the stages of the driver are unknown, all seconds from `start_s` to `end_s` count. autoprof's own time does not
+    count.
     """
-    if not step.path:
-        return end_s - start_s
-    return sum(
-        max(0.0, min(part.end_s, end_s) - max(part.start_s, start_s))
-        for part in step.path
-        if _meaning(step, part.stage) == model.GENERATION
-    )
+    parts = [(start_s, end_s)]
+    if step.path:
+        generation = [part for part in step.path if _meaning(step, part.stage) == model.GENERATION]
+        parts = [(max(part.start_s, start_s), min(part.end_s, end_s)) for part in generation]
+    return sum(end - start - _own_s(step, start, end) for start, end in parts if start < end)
+
+
+def _is_generation_judged(step: StepFigures) -> bool:
+    """Return True if autoprof's own time is at most a fifth of the time in which the samples ran."""
+    samples = step.samples
+    return samples is None or is_judged(samples.end_s - samples.start_s, _own_s(step, samples.start_s, samples.end_s))
+
+
+def _own_s(step: StepFigures, start_s: float, end_s: float) -> float:
+    """Return autoprof's own seconds from `start_s` to `end_s` in any process."""
+    return sum(max(0.0, min(end, end_s) - max(start, start_s)) for start, end in step.own_times)
 
 
 def _meaning(step: StepFigures, stage: str) -> str:

@@ -11,11 +11,12 @@ from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 from msgspec import Struct
 
-from autoprof.base.intervals import Union
+from autoprof.base.intervals import Interval, Union
 from autoprof.config import values
 from autoprof.report.model import PROFILING, listed, several
 from autoprof.rundir import layout
@@ -162,8 +163,8 @@ class StepSums(Struct):
     Attributes:
         timers: The timers of all processes.
         stages: Dict from the name of each stage to the times in which any process ran the stage.
-        profiling: The times in which autoprof delayed the run.
-        exports: The times in which autoprof exported traces. Stages continue in these times.
+        profiling: The times of the step in which autoprof delayed the run. `RunTimeline` sets them once all journals
+            are read, because an export may end in a later step.
         tokens: Dict from the kind of span (`turn` or `request`) to (prompt tokens, response tokens). Tokens of requests
             are used only if there are no turns.
         samples: The number of samples.
@@ -174,7 +175,6 @@ class StepSums(Struct):
     timers: list[Timer] = []
     stages: dict[str, Union] = {}
     profiling: Union = msgspec.field(default_factory=Union)
-    exports: Union = msgspec.field(default_factory=Union)
     tokens: dict[str, tuple[float, float]] = {}
     samples: int = 0
     first_ns: int = EVER
@@ -184,6 +184,22 @@ class StepSums(Struct):
     def driver(self) -> int:
         """Return the number of the journal with the timer that ended last. Return `NO_FILE` if there are no timers."""
         return max(self.timers, key=lambda timer: timer[2], default=("", 0, 0, NO_FILE))[3]
+
+
+class _Export(NamedTuple):
+    """An export of a trace.
+
+    Attributes:
+        step: The number of the captured step.
+        start_ns: The start of the export.
+        end_ns: The end of the export.
+        in_stage: The times of the export in which the same process ran a stage.
+    """
+
+    step: int
+    start_ns: int
+    end_ns: int
+    in_stage: list[Interval]
 
 
 class _Index(JournalIndex):
@@ -197,6 +213,7 @@ class _Index(JournalIndex):
     left_out: list[tuple[str, str, int]]
     beyond: dict[str, int]
     kinds: dict[str, str]
+    profiling: Union
 
 
 class RunTimeline:
@@ -213,6 +230,8 @@ class RunTimeline:
         attempts: The attempts of the run.
         zones: The zones of each journal, in the order of `journals`.
         kinds: The kinds of stages, by the name of the stage, if the name does not show the kind.
+        profiling: The times in which autoprof delayed the run: a process started or stopped a recording, waited for a
+            file, or exported a trace (`_count_exports`).
         reader: The reader of the journals. It has counted the journal lines that were left out.
     """
 
@@ -222,6 +241,8 @@ class RunTimeline:
         self.steps: dict[int, StepSums] = defaultdict(StepSums)
         self.zones: list[list[Zone]] = []
         self.kinds: dict[str, str] = {}
+        self.profiling = Union()
+        self._exports: list[_Export] = []
         self.attempts = Attempts()
         self.reader = SpanReader()
         self._distinct = Distinct()
@@ -234,11 +255,16 @@ class RunTimeline:
             for number in range(len(journals)):
                 self.zones.append(self._read_journal(number))
             self.attempts.finish()
+            self._count_exports()
             if run and cached and not self.reader.failed:
                 self._write_index(run, stamps)
         self.between = {number: self._time_range_of_step(number) for number in self.spans.keys() | self.steps.keys()}
         self._leave_out_earlier_runs()
         self._number_timers()
+        for number in self.between:
+            sums, ended_span = self.steps[number], self.spans.get(number)
+            limits = (ended_span.start_ns, ended_span.end_ns) if ended_span else (sums.first_ns, sums.last_ns)
+            sums.profiling = Union(self.profiling.within(*limits))
         self.spans = {
             number: msgspec.structs.replace(span, since_ns=self.between[number][0], until_ns=self.between[number][1])
             for number, span in self.spans.items()
@@ -248,6 +274,8 @@ class RunTimeline:
         """Add the spans of the journal with the number `file` to the sums. Return the zones of the journal."""
         journal = self.journals[file]
         shift, zones = journal.shift_ns, []
+        stages: list[Interval] = []
+        exports: list[tuple[int, int, int]] = []
         for batch in self.reader.batches(journal):
             zone = Zone(batch.begin)
             zones.append(zone)
@@ -263,6 +291,12 @@ class RunTimeline:
                     zone.end_ns = end
                 if span.role == "trainer" or span.kind == "step":
                     self.attempts.add(file, span, start, end)
+                if span.kind == "stage":
+                    stages.append((start, end))
+                elif span.kind == PROFILING and span.name == EXPORT:
+                    exports.append((number or 0, start, end))
+                elif span.kind == PROFILING:
+                    self.profiling.add(start, end)
                 if number is None:
                     if span.kind == "timer":
                         self._unnumbered.append((self._name(span), start, end, file))
@@ -273,7 +307,29 @@ class RunTimeline:
                     current_step, sums = number, self.steps[number]
                     zone.first_step, zone.last_step = min(zone.first_step, number), max(zone.last_step, number)
                 self._add_span(file, span, sums, start, end)
+        if exports:
+            own_stages = Union(stages)
+            self._exports += [_Export(*export, own_stages.within(*export[1:])) for export in exports]
         return zones
+
+    def _count_exports(self) -> None:
+        """Add the exports to `profiling`, except the times in which an export delays no process.
+
+        torch's export holds the interpreter's lock, so a stage of the same process stands still. Another process waits
+        for the result of the exporting process, unless it begins a stage after the export began.
+        """
+        for export in self._exports:
+            steps = [self.steps[step] for step in range(export.step, export.step + 3) if step in self.steps]
+            later_stages = Union(
+                piece
+                for sums in steps
+                for stage in sums.stages.values()
+                for piece in stage.within(export.start_ns, export.end_ns)
+                if piece[0] > export.start_ns
+            )
+            for piece in (*export.in_stage, *later_stages.without(export.start_ns, export.end_ns)):
+                self.profiling.add(*piece)
+        self._exports.clear()
 
     def _add_span(self, file: int, span: Line, sums: StepSums, start: int, end: int) -> None:
         """Add a span that has a step's number to the sums of this step.
@@ -303,8 +359,6 @@ class RunTimeline:
             stage.add(start, end)
         elif kind == "timer":
             sums.timers.append((self._name(span), start, end, file))
-        elif kind == PROFILING:
-            (sums.exports if name == EXPORT else sums.profiling).add(start, end)
         elif kind == "sample":
             sums.samples += not span.ids.get("validate")
         elif kind in ("turn", "request") and span.counts and not span.ids.get("validate"):
@@ -381,6 +435,7 @@ class RunTimeline:
         if index is None or index.stamps != stamps or index.shifts_ns != shifts or len(index.zones) != len(shifts):
             return False
         self.zones, self.kinds, self._unnumbered = index.zones, index.kinds, index.unnumbered
+        self.profiling = index.profiling
         self.spans = {span.number: span for span in index.spans}
         self.steps.update(index.steps)
         self._before.update(index.before)
@@ -404,6 +459,7 @@ class RunTimeline:
             left_out=[(*where, count) for where, count in self.reader.left_out.items()],
             beyond=dict(self._distinct.beyond),
             kinds=self.kinds,
+            profiling=self.profiling,
         )
         layout.put_cached(run, INDEX, index, Union.pieces)
 

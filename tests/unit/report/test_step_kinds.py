@@ -22,7 +22,7 @@ def worker(number: int, at: float, **cost: float) -> Spans:
     """Return the spans of the worker of a captured step: its profiler starts, and its trace is exported."""
     of = {"step": number, "role": "actor", "rank": 0}
     found = [span("profiling", "profiler start", at, at + cost.get("start", 1), **of)]
-    return [*found, span("profiling", "export", at + 5, at + 5 + cost.get("export", 0.5), **of)]
+    return [*found, span("profiling", "export", at + 1, at + 1 + cost.get("export", 0.5), **of)]
 
 
 def driver(number: int, at: float, took: float, tokens: int = 0, covered: float = 1.0) -> Spans:
@@ -83,14 +83,25 @@ def test_a_captured_slow_step_is_a_finding_if_nothing_was_recorded(tmp_path: Pat
     assert [finding.kind for finding in found.findings] == (["slow_step"] if tool == "none" else [])
 
 
-def test_an_export_that_ends_in_the_next_step_does_not_make_that_one_captured(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("end", "kind"), [(20.05, "regular"), (23, "captured")])
+def test_an_export_that_ends_in_the_next_step_delays_it(tmp_path: Path, end: float, kind: str) -> None:
     of = {"step": 2, "role": "actor", "rank": 0}
-    exporter = [span("profiling", "profiler stop", 18, 19, **of), span("profiling", "export", 19, 23, **of)]
-    steps = [line for number in (1, 2, 3) for line in driver(number, 10.0 * number - 10, 10)]
-    assert kinds(figures(timeline(tmp_path / "run", n1=steps, n2=exporter))) == {
-        **{1: "warm-up", 2: "captured"},
-        3: "regular",
-    }
+    exporter = [span("profiling", "profiler stop", 18, 19, **of), span("profiling", "export", 19, end, **of)]
+    steps = [line for number in (1, 2, 3, 4) for line in driver(number, 10.0 * number - 10, 10)]
+    found = figures(timeline(tmp_path / "run", n1=steps, n2=exporter))
+    assert kinds(found) == {1: "warm-up", 2: "captured", 3: kind, 4: "regular"}
+    assert found.steps[2].stages[OWN] == pytest.approx(end - 20)
+
+
+def test_an_export_counts_unless_another_process_works_meanwhile(tmp_path: Path) -> None:
+    """torch's export holds the interpreter's lock. Rank 1 exports from 10 s on, and runs `update` from 13 s on."""
+    of = {"step": 2, "role": "actor"}
+    first = [span("stage", "sync", 18, 20, rank=0, **of), span("stage", "reward", 11, 12, rank=0, **of)]
+    exporter = [span("profiling", "export", 10, 14, rank=1, **of), span("stage", "update", 13, 16, rank=1, **of)]
+    first += [step(10, rank=0), step(20, 2, 10, rank=0), step(30, 3, 20, rank=0)]
+    found = figures(timeline(tmp_path / "run", n1=first, n2=exporter))
+    # `reward` began after the export, so rank 0 does not wait. In `update`, rank 1 stands still.
+    assert found.steps[1].stages == pytest.approx({"update": 2, "sync": 2, "reward": 1, "other": 2, OWN: 3})
 
 
 def test_the_first_step_of_each_start_of_the_trainer_is_a_warm_up(tmp_path: Path) -> None:
@@ -117,7 +128,7 @@ def test_the_figures_of_a_run_are_those_of_its_regular_steps(tmp_path: Path) -> 
     assert found.basis == "1 regular step; 1 warm-up, 2 captured"
     assert (found.median_s, found.tokens_per_s) == (2, 200)
     shown = [(stage.name, stage.seconds, stage.share, stage.steps) for stage in found.stages]
-    assert shown == [("gen", 1, 0.5, 1), ("update", 1, 0.5, 1), ("other", 0, 0, 0), (OWN, 2, None, 2)]
+    assert shown == [("gen", 1, 0.5, 1), ("update", 1, 0.5, 1), ("other", 0, 0, 0), (OWN, 3, None, 2)]
     assert [(kind.name, kind.share) for kind in found.kinds] == [("generate", 0.5)]
 
 
@@ -146,10 +157,10 @@ def test_every_output_names_the_steps_and_has_autoprofs_own_time_last(
     assert printed[0] == "run: 2.00 s a step (1 regular step; 1 warm-up, 2 captured); unfinished"
     table = [line.split() for line in printed[2 : printed.index("", 3)]]
     assert [row[0] for row in table] == ["stage", "gen", "update", "other", "autoprof's"]
-    assert table[-1] == ["autoprof's", "own", "2.00", "s", "-", "1.00", "s"]
+    assert table[-1] == ["autoprof's", "own", "3.00", "s", "-", "1.50", "s"]
     text = markdown.text(found)
     assert "2.00 s a step (1 regular step; 1 warm-up, 2 captured)." in text
-    assert f"| {OWN} |  | 2.00 s | - | 1.00 s |" in text
+    assert f"| {OWN} |  | 3.00 s | - | 1.50 s |" in text
     page = html.page(found)
     assert "1 regular step; 1 warm-up, 2 captured" in page
     for number, kind in kinds(found).items():
@@ -164,8 +175,8 @@ def test_a_step_in_detail_has_its_kind_and_shares_of_100_percent(
     show(found, 2)
     printed = capsys.readouterr().out.splitlines()
     assert printed[0] == "run, step 2 (captured): 4.00 s"
-    assert [line.split()[3:5] for line in printed[3:6]] == [["67", "%"], ["33", "%"], ["0", "%"]]
-    assert printed[6].split() == ["autoprof's", "own", "1.00", "s", "-", "1.00", "s"]
+    assert [line.split()[3:5] for line in printed[3:6]] == [["80", "%"], ["20", "%"], ["0", "%"]]
+    assert printed[6].split() == ["autoprof's", "own", "1.50", "s", "-", "1.50", "s"]
 
 
 def test_stages_that_no_regular_step_has_are_drawn(tmp_path: Path) -> None:
@@ -248,7 +259,7 @@ def test_little_time_without_a_stage_counts_in_regular_steps_alone(
 ) -> None:
     """Step 2 has 4 units without a stage."""
     lines = [*driver(1, 0, 10), *driver(2, 10, 10 * unit, covered=0.6), *driver(3, 10 + 10 * unit, 10)]
-    start = span("profiling", "profiler start", 10, 10 + unit / 10, step=2, role="actor", rank=0)
+    start = span("profiling", "profiler start", 10, 10 + unit / 5, step=2, role="actor", rank=0)
     assert len(no_stage(tmp_path, n1=lines, n2=[start] if captured else [])) == count
 
 
@@ -267,7 +278,7 @@ def test_autoprofs_own_time_and_exports_are_no_time_without_a_stage(tmp_path: Pa
     costs = [span("profiling", "profiler stop", 14, 16, **of), span("profiling", "export", 16, 20, **of)]
     assert no_stage(tmp_path, n1=steps, n2=costs) == []
     (row,) = (row for row in figures(tmp_path / "run").steps if row.number == 2)
-    assert row.stages == pytest.approx({"gen": 2, "update": 2, "other": 4, OWN: 2})
+    assert row.stages == pytest.approx({"gen": 2, "update": 2, "other": 0, OWN: 6})
 
 
 def test_of_many_steps_without_a_stage_the_three_costliest_are_listed(tmp_path: Path) -> None:
