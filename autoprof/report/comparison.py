@@ -15,6 +15,7 @@ from autoprof.report.details import place_of
 from autoprof.report.findings import costliest_first
 from autoprof.report.model import OWN, CaptureFigures, Comparison, ComparisonRow, Finding, RunFigures, StepFigures
 from autoprof.report.overview import typical_steps
+from autoprof.traces.frames import REST
 
 # Smallest share of the step for which a stage gets a row.
 _ROW_SHARE = 0.0005
@@ -27,8 +28,6 @@ _MAX_OPERATOR_ROWS = 60
 # Maximum number of operators of each trace that are compared. It is much larger than the number of rows, because the
 # longest operators of one side may not be among the longest operators of the other side.
 MAX_OPERATORS = 2000
-# Name of a stage's time outside of all operators. In a trace, this is the own time of the event with the stage's name.
-REST = "rest of the stage"
 
 
 class Side(msgspec.Struct, frozen=True, kw_only=True):
@@ -288,9 +287,9 @@ def _operators(captures: Iterable[CaptureFigures]) -> dict[tuple[str, str], floa
     sums_by_stage: dict[str, list[dict[str, float]]] = defaultdict(list)
     for capture in captures:
         sums: dict[str, float] = defaultdict(float)
-        own = f"{capture.role}.{capture.stage}"
         for each in (*capture.operators, *capture.kernels):
-            sums[REST if each.name == own else each.name] += each.self_us / 1e6
+            if not each.aside:
+                sums[each.name] += each.self_us / 1e6
         if sums:
             sums_by_stage[place_of(capture)].append(sums)
     return {

@@ -109,7 +109,7 @@ def capture_figures(run: Path, step: int, capture: CaptureFile, zero_ns: int | N
     if path.is_dir():
         return msgspec.structs.replace(unread, tool=unread.tool or "npu", opens_with=_ASCEND)
     try:
-        sums = summarize(path)
+        sums = summarize(path, _stage_ranges(capture, step))
     except (TraceError, OSError) as error:
         return msgspec.structs.replace(unread, state=DAMAGED, reason=writable(str(error).replace(f"{path}: ", "")))
     peaks = sorted(sums.memory, key=lambda peak: (peak.device != "cpu", peak.allocated_bytes))
@@ -130,6 +130,12 @@ def capture_figures(run: Path, step: int, capture: CaptureFile, zero_ns: int | N
         bound=sums.bound,
         reason="; ".join(filter(None, [unread.reason, sums.cut, sums.reason])),
     )
+
+
+def _stage_ranges(capture: CaptureFile, step: int) -> list[str]:
+    """Return the names of the ranges that autoprof puts around the stage, or around the steps of a whole-step trace."""
+    meta = capture.meta
+    return [f"{meta.role}.{meta.stage}", *(f"global_step {number}" for number in (meta.steps or [step]))]
 
 
 def place_of(capture: CaptureFigures) -> str:

@@ -148,10 +148,10 @@ def _capture(capture: CaptureFigures) -> Iterable[str]:
             f"{name}: {each.passes} passes, {seconds(each.seconds)}" for name, each in kinds.items() if each.passes
         ]
     yield f"{_code(capture.file)}: {'; '.join(filter(None, facts))}"
-    top_operators = sorted((*capture.operators, *capture.kernels), key=lambda each: -each.self_us)[:8]
+    top_operators = sorted((*capture.operators, *capture.kernels), key=lambda each: (each.aside, -each.self_us))[:8]
     if top_operators:
         rows = [
-            [_code(each.name[:80]), _safe(each.category), number(each.calls), seconds(each.self_us / 1e6)]
+            [_code(each.name[:80]), _safe(each.category + each.remark), number(each.calls), seconds(each.self_us / 1e6)]
             for each in top_operators
         ]
         yield _table(["operator", "kind", "calls", "own time"], rows)

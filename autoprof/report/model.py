@@ -135,7 +135,9 @@ class CaptureFigures(msgspec.Struct, frozen=True, kw_only=True):
     # Seconds of `seconds` in which autoprof started, stopped or exported a recording in any process.
     own_s: float = 0.0
     events: int | None = None
-    operators: list[Operator] = []  # At most 50 operators of the host, the longest own time first.
+    # At most 50 operators of the host, the longest own time first. Threads beside the stage come last. autoprof's own
+    # frames are left out.
+    operators: list[Operator] = []
     kernels: list[Operator] = []  # At most 50 kernels of the devices, the longest own time first.
     devices: list[DeviceShares] = []
     engine: EngineFigures | None = None

@@ -11,6 +11,7 @@ All times are in microseconds and are not rounded, as in the trace.
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -20,6 +21,7 @@ from msgspec import Struct
 
 from autoprof.traces.clocks import BASE, EPOCH_US
 from autoprof.traces.event_rows import EventData, Id, Key, Rows, decode
+from autoprof.traces.frames import FUNCTION, OWN_FRAME, OWN_WORK, REST, tidy, waits
 from autoprof.traces.reader import NO_JSON, Reader, TraceError
 
 # Names of annotations from vllm/v1/worker/gpu_worker.py, annotate_profile. In 0.12 to 0.32, a name has the requests
@@ -231,6 +233,8 @@ _NOT_SUMMED = frozenset(("Trace",))
 # Tolerance when two times are compared. As floats, microseconds since Kineto's base are exact to within one nanosecond.
 _ROUNDING_US = 0.0005
 _ANNOTATION = "user_annotation"
+# The number of the operator OWN_WORK.
+_OWN_WORK_NUMBER = 0
 _Slot = tuple[int, "_Thread | None", "Unions | None", int]
 
 
@@ -242,6 +246,15 @@ class Operator(Struct, frozen=True, kw_only=True):
     calls: int  # The number of calls.
     total_us: float  # Microseconds of all calls, including the functions that they called.
     self_us: float  # Microseconds of all calls, excluding the functions that they called.
+    waits: bool = False  # True if the function only waits: for a lock, a queue, a socket, another process or a time.
+    # True if it ran in a thread that ran only Python functions, beside the threads of the stage. Such a thread often
+    # waits.
+    aside: bool = False
+
+    @property
+    def remark(self) -> str:
+        """Return the text that follows the category in tables."""
+        return f"{', waits' if self.waits else ''}{', beside the stage' if self.aside else ''}"
 
 
 class _Thread:
@@ -287,9 +300,19 @@ class Summing:
         last_us: The last end of an event, in microseconds.
     """
 
-    def __init__(self, data: EventData) -> None:
+    def __init__(self, data: EventData, stage_ranges: Collection[str] = ()) -> None:
+        """Sum up the rows.
+
+        Args:
+            data: The rows.
+            stage_ranges: The names of the ranges that autoprof puts around the recorded stage.
+        """
         self._data = data
-        self._operators: dict[tuple[bool, str, str], int] = {}
+        self._stage_ranges = stage_ranges
+        # Threads that ran more than Python functions. Threads of Ray and of queues run only these.
+        self._busy_threads = {key[2:] for key in data.keys if key[0] not in (FUNCTION, *_NOT_SUMMED)}
+        # Dict from (True if on a device, category, name, True if in a thread beside the stage) to the number.
+        self._operators: dict[tuple[bool, str, str, bool], int] = {(False, FUNCTION, OWN_WORK, False): 0}
         self._threads: dict[tuple[Id, Id], _Thread] = {}
         self._devices: dict[Id, Unions] = {}
         self._collectives = Unions()
@@ -312,7 +335,11 @@ class Summing:
         if category in _NOT_SUMMED:
             return -1, None, None, 0
         kind = device_work(category, name, self._description("process_name.name", pid))
-        operator = self._operators.setdefault((kind is not None, category, name), len(self._operators))
+        if kind is None and category == _ANNOTATION and name in self._stage_ranges:
+            name = REST
+        name = tidy(category, name)
+        is_aside = category == FUNCTION and name != OWN_WORK and (pid, tid) not in self._busy_threads
+        operator = self._operators.setdefault((kind is not None, category, name, is_aside), len(self._operators))
         if kind is None:
             thread = self._threads.setdefault((pid, tid), _Thread())
             is_collective = category == _ANNOTATION and _HOST_COLLECTIVE.match(name) is not None
@@ -333,7 +360,6 @@ class Summing:
             operator, thread, unions, kind = slots[number]
             if operator < 0:
                 continue
-            total_us[operator] -= negative_length
             end = start - negative_length
             if end > last_us:
                 last_us = end
@@ -341,12 +367,17 @@ class Summing:
             if unions is not None:
                 unions.add(start, end, kind)
             if thread is None:
+                total_us[operator] -= negative_length
                 continue
             ends, operators = thread.ends, thread.operators
             last_passed_end = start + _ROUNDING_US
             while ends and ends[-1] <= last_passed_end:
                 ends.pop()
                 operators.pop()
+            if operators and operators[-1] == _OWN_WORK_NUMBER and operator != _OWN_WORK_NUMBER:
+                counts[number] -= 1
+                operator = _OWN_WORK_NUMBER
+            total_us[operator] -= negative_length
             if ends and end <= ends[-1] + _ROUNDING_US:
                 inner_us[operators[-1]] -= negative_length
             else:
@@ -358,7 +389,10 @@ class Summing:
             self._calls[operator] += count
 
     def operators(self, on_device: bool) -> list[Operator]:
-        """Return the sums of each operator on the devices or in threads of the host, the longest own time first."""
+        """Return the sums of each operator on the devices or in threads of the host, the longest own time first.
+
+        Threads beside the stage come last. autoprof's own frames are left out.
+        """
         sums = [
             Operator(
                 name=name,
@@ -366,11 +400,16 @@ class Summing:
                 calls=self._calls[number],
                 total_us=self._total_us[number],
                 self_us=max(0.0, self._total_us[number] - self._inner_us[number]),
+                waits=waits(category, name),
+                aside=is_aside,
             )
-            for (of_device, category, name), number in self._operators.items()
-            if of_device is on_device and category not in NO_WORK
+            for (of_device, category, name, is_aside), number in self._operators.items()
+            if of_device is on_device
+            and self._calls[number] > 0
+            and category not in NO_WORK
+            and name not in (OWN_FRAME, OWN_WORK)
         ]
-        return sorted(sums, key=lambda each: (-each.self_us, each.name))
+        return sorted(sums, key=lambda each: (each.aside, -each.self_us, each.name))
 
     def devices(self) -> list[DeviceSums]:
         """Return the sums of the devices, ordered by the ids of the devices."""
@@ -395,7 +434,7 @@ class Summing:
         engine = ""
         # For each kind: the number of passes, their microseconds on the host and on the device, and their tokens.
         sums = {kind: [0, 0.0, 0.0, 0] for kind in ("prefill", "decode", "mixed", "other")}
-        for (_, category, name), number in self._operators.items():
+        for (_, category, name, _), number in self._operators.items():
             if category not in (_ANNOTATION, ANNOTATION) or (annotation := parsed(name)) is None:
                 continue
             engine, of_kind = annotation.engine, sums[annotation.kind]
@@ -445,7 +484,8 @@ class TraceSums(Struct, frozen=True, kw_only=True):
         events: The number of events of all kinds.
         first_ns: Start of the first event with a duration, in ns since the epoch. None if the trace has no base.
         span_us: Microseconds from the start of the first event to the last end of an event.
-        operators: Sums of each operator in threads of the host, the longest own time first.
+        operators: Sums of each operator in threads of the host, the longest own time first. Threads beside the stage
+            come last.
         kernels: Sums of each kernel and each copy on devices, the longest time first.
         devices: Activity of each device. Empty if no device was recorded.
         collectives_us: Microseconds in collectives, including the wait for other ranks. The time is measured from
@@ -470,8 +510,12 @@ class TraceSums(Struct, frozen=True, kw_only=True):
     reason: str
 
 
-def summarize(path: Path) -> TraceSums:
+def summarize(path: Path, stage_ranges: Collection[str] = ()) -> TraceSums:
     """Sum up one trace of torch, vLLM, SGLang or another program, plain or gzip, complete or truncated.
+
+    Args:
+        path: The trace.
+        stage_ranges: The names of the ranges that autoprof puts around the recorded stage.
 
     Raises:
         TraceError: The file can't be read, or is not a Chrome trace. The message names the file.
@@ -484,7 +528,7 @@ def summarize(path: Path) -> TraceSums:
                 data.events(events)
             except (ValueError, *NO_JSON) as error:
                 raise TraceError(f"{path}: an event can't be read: {error}") from None
-        return _sums(reader, data, Summing(data))
+        return _sums(reader, data, Summing(data, stage_ranges))
 
 
 def _sums(reader: Reader, data: EventData, summing: Summing) -> TraceSums:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from autoprof.base.intervals import Union
 from autoprof.traces import event_rows as trace_sums
 from autoprof.traces.event_rows import Rows
+from autoprof.traces.frames import FUNCTION, OWN_FRAME, tidy
 from autoprof.traces.reader import TraceError
 from autoprof.traces.summary import Operator, Phase, TraceSums, summarize
 from tests.support.traces import BASE_NS, Event, dumped, kineto, process, save
@@ -310,22 +311,81 @@ def test_torchs_own_sums(tmp_path: Path, stack: bool) -> None:
                 model(torch.randn(2, 8, 16)).sum().backward()
     path = tmp_path / "x.json"
     profile.export_chrome_trace(str(path))
-    theirs = {each.key: each for each in profile.key_averages()}
+    # torch distinguishes functions by the addresses of their objects, and lists its profiler's own frames.
+    theirs = defaultdict(list)
+    for each in profile.key_averages():
+        theirs[tidy(FUNCTION if ".py(" in each.key or each.key[0] == "<" else "", each.key)].append(each)
+    theirs.pop(OWN_FRAME, None)
     found = summarize(path)
     ours: dict[str, Operator] = {each.name: each for each in found.operators}
     assert len(ours) > 20
     assert set(ours) == {name for name in theirs if name != "[memory]"}
     for name, each in ours.items():
-        torchs = theirs[name]
+        torchs = theirs[name][0]
         if not stack:  # with stacks torch's own come out below zero
             assert each.self_us == pytest.approx(torchs.self_cpu_time_total, abs=0.01 * each.calls), name
         # torch drops a call of a name that is all that a call of the same name makes (EventList._remove_dup_nodes).
         if each.calls == torchs.count:
             assert each.total_us == pytest.approx(torchs.cpu_time_total, abs=0.01 * each.calls), name
-    assert sum(each.calls == theirs[name].count for name, each in ours.items()) > len(ours) * 0.8
+    same_calls = [each.calls == sum(torchs.count for torchs in theirs[name]) for name, each in ours.items()]
+    assert sum(same_calls) > len(ours) * 0.8
     assert any(0 < each.total_us / each.calls < 1 for each in ours.values())
     whole = sum(each.self_us for each in found.operators)
-    assert whole == pytest.approx(busy_us(path), rel=1e-3)
+    assert whole == pytest.approx(busy_us(path), rel=0.1 if stack else 1e-3)
     (peak,) = found.memory
     assert peak.device == "cpu"
     assert peak.allocated_bytes > 0
+
+
+def function(name: str, ts: float, dur: float, tid: int = 7) -> Event:
+    return op(name, ts, dur, "python_function", tid=tid)
+
+
+def test_functions_that_differ_by_an_address_are_one_operator(tmp_path: Path) -> None:
+    names = [f"<built-in method get of _queue.SimpleQueue object at 0x7f26{number}ab0>" for number in (1, 2)]
+    found = sums(tmp_path, [function(names[0], 0, 3), function(names[1], 5, 4), op("aten::mm", 9, 1)])
+    (queue, _) = found.operators
+    assert (queue.name, queue.calls, queue.self_us) == ("<built-in method get of _queue.SimpleQueue object>", 2, 7)
+    assert (queue.waits, queue.remark) == (True, ", waits")
+
+
+def test_threads_that_run_only_functions_come_last(tmp_path: Path) -> None:
+    events = [
+        op("actor.update", 0, 100, "user_annotation"),
+        function("train.py(3): update", 1, 90),
+        op("aten::mm", 2, 50),
+        op("autograd", 2, 70, tid=8),
+        function("train.py(9): backward", 3, 60, tid=8),
+        function("ray/_private/worker.py(1069): main_loop", 0, 1000, tid=9),
+        function("train.py(3): update", 0, 900, tid=10),
+    ]
+    path = save(tmp_path / "x.json", kineto(events))
+    found = [(each.name, each.self_us, each.aside) for each in summarize(path, ["actor.update"]).operators]
+    assert found == [
+        *[("train.py(9): backward", 60, False), ("aten::mm", 50, False), ("train.py(3): update", 40, False)],
+        *[("autograd", 10, False), ("rest of the stage", 10, False)],
+        *[("ray/_private/worker.py(1069): main_loop", 1000, True), ("train.py(3): update", 900, True)],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "hides_inner"),
+    [
+        ("autoprof/run/watcher.py(422): _watch", True),
+        ("/opt/packages/autoprof/run/journal.py(264): add", True),
+        ("autoprof/hooks/dispatch.py(293): _advance", False),
+        ("autoprof/capture/profilers/torch.py(332): _end_ranges", False),
+        ("torch/profiler/profiler.py(554): _get_distributed_info", False),
+        ("<built-in method _record_function_with_args_enter of PyCapsule object at 0x7f0>", False),
+    ],
+)
+def test_frames_of_profilers_are_left_out(tmp_path: Path, name: str, hides_inner: bool) -> None:
+    events = [function("a.py(1): f", 0, 10), function(name, 1, 8), function("b.py(1): g", 2, 5), op("aten::mm", 20, 1)]
+    found = own(sums(tmp_path, [*events, function("b.py(1): g", 30, 1)]))
+    inner = {"b.py(1): g": (1, 1, 1) if hides_inner else (2, 6, 6)}
+    assert found == {"a.py(1): f": (1, 10, 2), "aten::mm": (1, 1, 1), **inner}
+
+
+@pytest.mark.parametrize("name", ["autoprof/train.py(1): f", "autoprof_x/run/a.py(1): f", "src/my/autoprof.py(1): run"])
+def test_modules_of_the_program_with_a_similar_name_are_kept(tmp_path: Path, name: str) -> None:
+    assert list(own(sums(tmp_path, [function(name, 0, 10)]))) == [name]
