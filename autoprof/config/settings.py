@@ -93,6 +93,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_steps: int = 100
     # Maximum seconds that the run waits when a capture is stopped.
     stop_timeout_s: float = 60.0
+    # `0` samples no stacks in the times of a step without a stage, so that the report can't name their cause.
+    gap_stacks: bool = True
     # `1` collects the files of all nodes at the end of the run; a URL also copies the files to that URL.
     collect: str = ""
     # Command to run once, after the last window, its merge and the collection of files. The command gets
@@ -194,6 +196,7 @@ FIELDS: Fields = {
     "min_free_mb": (values.positive, "a number of megabytes above 0"),
     "max_steps": (values.count, "a number of steps above 0"),
     "stop_timeout_s": (values.positive, "a number of seconds above 0"),
+    "gap_stacks": (values.switch, "1 or 0"),
     "collect": (values.switch_or_url, "1, 0, or a URL such as s3://bucket/folder"),
     "on_finish": (values.text, "a command"),
     "log": (values.one_of(values.LOG_LEVELS), f"one of {', '.join(values.LOG_LEVELS)}"),

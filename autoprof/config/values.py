@@ -220,6 +220,13 @@ def switch_or_url(value: object) -> str:
     return word
 
 
+def switch(value: object) -> bool:
+    """Return True for on, False for off."""
+    if is_url(word := switch_or_url(value)):
+        raise ValueError("")
+    return word == "1"
+
+
 def words(value: object) -> tuple[str, ...]:
     """Return the words of a list, or of a text in which commas separate the words."""
     if isinstance(value, str):

@@ -13,7 +13,7 @@ from _thread import get_ident
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
-from weakref import WeakSet
+from weakref import WeakSet, ref
 
 import msgspec
 
@@ -39,6 +39,7 @@ from autoprof.rundir.records import (
     Moment,
     ProcessLine,
     RaisedLine,
+    StacksLine,
 )
 
 # Kinds of spans that are written immediately, because they are rare. Spans of all other kinds are buffered.
@@ -64,9 +65,10 @@ class Span:
         line: The journal line for the start of the span.
         begun_ns: The start by `time.monotonic_ns`.
         thread: The id of the thread in which the span began. Only spans of the kinds in `AT_ONCE` have this attribute.
+        task: A weak reference to the asyncio task in which the span began, or None. Only steps have this attribute.
     """
 
-    __slots__ = ("_life", "_timeline", "begun_ns", "line", "thread")
+    __slots__ = ("_life", "_timeline", "begun_ns", "line", "task", "thread")
 
     def __init__(
         self,
@@ -90,6 +92,9 @@ class Span:
             self.thread = get_ident()
             timeline.announced.add(self)
             timeline.write(self.line)
+        if kind == "step":
+            self.task = _current_task()
+            timeline.report_gap()
 
     def end(
         self,
@@ -134,10 +139,32 @@ class Span:
         if self in timeline.announced:
             timeline.announced.discard(self)
             timeline.write(DroppedLine(self.line.span, self.line.name, self.line.start_ns))
+        if self.line.span in _STAGES:
+            timeline.stage_ended_ns = time.monotonic_ns()
+            timeline.report_gap()
+
+
+def _current_task() -> ref[Any] | None:
+    """Return a weak reference to the asyncio task that is running in this thread, or None."""
+    asyncio: Any = sys.modules.get("asyncio")
+    if asyncio is None or asyncio._get_running_loop() is None:
+        return None
+    with seam.suppress(RuntimeError, TypeError):  # the loop or the task is of another library
+        return ref(asyncio.current_task())
+    return None
 
 
 AnyLine: TypeAlias = (
-    ProcessLine | HookLine | ErrorLine | Line | BegunLine | DroppedLine | ExitLine | RaisedLine | MemoryLine
+    ProcessLine
+    | HookLine
+    | ErrorLine
+    | Line
+    | BegunLine
+    | DroppedLine
+    | ExitLine
+    | RaisedLine
+    | MemoryLine
+    | StacksLine
 )
 _encoder = msgspec.json.Encoder()
 
@@ -201,6 +228,8 @@ class Timeline:
         durations_ns: Dict from kind and name to the durations of the last ended steps, stages and windows, in
             nanoseconds.
         wake: Callback that is called when a span begins or ends, or None.
+        stage_ended_ns: The time at which the last stage or timer ended, by `time.monotonic_ns`.
+        gap_began: Callback that is called when a step begins, and when a stage or timer ends, or None. Never raises.
         listener: The object that gets each ended span, or None. A forked child has no listener.
     """
 
@@ -228,6 +257,8 @@ class Timeline:
         self.durations_ns: dict[tuple[str, str], deque[int]] = {}
         self.listener: Listener | None = None
         self.wake: Callable[[], None] | None = None
+        self.stage_ended_ns = 0
+        self.gap_began: Callable[[], None] | None = None
         self._lines: deque[AnyLine] = deque()
         self._writing = threading.Lock()
         self._oldest = 0
@@ -249,8 +280,14 @@ class Timeline:
         # The number of lines that could not be written, the last reason, and the number that the file reports.
         self._lost, self._lost_reason, self._lost_written = 0, "", 0
 
-    def write(self, *lines: BegunLine | DroppedLine | HookLine | ErrorLine) -> None:
-        """Write the line of a span that began or was dropped, or lines of hooks and errors.
+    def report_gap(self) -> None:
+        """Call `gap_began`, because a time without a stage may have begun."""
+        # Read it once, because another thread may reset it.
+        if (gap_began := self.gap_began) is not None:
+            gap_began()
+
+    def write(self, *lines: BegunLine | DroppedLine | HookLine | ErrorLine | StacksLine) -> None:
+        """Write the line of a span that began or was dropped, or lines of hooks, errors and stacks.
 
         If the disk is too slow, count the lines as lost instead.
         """
@@ -280,6 +317,9 @@ class Timeline:
             if key in self.durations_ns or len(self.durations_ns) < _MAX_NAMES:
                 self.durations_ns.setdefault(key, deque(maxlen=_MAX_DURATIONS)).append(now - span.begun_ns)
         self._steps += line.kind == "step"
+        if line.kind in _STAGES:
+            self.stage_ended_ns = now
+            self.report_gap()
         if self.listener is not None:
             self.listener.hear(line)
         if (wake := self.wake) is not None:

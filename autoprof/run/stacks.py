@@ -304,6 +304,18 @@ def _read_task(task: Any, names: Names) -> tuple[Task, list[Span]]:
     return record, spans
 
 
+def awaited_places(task: Any) -> list[Place]:
+    """Return the places of the coroutines that a task waits in, the innermost first."""
+    places: list[Place] = []
+    awaited = task.get_coro()
+    while awaited is not None and len(places) < MAX_DEPTH:
+        awaited, code, frame = _unwrap(awaited)
+        if code is not None and frame is not None:
+            places.append((code, frame.f_lineno or 0))
+    places.reverse()
+    return places
+
+
 def _thread_of(task: Any) -> int:
     """Return Python's id of the thread that runs a task; 0 if no thread runs the task.
 

@@ -1,5 +1,7 @@
 """The watcher: a thread that flushes the timeline each second, and looks for hangs and requests for stacks every 10 s.
 
+In a step without an open stage, it also samples the stack of the thread that runs the steps (`gaps.GapSampler`).
+
 The module `threading` does not know the thread, so programs do not find it. The thread ends before a fork. The child
 starts its own watcher at the first call of a hook. In the parent, the watcher starts again after the fork; from Python
 3.13 on, it starts again with the next span. The watcher also checks the file to which `faulthandler` writes the stacks
@@ -11,6 +13,7 @@ from __future__ import annotations
 import _signal  # type: ignore[import-not-found]  # `signal` in C, as in base/seam.py
 import _thread
 import faulthandler
+import math
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -24,6 +27,7 @@ from autoprof.base.units import seconds as in_words
 from autoprof.config.selection import HANG, Condition
 from autoprof.config.settings import Settings
 from autoprof.run import stacks
+from autoprof.run.gaps import GapSampler
 from autoprof.run.journal import Span, Timeline
 from autoprof.rundir import file_names, layout
 from autoprof.rundir.layout import CRASHES, RunDir
@@ -332,13 +336,44 @@ _COUNTS_LAST = sys.version_info >= (3, 13)
 _EXIT_S = 0.1
 
 
+class _Bell:
+    """The means to wake or to end one thread of the watcher.
+
+    Attributes:
+        closed: True if the thread shall end.
+    """
+
+    def __init__(self) -> None:
+        self.closed = False
+        self._lock = _thread.allocate_lock()
+        self._lock.acquire()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for a ring, at most `timeout_s`. Return True if the thread may continue."""
+        self._lock.acquire(timeout=max(timeout_s, 0.0))
+        return not self.closed
+
+    def ring(self) -> None:
+        """Wake the thread. Never raises."""
+        if self._lock.locked():
+            with seam.suppress(RuntimeError):  # another thread was faster
+                self._lock.release()
+
+    def close(self) -> None:
+        """Make the thread end."""
+        self.closed = True
+        self.ring()
+
+
 class Watcher:
     """A thread that flushes the timeline of its process, looks for hangs and answers requests for stacks."""
 
     def __init__(self, run: WatchedRun) -> None:
         self._run = run
-        self._stop, self._ended = _thread.allocate_lock(), _thread.allocate_lock()
+        self._bell, self._ended = _Bell(), _thread.allocate_lock()
+        self._bell.closed = True
         self._native: list[int] = []
+        self._gaps = GapSampler(run.timeline, lambda: self._bell.ring()) if run.settings.gap_stacks else None
         # Requests for stacks that are older than this process are not answered.
         self._answered = set(self._requests())
         self._hangs = HangWatch(run)
@@ -346,17 +381,16 @@ class Watcher:
 
     def start(self) -> None:
         """Start the thread. Never raises."""
-        stop, ended = _thread.allocate_lock(), _thread.allocate_lock()
-        stop.acquire()
+        bell, ended = _Bell(), _thread.allocate_lock()
         ended.acquire()
         try:
             # Set the attributes before the thread starts. A signal handler may raise during the start, and `stop` must
             # still be able to end the thread.
-            self._stop, self._ended, self._native = stop, ended, []
-            process.start_thread(_thread.start_new_thread, _watch, (self.tick, stop, ended, self._native))
+            self._bell, self._ended, self._native = bell, ended, []
+            process.start_thread(_thread.start_new_thread, _watch, (self.tick, self.sample, bell, ended, self._native))
         except RuntimeError as error:  # the limit of threads is reached
             seam.pass_on(error)
-            stop.release()
+            bell.closed = True
             log.info(f"this process is not watched: {error}")
 
     def start_later(self) -> None:
@@ -372,11 +406,27 @@ class Watcher:
 
     def stop(self) -> None:
         """Stop the thread, and wait until its current check ends. Do nothing if the thread was stopped before."""
-        stop, self._stop = self._stop, _thread.allocate_lock()
-        if stop.locked():  # the thread is running and was not stopped
-            stop.release()
+        bell = self._bell
+        if not bell.closed:  # the thread is running and was not stopped
+            bell.close()
             if self._ended.acquire(timeout=_END_S):
                 _await_exit(self._native)
+
+    def finish(self) -> None:
+        """Write the samples of stacks, after the thread has ended."""
+        if self._gaps is not None:
+            self._call_guarded(self._gaps.write)
+
+    def sample(self) -> float:
+        """Sample the stack of the thread that runs the steps, if no stage is open. Return the seconds to the next call.
+
+        Return infinity if no sample is needed until the timeline reports a gap.
+        """
+        seconds: list[float | None] = []
+        if self._gaps is not None:
+            gaps = self._gaps
+            self._call_guarded(lambda: seconds.append(gaps.look()))
+        return next((each for each in seconds if each is not None), math.inf)
 
     def tick(self) -> None:
         """Write the buffered lines of the timeline. If the last `look` was ten seconds ago, also call `look`."""
@@ -416,11 +466,19 @@ def _await_exit(native: list[int]) -> None:
         time.sleep(0.0001)
 
 
-def _watch(tick: Callable[[], None], stop: _thread.LockType, ended: _thread.LockType, native: list[int]) -> None:
+def _watch(
+    tick: Callable[[], None], sample: Callable[[], float], bell: _Bell, ended: _thread.LockType, native: list[int]
+) -> None:
     native.append(_thread.get_native_id())
+    period_s = min(FLUSH_S, LOOK_S)
+    tick_at = time.monotonic() + period_s
     try:
-        while not stop.acquire(timeout=min(FLUSH_S, LOOK_S)):
-            tick()
+        wait_s = min(sample(), period_s)
+        while bell.wait(wait_s):
+            if time.monotonic() >= tick_at:
+                tick()
+                tick_at = time.monotonic() + period_s
+            wait_s = min(sample(), tick_at - time.monotonic())
     finally:
         ended.release()
 
@@ -458,6 +516,7 @@ class _WatcherState(process.State):
     def at_exit(self) -> None:
         if self.watcher is not None:
             self.watcher.stop()
+            self.watcher.finish()
         self.end_crash_file()
 
     def end_crash_file(self) -> None:

@@ -30,6 +30,7 @@ from autoprof.rundir.records import (
     MemoryLine,
     ProcessLine,
     RaisedLine,
+    StacksLine,
 )
 
 # Exceptions that the decoder raises for a line that is cut off, damaged, or written by a newer autoprof.
@@ -74,7 +75,10 @@ _CHUNK_BYTES = 1 << 20
 _MAX_LINE_BYTES = 1 << 20
 _BATCH_LINES = 128
 # The first four characters of the kind, which follow `{"kind":"`, of lines that are not ended spans.
-OTHER_KINDS: frozenset[bytes] = frozenset((b"proc", b"hook", b"erro", b"begu", b"drop", b"exit", b"rais", b"memo"))
+OTHER_KINDS: frozenset[bytes] = frozenset(
+    (b"proc", b"hook", b"erro", b"begu", b"drop", b"exit", b"rais", b"memo", b"stac")
+)
+_STACKS = b"stac"
 _decode_batch = msgspec.json.Decoder(list[Line]).decode
 _decode_any = msgspec.json.Decoder().decode
 
@@ -98,7 +102,9 @@ def span_line(content: bytes) -> Line:
         return msgspec.convert({**layout.blanks(Line), **msgspec.json.decode(content, type=dict[str, Any])}, Line)
 
 
-AnyLine: TypeAlias = ProcessLine | HookLine | ErrorLine | BegunLine | DroppedLine | ExitLine | RaisedLine | MemoryLine
+AnyLine: TypeAlias = (
+    ProcessLine | HookLine | ErrorLine | BegunLine | DroppedLine | ExitLine | RaisedLine | MemoryLine | StacksLine
+)
 _decode_other: Callable[[bytes], AnyLine] = msgspec.json.Decoder(AnyLine).decode
 _decode_others: Callable[[bytes], list[AnyLine]] = msgspec.json.Decoder(list[AnyLine]).decode
 
@@ -139,11 +145,13 @@ class Batch(NamedTuple):
         begin: The offset of the first line, in bytes.
         end: The offset of the end of the last line, in bytes.
         spans: The spans, in the order of their ends.
+        stacks: The samples of stacks in these lines.
     """
 
     begin: int
     end: int
     spans: list[Line]
+    stacks: list[StacksLine]
 
 
 class SpanReader:
@@ -170,7 +178,9 @@ class SpanReader:
                 for begin, end in ranges:
                     for start, texts in _groups(file, begin, end):
                         spans = self._decoded(journal, [text for text in texts if text[9:13] not in OTHER_KINDS])
-                        yield Batch(start, start + sum(map(len, texts)) + len(texts), spans)
+                        stacks = [decoded(text) for text in texts if text[9:13] == _STACKS]
+                        samples = [line for line in stacks if isinstance(line, StacksLine)]
+                        yield Batch(start, start + sum(map(len, texts)) + len(texts), spans, samples)
         except OSError as error:
             seam.pass_on(error)
             self.failed[journal.name] = error.strerror or str(error)

@@ -34,6 +34,7 @@ from autoprof.rundir.records import (
     ProcessLine,
     Raised,
     RaisedLine,
+    StacksLine,
 )
 
 RUNNING, GONE, EXITED, ELSEWHERE = "running", "gone", "exited", "elsewhere"
@@ -386,8 +387,10 @@ class _History:
                 self.state.last_ns = max(self.state.last_ns, line.unix_ns)
                 self._add_event(line)
 
-    def _add_event(self, line: ExitLine | RaisedLine | MemoryLine) -> None:
+    def _add_event(self, line: ExitLine | RaisedLine | MemoryLine | StacksLine) -> None:
         match line:
+            case StacksLine():
+                pass
             case MemoryLine():
                 self.state.memory = self.state.memory[0], line.memory
             case ExitLine():

@@ -458,6 +458,31 @@ class MemoryLine(Struct, frozen=True, omit_defaults=True, tag_field="kind", tag=
     memory: MemoryState  # The memory of the process.
 
 
+# The index in `StacksLine.periods` of a time in which the sampler waited for the interpreter's lock.
+LOCK_HELD = -1
+
+
+class StacksLine(Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="stacks"):
+    """Samples of the stack of the thread that runs the steps, from times in which a step but no stage was open.
+
+    `AUTOPROF_GAP_STACKS=0` switches them off. A line has the samples of about ten seconds. A process writes at most
+    10,000 such lines.
+    """
+
+    unix_ns: Ns  # The start of the first period, in nanoseconds since the epoch.
+    frames: list[Frame] = []  # The functions on the stacks.
+    # For each different stack, the indexes of its functions in `frames`, the outermost first.
+    stacks: list[list[Number]] = []
+    # For each period with the same stack: its start and its end in milliseconds after `unix_ns`, and the index of the
+    # stack. The index is -1 if the interpreter's lock was held in the whole period, so that nothing could be sampled.
+    periods: list[tuple[Number, Number, Number]] = []
+
+    @property
+    def until_ns(self) -> int:
+        """Return the end of the last period, in nanoseconds since the epoch."""
+        return self.unix_ns + max((end_ms for _, end_ms, _ in self.periods), default=0) * 10**6
+
+
 class Line(Struct, frozen=True, omit_defaults=True, gc=False):
     """A line of `journal/<host>-<pid>.jsonl`: one span, written after the span has ended.
 

@@ -109,7 +109,7 @@ def wait_for_line(path: Path, timeout_s: float = 60) -> str:
 
 
 # Kinds of lines of a timeline that are not ended spans.
-OTHER_KINDS = ("process", "hook", "error", "begun", "dropped", "exit", "raised", "memory")
+OTHER_KINDS = ("process", "hook", "error", "begun", "dropped", "exit", "raised", "memory", "stacks")
 
 
 def spans(run: Path) -> list[dict[str, Any]]:

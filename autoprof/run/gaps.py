@@ -1,0 +1,217 @@
+"""Sampler of the stack of the thread that runs the steps, while a step is open and no stage and no timer of it.
+
+The watcher's thread calls it. A sample reads code objects and line numbers, never locals, and keeps no frame. The
+interval grows with the age of the gap and with the cost of a sample, so that sampling takes at most 0.1 % of a core.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+from collections.abc import Callable
+
+from autoprof.base.originals import os, time
+from autoprof.run import stacks
+from autoprof.run.journal import Span, Timeline
+from autoprof.rundir.records import LOCK_HELD, Frame, StacksLine
+
+# Time from the start of a gap to the first sample, and the shortest time between two samples.
+FIRST_NS = 100_000_000
+# The interval is at least this share of the gap's age, at most _MAX_INTERVAL_NS, and at least this multiple of the CPU
+# time of a sample.
+_AGE_SHARE, _MAX_INTERVAL_NS, _COST_RATIO = 20, 1_000_000_000, 2_000
+# A sample is late if it comes this time after twice the interval. The time before a late sample is not sampled.
+_LATE_NS = 250_000_000
+# Samples are written once the first one has this age, or if there are too many.
+_WRITE_AFTER_NS, _MAX_STACKS, _MAX_PERIODS = 10_000_000_000, 16, 64
+# Maximum number of lines that a process writes, and of functions that are read and written of a stack.
+_MAX_LINES, _MAX_DEPTH, _MAX_FRAMES = 10_000, 200, 24
+# verl's timer around the whole step, which is no part of the step.
+_WHOLE_STEP = "step"
+# Without the interpreter's lock, threads would change their stacks while they are read.
+_HAS_LOCK = getattr(sys, "_is_gil_enabled", lambda: True)()
+_EVENT_LOOP = ("/asyncio/", "/selectors.py")
+_LIBRARIES = ("/site-packages/", "/dist-packages/", f"{os.path.dirname(os.__file__)}/", "<")
+
+
+def step_without_stage(timeline: Timeline) -> Span | None:
+    """Return the newest open step if no stage and no timer is open, else None.
+
+    Batches of a rollout server, which are steps too, do not count.
+    """
+    step = None
+    # No thread can interrupt the copy that `list` makes.
+    for span in list(timeline.announced):
+        line = span.line
+        if line.span == "stage":
+            return None
+        if line.span == "step" and line.role != "rollout" and (step is None or span.begun_ns > step.begun_ns):
+            step = span
+    if step is not None:
+        for span in list(timeline.running):
+            if span.line.span in ("stage", "timer") and span.line.name != _WHOLE_STEP:
+                return None
+    return step
+
+
+class GapSampler:
+    """Samples of the times without a stage, until they are written to the journal.
+
+    Args:
+        timeline: The timeline of this process.
+        wake: Callback that makes the watcher's thread call `look` at once.
+    """
+
+    def __init__(self, timeline: Timeline, wake: Callable[[], None]) -> None:
+        self._timeline, self._wake = timeline, wake
+        self._lines = 0
+        # The start of the current gap, the last sample in it (or its start), the interval after that sample, and the
+        # last time at which the timeline was asked to report gaps. All are of `time.monotonic_ns`.
+        self._gap_ns = self._sampled_ns = self._asked_ns = 0
+        self._interval_ns = FIRST_NS
+        self._switches = _switches()
+        self._stacks: dict[tuple[stacks.Place, ...], int] = {}
+        # The start and the end of each period, and the index of its stack.
+        self._periods: list[tuple[int, int, int]] = []
+
+    def look(self) -> float | None:
+        """Sample the stack if a gap is open and the time has come.
+
+        Returns:
+            The seconds until the next call, or None if no gap is open. The timeline then reports the next gap.
+        """
+        if self._lines >= _MAX_LINES or not _HAS_LOCK:
+            return None
+        now = time.monotonic_ns()
+        step = step_without_stage(self._timeline)
+        wait_ns = self._await_gap(now) if step is None else self._look_at_gap(step, now)
+        if self._periods and (
+            now - self._periods[0][0] > _WRITE_AFTER_NS
+            or len(self._stacks) >= _MAX_STACKS
+            or len(self._periods) >= _MAX_PERIODS
+        ):
+            self.write()
+        self._switches = _switches()
+        return None if wait_ns is None else wait_ns / 1e9
+
+    def _await_gap(self, now: int) -> int | None:
+        """End the current gap. Ask the timeline to report the next gap, but at most once in `FIRST_NS`."""
+        self._extend(now)
+        self._gap_ns = 0
+        if (rest_ns := self._asked_ns + FIRST_NS - now) > 0 and self._timeline.gap_began is None:
+            return rest_ns
+        self._timeline.gap_began, self._asked_ns = self._gap_began, now
+        # A gap that began after the last check was not reported.
+        return FIRST_NS if step_without_stage(self._timeline) is not None else None
+
+    def _gap_began(self) -> None:
+        """Wake the watcher if a gap has begun. The thread of the program calls this at the end of a stage."""
+        if step_without_stage(self._timeline) is not None:
+            self._timeline.gap_began = None
+            self._wake()
+
+    def _look_at_gap(self, step: Span, now: int) -> int:
+        """Sample the gap of an open step if the time has come. Return the nanoseconds until the next call."""
+        began_ns = max(step.begun_ns, self._timeline.stage_ended_ns)
+        if began_ns != self._gap_ns:
+            self._extend(began_ns)
+            self._gap_ns = self._sampled_ns = began_ns
+            self._interval_ns = FIRST_NS
+        due_ns = self._sampled_ns + self._interval_ns
+        if now < due_ns:
+            return due_ns - now
+        self._sample(step, now)
+        self._sampled_ns = now
+        # With a long interval, the start of the next gap would be seen late.
+        self._timeline.gap_began = self._gap_began if self._interval_ns > 2 * FIRST_NS else None
+        return self._interval_ns
+
+    def _sample(self, step: Span, now: int) -> None:
+        cpu_ns = time.thread_time_ns()
+        stack, previous_ns = _stack(step), self._sampled_ns
+        late_ns = now - previous_ns
+        if late_ns > 2 * self._interval_ns + _LATE_NS:
+            # A thread that waits for the interpreter's lock wakes once in each switch interval.
+            if (_switches() - self._switches) * sys.getswitchinterval() * 1e9 > late_ns / 2:
+                self._periods.append((previous_ns, now, LOCK_HELD))
+            start_ns = now
+        elif previous_ns == self._gap_ns or not self._periods:
+            start_ns = previous_ns
+        else:
+            start_ns = (previous_ns + now) // 2
+            self._extend(start_ns)
+        if stack:
+            self._add(start_ns, now, stack)
+        cost_ns = time.thread_time_ns() - cpu_ns
+        age_ns = (now - self._gap_ns) // _AGE_SHARE
+        self._interval_ns = max(FIRST_NS, min(age_ns, _MAX_INTERVAL_NS), cost_ns * _COST_RATIO)
+
+    def _add(self, start_ns: int, end_ns: int, stack: tuple[stacks.Place, ...]) -> None:
+        index = self._stacks.setdefault(stack, len(self._stacks))
+        if self._periods and self._periods[-1][1:] == (start_ns, index):
+            start_ns = self._periods.pop()[0]
+        self._periods.append((start_ns, end_ns, index))
+
+    def _extend(self, until_ns: int) -> None:
+        """Extend the last period, which ends at the last sample, to `until_ns`, by at most one interval."""
+        if self._periods and self._gap_ns and self._periods[-1][1] == self._sampled_ns:
+            start_ns, end_ns, index = self._periods.pop()
+            self._periods.append((start_ns, max(end_ns, min(until_ns, end_ns + self._interval_ns)), index))
+
+    def write(self) -> None:
+        """Write the samples to the journal."""
+        periods, self._periods = self._periods, []
+        places, self._stacks = self._stacks, {}
+        if not periods:
+            return
+        names = stacks.Names()
+        indexes: dict[Frame, int] = {}
+        written = [
+            [indexes.setdefault(frame, len(indexes)) for frame in _kept(names.frames(list(stack)))] for stack in places
+        ]
+        base_ns = periods[0][0]
+        self._lines += 1
+        self._timeline.write(
+            StacksLine(
+                unix_ns=time.time_ns() - (time.monotonic_ns() - base_ns),
+                frames=list(indexes),
+                stacks=written,
+                periods=[
+                    (round((start_ns - base_ns) / 1e6), round((end_ns - base_ns) / 1e6), index)
+                    for start_ns, end_ns, index in periods
+                ],
+            )
+        )
+
+
+def _switches() -> int:
+    """Return how often this thread has waited."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+
+
+def _stack(step: Span) -> tuple[stacks.Place, ...]:
+    """Return the stack of the thread in which a step began, the innermost function first; empty if it has ended.
+
+    If the thread waits in an event loop, return the coroutines of the task in which the step began.
+    """
+    frame = sys._current_frames().get(step.thread)
+    places: list[stacks.Place] = []
+    while frame is not None and len(places) < _MAX_DEPTH:
+        places.append((frame.f_code, frame.f_lineno or 0))
+        frame = frame.f_back
+    task = step.task() if step.task is not None else None
+    if task is not None and places and any(name in places[0][0].co_filename for name in _EVENT_LOOP):
+        places = stacks.awaited_places(task) or places
+    return tuple(places)
+
+
+def _kept(frames: list[Frame]) -> list[Frame]:
+    """Return the most important functions of a stack: of the program's own and of all, the outermost and innermost."""
+    frames = [frame for frame in frames if not frame.file.startswith("<frozen importlib")]
+    if len(frames) <= _MAX_FRAMES:
+        return frames
+    part = _MAX_FRAMES // 3
+    own = [index for index, frame in enumerate(frames) if not any(name in frame.file for name in _LIBRARIES)]
+    # The function after the last own one is the library function that it calls.
+    kept = {*own[-part:], *(index + 1 for index in own[-1:]), *range(part - 1), *range(len(frames) - part, len(frames))}
+    return [frame for index, frame in enumerate(frames) if index in kept]
