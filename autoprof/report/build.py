@@ -14,11 +14,12 @@ from autoprof.base import units
 from autoprof.base.identity import HOST, pid_namespace
 from autoprof.base.redact import writable
 from autoprof.base.units import ranges, seconds
-from autoprof.report import findings, hang_state, hangs, model
+from autoprof.report import findings, gap_places, hang_state, hangs, model
 from autoprof.report.details import capture_figures, choose, choose_captures, details, more_to_judge
 from autoprof.report.model import CaptureFigures, Finding, RunFigures, StepFigures, StepRow
 from autoprof.report.overview import (
     CAPTURED,
+    LEAST_S,
     Overview,
     Recorded,
     basis,
@@ -27,7 +28,6 @@ from autoprof.report.overview import (
     typical_steps,
     without_autoprof,
 )
-from autoprof.report.rules import LEAST_S
 from autoprof.report.timeline import NO_FILE, RunTimeline, StepSpan, journals_of
 from autoprof.rundir import layout, runs
 from autoprof.rundir.file_names import REPORT, tidy
@@ -125,6 +125,7 @@ class _Reading:
         self._recorded = Recorded(run.steps, self._shifts)
         self._timeline = RunTimeline(self._files, path)
         overview = self._overview = Overview(self._timeline, self._folders, self._recorded)
+        overview.rows = gap_places.with_places(overview.rows, overview.spans, self._timeline)
         self._rows = overview.cut_off | {row.number: row for row in overview.rows}
         self._stages = shares(overview.rows)
         self._failures = findings.failures_of_run(self._open_spans)

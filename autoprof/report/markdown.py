@@ -93,6 +93,9 @@ def _step(step: StepFigures) -> Iterable[str]:
     if step.stages:
         stage_rows = [[_safe(name), seconds(value)] for name, value in step.stages.items()]
         yield _table(["stage", "seconds"], stage_rows)
+    if step.no_stage is not None and step.no_stage.places:
+        places = [[_safe(each.place), seconds(each.seconds)] for each in step.no_stage.places]
+        yield _table(["the driver without a stage", "about"], places)
     if step.samples is not None:
         samples, quantiles = step.samples, step.samples.quantiles_s
         yield (

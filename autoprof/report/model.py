@@ -336,6 +336,17 @@ class StageShare(msgspec.Struct, frozen=True, kw_only=True):
     kind: str = ""  # The stage's kind in the vocabulary of all trainers. Empty if the stage has no such kind.
 
 
+class GapPlace(msgspec.Struct, frozen=True, kw_only=True):
+    """A place in the program where the driver was while no stage ran, from samples of its stack."""
+
+    seconds: (
+        float  # Seconds in which samples found the driver at this place. They are as exact as the samples' interval.
+    )
+    # The place, such as `ray.get at replay_buffer.py:88 wait`. For time without samples, the reason, if it is known.
+    place: str
+    frames: list[str] = []  # The stack of the longest sample at this place, the outermost function first.
+
+
 class StageGap(msgspec.Struct, frozen=True, kw_only=True):
     """Time of a step in which no stage and no timer ran. autoprof's own time is not included."""
 
@@ -345,6 +356,8 @@ class StageGap(msgspec.Struct, frozen=True, kw_only=True):
     end_s: float  # The end of the longest part, in seconds from the step's start.
     after: str  # The stage that ended before the longest part. Empty if no stage ended before.
     before: str  # The stage that began after the longest part. Empty if no stage began after.
+    # The places of the driver in this time, the longest first. Empty if no samples were taken.
+    places: list[GapPlace] = []
 
 
 class StepRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -374,7 +387,9 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True):
     # `warm-up` (the first step of each start of the trainer), `captured` (a profiler recorded, or autoprof wrote a
     # trace, in a process), or `regular`.
     kind: str = "regular"
-    no_stage: StageGap | None = None  # The time in which no stage ran. None unless it is over a fifth of the step.
+    # The time in which no stage ran. None unless it is over a fifth of the step, or has a part of at least a second and
+    # 3 % of the step.
+    no_stage: StageGap | None = None
     # The share of autoprof's own time in each stage, if it is over a fifth. Findings don't use the seconds of these
     # stages.
     own_shares: dict[str, float] = {}

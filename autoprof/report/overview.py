@@ -47,7 +47,10 @@ def basis(rows: Sequence[StepRow]) -> str:
     return f"{text}; {', '.join(other_counts)}" if other_counts else text
 
 
-# If no stage runs for more than this share of a step, the time without a stage is a finding.
+# Smallest cost of a finding: LEAST_S is in seconds, LEAST_SHARE is a share of the step. The larger of both applies.
+LEAST_S, LEAST_SHARE = 1.0, 0.03
+# If no stage runs for more than this share of a step, or for the smallest cost of a finding at one time, the time
+# without a stage is a finding.
 NO_STAGE_SHARE = 0.2
 
 
@@ -74,8 +77,19 @@ def without_autoprof(stages: Mapping[str, float]) -> dict[str, float]:
     return {name: took for name, took in stages.items() if name != OWN}
 
 
+def free_time(span: StepSpan, sums: StepSums) -> list[Interval]:
+    """Return the times of a step in which no stage and no timer ran, and autoprof did not delay the step."""
+    start, end = span.start_ns, span.end_ns
+    named_intervals = _timers(span, sums) + _stages(sums, start, end)
+    return list(
+        Union([*sums.profiling.pieces(), *((low, high) for _, low, high in named_intervals)]).without(start, end)
+    )
+
+
 def no_stage(span: StepSpan, sums: StepSums, parts: Mapping[str, float]) -> StageGap | None:
-    """Return the time of a step in which no stage ran. Return None if this time is at most a fifth of the step.
+    """Return the time of a step in which no stage ran, if this time is long.
+
+    It is long if it is over a fifth of the step, or if a part of it takes at least a second and 3 % of the step.
 
     Args:
         span: The step.
@@ -84,15 +98,15 @@ def no_stage(span: StepSpan, sums: StepSums, parts: Mapping[str, float]) -> Stag
     """
     start, end = span.start_ns, span.end_ns
     stages_s = sum(without_autoprof(parts).values())
-    if parts[OTHER] <= NO_STAGE_SHARE * stages_s:
+    long_s, long_part_s = NO_STAGE_SHARE * stages_s, max(LEAST_S, LEAST_SHARE * stages_s)
+    if parts[OTHER] <= long_s and parts[OTHER] < long_part_s:
+        return None
+    free = free_time(span, sums)
+    free_s = sum(high - low for low, high in free) / 1e9
+    low, high = max(free, key=lambda piece: piece[1] - piece[0], default=(start, start))
+    if free_s <= long_s and (high - low) / 1e9 < long_part_s:
         return None
     named_intervals = _timers(span, sums) + _stages(sums, start, end)
-    own_intervals = sums.profiling.pieces()
-    free = Union([*own_intervals, *((low, high) for _, low, high in named_intervals)]).without(start, end)
-    free_s = sum(high - low for low, high in free) / 1e9
-    if free_s <= NO_STAGE_SHARE * stages_s:
-        return None
-    low, high = max(free, key=lambda piece: piece[1] - piece[0])
     return StageGap(
         seconds=free_s,
         share=free_s / stages_s,

@@ -31,10 +31,15 @@ from autoprof.report.model import (
     listed,
     several,
 )
-from autoprof.report.overview import MAX_OWN_SHARE, REGULAR, own_seconds, own_stages, without_autoprof
-
-# Smallest cost of a finding: LEAST_S is in seconds, LEAST_SHARE is a share of the step. The larger of both applies.
-LEAST_S, LEAST_SHARE = 1.0, 0.03
+from autoprof.report.overview import (
+    LEAST_S,
+    LEAST_SHARE,
+    MAX_OWN_SHARE,
+    REGULAR,
+    own_seconds,
+    own_stages,
+    without_autoprof,
+)
 
 
 class Around(msgspec.Struct, frozen=True, kw_only=True):
@@ -330,9 +335,10 @@ def slow_step(around: Around) -> Iterator[Finding]:
 
 @rule(ROW_RULES, "no_stage")
 def no_stage(around: Around) -> Iterator[Finding]:
-    """Find a step in which no stage runs for over a fifth of the step.
+    """Find a step in which no stage runs for over a fifth of the step, or for 1 s and 3 % of the step at one time.
 
-    A step without any stage has no such finding: a note of the report names it.
+    If the stack of the driver was sampled, the sentence names the place where it was longest. A step without any stage
+    has no such finding: a note of the report names it.
     """
     row, gap = around.row, _costly_gap(around.row)
     if gap is None:
@@ -343,12 +349,26 @@ def no_stage(around: Around) -> Iterator[Finding]:
     yield Finding(
         kind="no_stage",
         text=f"step {row.number}{kind}: no stage ran for {seconds(gap.seconds)}, {percent(gap.share)} of the step"
-        f"{part}{_place(gap)}",
-        evidence=[f"the longest part: from {seconds(gap.start_s)} to {seconds(gap.end_s)} after the step's start"]
+        f"{part}{_place(gap)}{f': {_driver_place(gap.places[0])}' if gap.places else ''}",
+        evidence=[_driver_place(place) for place in gap.places[: _MAX_PLACES if len(gap.places) > 1 else 0]]
+        + [
+            f"at {', '.join(reversed(gap.places[0].frames[-_MAX_FRAMES:]))}"
+            for _ in gap.places[:1]
+            if gap.places[0].frames
+        ]
+        + [f"the longest part: from {seconds(gap.start_s)} to {seconds(gap.end_s)} after the step's start"]
         + ([f"usually {seconds(around.usual[OTHER])}"] if OTHER in around.usual else []),
         seconds=gap.seconds,
         step=row.number,
     )
+
+
+# Maximum number of places, and of functions of the first place's stack, in the evidence of time without a stage.
+_MAX_PLACES, _MAX_FRAMES = 4, 4
+
+
+def _driver_place(place: model.GapPlace) -> str:
+    return f"about {seconds(place.seconds)} {place.place}"
 
 
 def _costly_gap(step: StepRow | StepFigures) -> StageGap | None:

@@ -279,6 +279,10 @@ class RunTimeline:
         for batch in self.reader.batches(journal):
             zone = Zone(batch.begin)
             zones.append(zone)
+            # The samples of a step may be written after its spans.
+            for samples in batch.stacks:
+                zone.start_ns = min(zone.start_ns, samples.unix_ns + shift)
+                zone.end_ns = max(zone.end_ns, samples.until_ns + shift)
             sums, current_step = None, None
             for span in batch.spans:
                 start, end, number = span.start_ns + shift, span.end_ns + shift, span.step

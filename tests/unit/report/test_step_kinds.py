@@ -248,9 +248,24 @@ def test_a_step_in_which_no_stage_runs_for_over_a_fifth_is_found(
 
 
 def test_stages_of_workers_count_and_a_fifth_is_not_found(tmp_path: Path) -> None:
-    stage = span("stage", "update_actor", 14, 18, step=2, role="actor", rank=0)
-    lines = [*driver(1, 0, 10), span("timer", "gen", 10, 14, step=2), step(20, 2, 10, rank=0)]
+    stage = span("stage", "update_actor", 12, 14, step=2, role="actor", rank=0)
+    lines = [*driver(1, 0, 10), span("timer", "gen", 10, 12, step=2), step(14.9, 2, 10, rank=0)]
     assert no_stage(tmp_path, n1=lines, n2=[stage]) == []
+
+
+@pytest.mark.parametrize(
+    ("length", "parts", "count"),
+    [(10, [1.0], 1), (10, [0.9], 0), (10, [0.9, 0.9], 0), (100, [2.9], 0), (100, [3.0], 1), (100, [2.0, 2.0], 0)],
+)
+def test_a_long_time_without_a_stage_is_found_although_it_is_under_a_fifth(
+    tmp_path: Path, length: float, parts: list[float], count: int
+) -> None:
+    lines, at = [*driver(1, 0, 10)], 10.0
+    for idle in parts:
+        end = at + length / len(parts)
+        lines.append(span("timer", "gen", at, end - idle, step=2))
+        at = end
+    assert len(no_stage(tmp_path, n1=[*lines, step(at, 2, 10, rank=0)])) == count
 
 
 @pytest.mark.parametrize(("unit", "captured", "count"), [(0.02, (), 0), (0.04, (), 1), (0.2, (2,), 0), (0.3, (2,), 1)])
