@@ -18,7 +18,9 @@ import shutil
 import socketserver
 import string
 import sys
+import threading
 import webbrowser
+from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -32,8 +34,8 @@ from autoprof.cli.console import complain
 from autoprof.cli.documents import Opened
 from autoprof.report import build, html
 from autoprof.report.build import ReportRequest
-from autoprof.report.html import TEMPLATES, script_sources
-from autoprof.rundir.file_names import MERGED, META, REPORT, RUN, STEP, tidy
+from autoprof.report.html import PERFETTO, TEMPLATES, script_sources, trace_name
+from autoprof.rundir.file_names import MERGED, META, REPORT, RUN, STEP
 from autoprof.rundir.layout import RunDir
 from autoprof.rundir.runs import NotFound, Run, Step
 from autoprof.traces import merge_step
@@ -42,7 +44,6 @@ from autoprof.traces.reader import TraceError
 # The only port of this machine that Perfetto's pages may load from (its Content-Security-Policy,
 # ui/src/frontend/index.ts; tools/open_trace_in_ui uses this port for the same reason).
 PERFETTO_PORT = 9001
-PERFETTO = "https://ui.perfetto.dev"
 _HOSTS = ("127.0.0.1", "localhost")
 _PRIVACY_HEADERS = {
     "Cache-Control": "no-store",
@@ -80,6 +81,7 @@ class Server(ThreadingHTTPServer):
     Attributes:
         contents: Dict from the name of each content in the URL to the content. The name of the first page is `""`.
             Contents may be added after the server was created.
+        make: Function that returns the content with a name that `contents` lacks, or None. Its contents are kept.
     """
 
     daemon_threads = True
@@ -94,6 +96,8 @@ class Server(ThreadingHTTPServer):
             OSError: This user may not listen on the port.
         """
         self.contents: dict[str, Content] = {}
+        self.make: Callable[[str], Content | None] = lambda name: None
+        self._making = threading.Lock()
         self._path = f"/{secrets.token_urlsafe(18)}/"
         self._once = ""
         try:
@@ -129,7 +133,12 @@ class Server(ThreadingHTTPServer):
         """Return the content at a path. Return None if the path is unknown."""
         if not secrets.compare_digest(path[: len(self._path)].encode(), self._path.encode()):
             return None
-        return self.contents.get(path[len(self._path) :])
+        name = path[len(self._path) :]
+        if name not in self.contents:
+            with self._making:
+                if name not in self.contents and (content := self.make(name)) is not None:
+                    self.contents[name] = content
+        return self.contents.get(name)
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Ignore errors that occur when a browser has disconnected or sends a malformed HTTP request."""
@@ -220,7 +229,7 @@ def index_page(run: str, items: list[str]) -> Content:
         run: The id of the run.
         items: The HTML of the list items on the page.
     """
-    script = (TEMPLATES / "index.js").read_text(encoding="utf-8")
+    script = (TEMPLATES / "perfetto.js").read_text(encoding="utf-8")
     template = string.Template((TEMPLATES / "index.html").read_text(encoding="utf-8"))
     text = template.substitute(run=markup.escape(run), items="\n".join(items), script=script)
     allowed_sources = f"{script_sources(script)}; connect-src 'self'; style-src 'unsafe-inline'; img-src data:"
@@ -291,8 +300,8 @@ def fill(server: Server, run: Run, number: int | None) -> list[str]:
         lines.append(f"report: {server.url(REPORT)}")
     trace = _trace(run, step) if step is not None else None
     if step is not None and trace is not None:
-        name = f"{tidy(run.id)}-step{step.number}.json.gz"
-        server.contents[name] = Content(kind="application/gzip", file=trace, for_perfetto=True)
+        name = trace_name(run.id, step.number)
+        server.contents[name] = _trace_content(trace)
         items.append(trace_item(run.id, step.number, name))
         lines.append(f"step {step.number} in Perfetto: {_perfetto_text(server, name)}")
     elif step is None:
@@ -300,13 +309,15 @@ def fill(server: Server, run: Run, number: int | None) -> list[str]:
     if not items:
         return []
     server.contents[""] = index_page(run.id, items)
+    server.make = lambda name: _other_trace(run, name)
     return [f"both: {server.url()}" if len(items) > 1 else f"page: {server.url()}", *lines]
 
 
 def _opened(server: Server, run: Run, number: int | None) -> Opened:
     """Return the document with the addresses that the server offers."""
-    trace = next((name for name in server.contents if name not in ("", REPORT)), None)
     step = _step(run, number)
+    name = trace_name(run.id, step.number) if step is not None else ""
+    trace = name if name and name in server.contents else None
     return Opened(
         run=run.id,
         url=server.url(),
@@ -346,10 +357,10 @@ def _report(run: Run) -> Path | None:
     return request.page
 
 
-def _trace(run: Run, step: Step) -> Path | None:
+def _trace(run: Run, step: Step, tell: Callable[[str], object] = print) -> Path | None:
     """Return the path of the step's merged trace. Write the trace first if it is missing or older than its parts.
 
-    Return None if the trace can't be written.
+    Return None if the trace can't be written. `tell` is called with each line about a new trace.
     """
     try:
         work = merge_step.plan_step_merge(run, step, merge_step.MergeOptions())
@@ -363,11 +374,31 @@ def _trace(run: Run, step: Step) -> Path | None:
         if _is_outdated(work.output, parts) or not merge_step.is_current(work):
             with console.bar("merging", work.bytes) as advance:
                 lines = list(merge_step.do(work, progress=advance))
-            print(*map(plain, lines), sep="\n")
+            for line in lines:
+                tell(plain(line))
     except (NotFound, TraceError, OSError) as error:
         complain(f"open: no trace of step {step.number}: {error}", 1)
         return None
     return work.output
+
+
+def _trace_content(trace: Path) -> Content:
+    return Content(kind="application/gzip", file=trace, for_perfetto=True)
+
+
+def _other_trace(run: Run, name: str) -> Content | None:
+    """Return the merged trace of another step of the report, which the button of this step asks for.
+
+    Return None if no step of the run has a trace with this name.
+    """
+    digits = name.removesuffix(".json.gz").rpartition("-step")[2]
+    if not digits.isdecimal() or len(digits) > 9 or name != trace_name(run.id, int(digits)):
+        return None
+    try:
+        trace = _trace(run, merge_step.chosen(run, int(digits)), tell=lambda line: None)
+    except NotFound:
+        return None
+    return None if trace is None else _trace_content(trace)
 
 
 def _step(run: Run, number: int | None) -> Step | None:

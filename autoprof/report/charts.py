@@ -1,22 +1,20 @@
-"""Plots of a report, as input for plotly: the times of all steps, the lanes of a step, the samples of a step.
+"""Charts of a report: the times of all steps, the lanes of a step, the samples of a step.
 
-Colours are tokens. The page replaces a token by a colour of the light or dark theme. Stages of one kind have the same
-colour and different patterns, so that no information depends on colour alone (Okabe and Ito 2008, Color Universal
-Design). Names are escaped, because plotly interprets texts as HTML. Names are never part of a hover template, because
-plotly would expand `%{...}` in a template.
+A chart is a struct of bars and paths that templates/charts.html draws. Positions are percentages, so a chart fits any
+width, and its texts keep their size. The styles of the page give each kind of stage one colour, in all charts. The name
+of a stage is inside its bar and in its hover text, so that no information depends on colour alone.
 """
 
 from __future__ import annotations
 
-import html
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import msgspec
 
 from autoprof.base import units
 from autoprof.report import model
-from autoprof.report.model import OTHER, Gap, Lane, Part, SampleFigures, StepFigures, StepRow
+from autoprof.report.model import OTHER, OWN, Lane, Part, SampleFigures, StepFigures, StepRow
 
 _FAMILIES = {
     model.GENERATION: "generation",
@@ -27,18 +25,32 @@ _FAMILIES = {
     model.CHECKPOINT: "keeping",
     model.REWARD: "reward",
 }
-# Style families of names that are not stages, such as the parts of samples.
-_OWN = {OTHER: "idle", "waiting": "idle", "turn": "generation", "samples": "generation", "requests": "generation"}
-# Patterns of names that have the same colour. The first name gets the first pattern.
-PATTERNS = ("", "/", ".", "x", "\\", "-", "|", "+")
-TOKEN = "@"
-
-
-class Look(msgspec.Struct, frozen=True):
-    """The look of a bar: the colour as a token of the style sheet, and the pattern by plotly's name."""
-
-    colour: str
-    pattern: str
+# Colours of names that are not stages, such as the parts of samples.
+_OTHER_NAMES = {
+    OTHER: "idle",
+    "waiting": "idle",
+    OWN: "own",
+    "turn": "generation",
+    "samples": "generation",
+    "requests": "generation",
+}
+# Titles of the colours in the key of a chart, in the order of the key.
+TITLES = {
+    "generation": "generation",
+    "reward": "reward",
+    "scoring": "scoring",
+    "training": "training",
+    "weights": "weight sync",
+    "keeping": "validation, checkpoint",
+    "tool": "tools",
+    "more": "other stages",
+    "idle": "no stage, waiting",
+    "own": "autoprof",
+}
+# Maximum number of bars in the chart of steps. More bars would be thinner than a pixel.
+MAX_BARS = 300
+# Maximum number of marks of one kind in a chart. More marks would hide each other.
+MAX_MARKS = 300
 
 
 def family(name: str, stage_kind: str = "") -> str:
@@ -50,143 +62,198 @@ def family(name: str, stage_kind: str = "") -> str:
     """
     if name.startswith("tool "):
         return "tool"
-    return _OWN.get(name) or _FAMILIES.get(model.meaning(name, stage_kind=stage_kind), "more")
+    return _OTHER_NAMES.get(name) or _FAMILIES.get(model.meaning(name, stage_kind=stage_kind), "more")
 
 
-def choose_looks(names: Iterable[str], kinds: Mapping[str, str] | None = None) -> dict[str, Look]:
-    """Return a dict from each name to its look. Names of one family have the same colour and different patterns.
+def key_of(families: Iterable[str]) -> list[str]:
+    """Return the colours that a chart uses, in the order of the key."""
+    used = set(families)
+    return [each for each in TITLES if each in used]
 
-    Args:
-        names: The names of stages and other bars.
-        kinds: Dict from the names of stages to their kinds, if the names don't show the kinds.
+
+class Bar(msgspec.Struct, frozen=True, kw_only=True):
+    """A bar in a row of a chart.
+
+    Attributes:
+        name: The name inside the bar.
+        family: The colour.
+        left: The start of the bar, in percent of the chart's width.
+        width: The length of the bar, in percent of the chart's width.
+        title: The hover text.
+        row: The number of the line within the row.
+        strength: The opacity, from 0 to 1.
     """
-    known_kinds = kinds or {}
-    looks: dict[str, Look] = {}
-    counts: dict[str, int] = {}
-    for name in names:
-        if name not in looks:
-            look_family = family(name, known_kinds.get(name, ""))
-            index = counts[look_family] = counts.get(look_family, -1) + 1
-            looks[name] = Look(f"{TOKEN}{look_family}", PATTERNS[index % len(PATTERNS)])
-    return looks
+
+    name: str
+    family: str
+    left: float
+    width: float
+    title: str
+    row: int = 0
+    strength: float = 1.0
 
 
-Plot = dict[str, Any]
-# Maximum number of bars in a plot. More bars would slow the page, and would be thinner than a pixel.
-MAX_BARS = 300
-# Maximum number of marks of one kind in a plot. More marks would hide each other.
-MAX_MARKS = 300
+class Row(msgspec.Struct, frozen=True):
+    """A row of bars: its label, the number of its lines, and the bars."""
+
+    label: str
+    lines: int
+    bars: list[Bar]
 
 
-def text(name: str) -> str:
-    """Return a shortened and escaped name, which plotly shows as it is."""
-    return html.escape(units.short(name), quote=False)
+class Tick(msgspec.Struct, frozen=True):
+    """A label of an axis, and its position in percent."""
+
+    at: float
+    text: str
 
 
-def bar(name: str, look: Look, **more: Any) -> Plot:
-    """Return plotly's data for a group of bars that have the same name and look. `more` are additional fields."""
-    marker: Plot = {"color": look.colour, "line": {"width": 0.5, "color": "@page"}}
-    if look.pattern:
-        marker["pattern"] = {
-            "shape": look.pattern,
-            "size": 6,
-            "solidity": 0.35,
-            "fillmode": "overlay",
-            "fgcolor": "@page",
-        }
-    return {"type": "bar", "name": text(name), "marker": marker, **more}
+class Shade(msgspec.Struct, frozen=True, kw_only=True):
+    """A shaded time, in percent of the chart's width. `text` is shown in it if it is wide enough."""
+
+    left: float
+    width: float
+    title: str
+    text: str = ""
 
 
-def layout(height: int, **more: Any) -> Plot:
-    """Return the layout that all plots have in common. `height` is in pixels; `more` are additional fields."""
-    return {
-        "height": height,
-        "margin": {"l": 64, "r": 16, "t": 12, "b": 44},
-        "paper_bgcolor": "rgba(0,0,0,0)",
-        "plot_bgcolor": "rgba(0,0,0,0)",
-        "font": {"family": "system-ui, sans-serif", "size": 13, "color": "@text"},
-        "hoverlabel": {"bgcolor": "@panel", "bordercolor": "@line", "font": {"color": "@text"}, "align": "left"},
-        "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0, "traceorder": "normal"},
-        **more,
-    }
+class RowsChart(msgspec.Struct, frozen=True, kw_only=True):
+    """A chart with a row of bars for each lane or sample.
 
-
-def axis(title: str, **more: Any) -> Plot:
-    """Return an axis. `title` names the quantity and the unit; `more` are additional fields."""
-    return {
-        "title": {"text": title, "standoff": 8},
-        "gridcolor": "@grid",
-        "linecolor": "@line",
-        "zerolinecolor": "@line",
-        "automargin": True,
-        **more,
-    }
-
-
-def rows_axis(at: Sequence[float], labels: Sequence[str], end: float) -> Plot:
-    """Return a vertical axis with a label for each row of a plot.
-
-    Args:
-        at: The vertical position of each row. Position 0 is near the top of the plot.
-        labels: The label of each row.
-        end: The position of the lower end of the axis.
+    Attributes:
+        rows: The rows, from top to bottom.
+        ticks: The labels of the horizontal axis.
+        axis: The quantity and the unit of the horizontal axis.
+        key: The colours of the chart.
+        shades: The shaded times.
+        left_out: The number of spans that are not drawn.
     """
-    return {
-        "tickvals": list(at),
-        "ticktext": [text(label) for label in labels],
-        "range": [end, -0.2],
-        "automargin": True,
-        "fixedrange": True,
-        "showgrid": False,
-        "zeroline": False,
-        "ticks": "outside",
-        "ticklen": 6,
-        "tickcolor": "@page",
-    }
+
+    rows: list[Row]
+    ticks: list[Tick]
+    axis: str
+    key: list[str]
+    shades: list[Shade] = []
+    left_out: int = 0
 
 
-def run_plot(steps: Sequence[StepRow], looks: dict[str, Look]) -> Plot:
-    """Return a plot with a bar for each step, which is stacked from the times of the stages.
+class Path(msgspec.Struct, frozen=True):
+    """Path of an area or of a line: the colour, and the path in units of the chart's view box."""
 
-    Slow and captured steps have marks. Below the bars, a second plot shows the generated tokens per second. If there
-    are more than `MAX_BARS` steps, a bar is the mean of several steps, but each slow step still has a mark.
+    family: str
+    d: str
+
+
+class Mark(msgspec.Struct, frozen=True, kw_only=True):
+    """A mark above a bar: `slow` or `captured`, its position in percent, and the hover text."""
+
+    kind: str
+    left: float
+    bottom: float
+    title: str
+
+
+class Hover(msgspec.Struct, frozen=True):
+    """The hover texts of a bar and of its rate. `x` and `width` are in units of the chart's view box."""
+
+    x: float
+    width: float
+    title: str
+    rate: str
+
+
+class StepsChart(msgspec.Struct, frozen=True, kw_only=True):
+    """A chart with a bar for each step, and with the generated tokens per second below.
+
+    Attributes:
+        width: The width of the view box. Its height is 100.
+        paths: The bars of each stage.
+        hovers: The hover text of each bar.
+        marks: The marks of slow and captured steps.
+        x_ticks: The labels of the horizontal axis.
+        y_ticks: The labels of the axis of seconds.
+        rate_ticks: The labels of the axis of tokens per second.
+        rate: The line of tokens per second. Empty if no tokens are known.
+        key: The colours of the chart.
+    """
+
+    width: float
+    paths: list[Path]
+    hovers: list[Hover]
+    marks: list[Mark]
+    x_ticks: list[Tick]
+    y_ticks: list[Tick]
+    rate_ticks: list[Tick]
+    rate: str
+    key: list[str]
+
+
+class DoneChart(msgspec.Struct, frozen=True, kw_only=True):
+    """A chart of the number of ended samples over time. The view box has 1000 by 100 units."""
+
+    area: str
+    x_ticks: list[Tick]
+    y_ticks: list[Tick]
+    shade: Shade | None
+
+
+def ticks(top: float, count: int = 5) -> list[float]:
+    """Return about `count` round numbers from 0 to `top`."""
+    if top <= 0 or not math.isfinite(top):
+        return [0.0]
+    rough = top / count
+    power = 10.0 ** math.floor(math.log10(rough))
+    unit = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)
+    return [round(unit * place, 12) for place in range(int(top / unit + 1e-9) + 1)]
+
+
+def _axis(top: float, show: str = "seconds", count: int = 5) -> list[Tick]:
+    """Return the labels of an axis from 0 to `top`. `show` is `seconds` or `number`."""
+    shown = units.seconds if show == "seconds" else units.number
+    return [Tick(round(100 * value / top, 2) if top else 0.0, _trimmed(shown(value))) for value in ticks(top, count)]
+
+
+def _trimmed(text: str) -> str:
+    """Return a figure without zeros at its end: `2 s` for `2.00 s`."""
+    figure, space, unit = text.partition(" ")
+    return (figure.rstrip("0").rstrip(".") if "." in figure else figure) + space + unit
+
+
+def steps_chart(steps: Sequence[StepRow], kinds: Mapping[str, str]) -> StepsChart:
+    """Return a chart with a bar for each step, which is stacked from the times of the stages.
+
+    Slow and captured steps have marks. If there are more than `MAX_BARS` steps, a bar is the mean of several steps, but
+    each slow step still has a mark.
 
     Args:
         steps: The steps. There must be at least one step.
-        looks: The look of each stage.
+        kinds: The kind of each stage by its name, in the order of the stack.
     """
     groups = _groups(steps)
-    names = [name for name in looks if any(name in step.stages for step in steps)]
-    x = [group[0].number if len(group) == 1 else (group[0].number + group[-1].number) / 2 for group in groups]
-    titles = [_group_title(group) for group in groups]
-    step_range = max(1, groups[0][-1].number - groups[0][0].number + 1)
-    data = []
-    for name in names:
-        mean_s = [sum(step.stages.get(name, 0.0) for step in group) / len(group) for group in groups]
-        data.append(
-            bar(
-                name,
-                looks[name],
-                x=x,
-                y=[round(each, 4) for each in mean_s],
-                width=step_range * 0.94,
-                customdata=[[title, units.seconds(seconds)] for title, seconds in zip(titles, mean_s, strict=True)],
-                hovertemplate="%{customdata[0]}: %{customdata[1]}<extra>%{fullData.name}</extra>",
-            )
-        )
-    data += _marks(steps)
+    shown_names = [name for name in kinds if any(name in step.stages for step in steps)]
+    means = [{name: _mean(step.stages.get(name, 0.0) for step in group) for name in shown_names} for group in groups]
+    # Space for the marks above the highest bar.
+    top = 1.12 * max([sum(each.values()) for each in means] + [step.seconds for step in steps if step.slow] + [1e-9])
+    first, last = steps[0].number, steps[-1].number
+    step_range = max(1, groups[0][-1].number - first + 1)
+    width = last - first + step_range
+    starts = [group[0].number - first for group in groups]
+    families = {name: family(name, kinds[name]) for name in shown_names}
     rates = [_mean_rate(group) for group in groups]
-    plot = layout(420, barmode="stack", bargap=0, hovermode="closest", yaxis=axis("seconds a step", rangemode="tozero"))
-    x_range = [steps[0].number - step_range * 0.8, steps[-1].number + step_range * 0.8]
-    plot["xaxis"] = axis(
-        "step", range=x_range, zeroline=False, **({"dtick": 1, "tick0": 0} if len(x) <= 20 else {"tickformat": "d"})
+    top_rate = 1.1 * max([rate for rate in rates if rate is not None], default=0.0)
+    return StepsChart(
+        width=width,
+        paths=_stacks(means, starts, step_range, top, families),
+        hovers=[
+            _hover(start, step_range, group, mean) for start, group, mean in zip(starts, groups, means, strict=True)
+        ],
+        marks=_marks(steps, width, top),
+        x_ticks=_step_ticks(first, last, width),
+        y_ticks=_axis(top),
+        rate_ticks=_axis(top_rate, "number", 3) if top_rate else [],
+        rate=_line([(start + step_range / 2, rate) for start, rate in zip(starts, rates, strict=True)], top_rate),
+        key=key_of(families.values()),
     )
-    if any(rate is not None for rate in rates):
-        plot |= {"height": 520, "xaxis": plot["xaxis"] | {"anchor": "y2"}}
-        plot["yaxis"] |= {"domain": [0.36, 1]}
-        plot["yaxis2"] = axis("tokens / s", domain=[0, 0.26], rangemode="tozero")
-        data.append(_rates(x, rates, titles))
-    return {"data": data, "layout": plot}
 
 
 def _groups(steps: Sequence[StepRow]) -> list[Sequence[StepRow]]:
@@ -194,53 +261,82 @@ def _groups(steps: Sequence[StepRow]) -> list[Sequence[StepRow]]:
     return [steps[start : start + size] for start in range(0, len(steps), size)]
 
 
-def _group_title(group: Sequence[StepRow]) -> str:
-    if len(group) == 1:
-        return f"step {group[0].number}"
-    return f"mean of steps {group[0].number} to {group[-1].number}"
+def _mean(values: Iterable[float]) -> float:
+    listed = list(values)
+    return sum(listed) / len(listed)
 
 
-def _marks(steps: Sequence[StepRow]) -> list[Plot]:
+def _stacks(
+    means: Sequence[Mapping[str, float]],
+    starts: Sequence[int],
+    step_range: int,
+    top: float,
+    families: Mapping[str, str],
+) -> list[Path]:
+    """Return the bars of each stage as a path. The bars of a stage are on top of the bars of the stages before it."""
+    heights = [0.0] * len(means)
+    paths = []
+    for name, colour in families.items():
+        parts = []
+        for place, (mean, start) in enumerate(zip(means, starts, strict=True)):
+            height = 100 * mean[name] / top
+            if height >= 0.01:
+                begin = f"{start + 0.04 * step_range:.6g} {100 - heights[place]:.5g}"
+                parts.append(f"M{begin}h{0.92 * step_range:.5g}v{-height:.4g}h{-0.92 * step_range:.5g}z")
+            heights[place] += height
+        paths.append(Path(colour, "".join(parts)))
+    return paths
+
+
+def _hover(start: int, step_range: int, group: Sequence[StepRow], mean: Mapping[str, float]) -> Hover:
+    """Return the hover texts of a bar: the step, its seconds, and the seconds of its stages from top to bottom."""
+    name = f"step {group[0].number}"
+    if len(group) > 1:
+        name = f"mean of steps {group[0].number} to {group[-1].number}"
+    seconds = units.seconds(_mean(step.seconds for step in group))
+    title = f"{name}: {seconds}" if len(group) > 1 else f"{name} ({group[0].kind}): {seconds}"
+    stages = [f"{units.short(stage)}: {units.seconds(took)}" for stage, took in reversed(list(mean.items())) if took]
+    rate_text = f"{name}: {units.number(_mean_rate(group))} tokens/s"
+    return Hover(start, step_range, "\n".join([title, *stages]), rate_text)
+
+
+def _marks(steps: Sequence[StepRow], width: float, top: float) -> list[Mark]:
     slow_steps = sorted((step for step in steps if step.slow), key=lambda step: step.usual_s - step.seconds)[:MAX_MARKS]
     captured_steps = [step for step in steps if step.captured]
     captured_steps = captured_steps[:: -(-len(captured_steps) // MAX_MARKS) or 1]
-    slow_texts = [f"{units.seconds(step.seconds)}, usual {units.seconds(step.usual_s)}" for step in slow_steps]
-    captured_texts = [f"captured, {units.seconds(step.seconds)}" for step in captured_steps]
-    # For each kind of mark: its name, its look, its height above the bar as a share of the highest bar, and its steps.
-    kinds = (
-        ("slow step", "triangle-down", "@warn", 0.03, slow_steps, slow_texts),
-        ("captured step", "diamond", "@text", 0.08, captured_steps, captured_texts),
-    )
-    max_s = max((step.seconds for step in steps), default=0.0)
+    slow_texts = [f"slow: {units.seconds(step.seconds)}, usually {units.seconds(step.usual_s)}" for step in slow_steps]
+    captured_texts = [f"captured: {units.seconds(step.seconds)}" for step in captured_steps]
     return [
-        {
-            "type": "scatter",
-            "mode": "markers",
-            "name": name,
-            "x": [step.number for step in marked_steps],
-            "y": [step.seconds + max_s * height for step in marked_steps],
-            "marker": {"symbol": symbol, "size": 10, "color": colour, "line": {"width": 1, "color": "@page"}},
-            "text": [f"step {step.number}: {text}" for step, text in zip(marked_steps, texts, strict=True)],
-            "hovertemplate": "%{text}<extra></extra>",
-        }
-        for name, symbol, colour, height, marked_steps, texts in kinds
-        if marked_steps
+        Mark(
+            kind=kind,
+            left=round(100 * (step.number - steps[0].number + 0.5) / width, 2),
+            bottom=round(min(96.0, 100 * step.seconds / top), 2),
+            title=f"step {step.number}, {text}",
+        )
+        for kind, marked_steps, texts in (
+            ("captured", captured_steps, captured_texts),
+            ("slow", slow_steps, slow_texts),
+        )
+        for step, text in zip(marked_steps, texts, strict=True)
     ]
 
 
-def _rates(x: list[float], rates: list[float | None], titles: list[str]) -> Plot:
-    return {
-        "type": "scatter",
-        "mode": "lines+markers" if len(x) <= 60 else "lines",
-        "name": "tokens / s",
-        "showlegend": False,
-        "x": x,
-        "y": rates,
-        "yaxis": "y2",
-        "line": {"color": "@generation", "width": 2},
-        "text": [f"{title}: {units.rate(rate)}" for title, rate in zip(titles, rates, strict=True)],
-        "hovertemplate": "%{text}<extra>tokens</extra>",
-    }
+def _step_ticks(first: int, last: int, width: float) -> list[Tick]:
+    unit = max(1, round([*ticks(last - first, 10), 1.0][1])) if last > first else 1
+    numbers = range(-(-first // unit) * unit, last + 1, unit)
+    return [Tick(round(100 * (number - first + 0.5) / width, 2), f"{number}") for number in numbers]
+
+
+def _line(points: Iterable[tuple[float, float | None]], top: float) -> str:
+    """Return a path through the points with a value. The path has a break where a value is unknown."""
+    parts, is_drawing = [], False
+    for x, value in points:
+        if value is not None and top:
+            parts.append(f"{'L' if is_drawing else 'M'}{x:.6g} {100 - 100 * value / top:.4g}")
+            # A line of one point is visible because of its round ends.
+            parts += [] if is_drawing else ["h0"]
+        is_drawing = value is not None
+    return "".join(parts)
 
 
 def _mean_rate(steps: Sequence[StepRow]) -> float | None:
@@ -248,10 +344,10 @@ def _mean_rate(steps: Sequence[StepRow]) -> float | None:
     return sum(rates) / len(rates) if rates else None
 
 
-# Crowds: kinds of spans of which many run at the same time, and the name of the bars for each kind. The plot does not
+# Crowds: kinds of spans of which many run at the same time, and the name of the bars for each kind. The chart does not
 # show the single spans, but the number of spans that run at each time.
 CROWDS = {"sample": "samples", "request": "requests"}
-_MAX_ROWS = 4
+_MAX_LINES = 4
 _BINS = 160
 # A span that is shorter than this share of the step is merged with neighbouring spans of the same name.
 _NARROW = 1 / 1200
@@ -265,10 +361,11 @@ class Placed(msgspec.Struct, frozen=True):
         kind: The kind of the spans.
         start: The start of the bar, in seconds from the step's start.
         end: The end of the bar, in seconds from the step's start.
-        row: The number of the row within the lane.
+        row: The number of the line within the lane.
         count: The number of spans in the bar. For a crowd, the number of spans that run at the same time.
         or_more: True if the number of spans in a crowd may be larger, because some spans of the lane are unknown.
         error: The exception that ended a span of the bar.
+        stage_kind: The kind of the stage. Empty if the bar is no stage.
     """
 
     name: str
@@ -279,93 +376,78 @@ class Placed(msgspec.Struct, frozen=True):
     count: int = 1
     or_more: bool = False
     error: str | None = None
+    stage_kind: str = ""
 
 
-def lanes_plot(step: StepFigures, looks: dict[str, Look]) -> tuple[Plot, int]:
-    """Return a plot of the lanes of a step over time. Times in which no process works are shaded.
+def lanes_chart(step: StepFigures, kinds: Mapping[str, str]) -> RowsChart:
+    """Return a chart of the lanes of a step over time. Times in which no process works are shaded.
 
-    Returns:
-        The plot, and the number of spans of these lanes that the plot does not show.
+    Args:
+        step: The step.
+        kinds: The kinds of stages by their names, for spans that don't have a kind.
     """
     whole_s = max(step.seconds, 1e-9)
-    bars: dict[str, list[tuple[Placed, float, float, str]]] = {}
-    ticks: list[tuple[float, str]] = []
-    next_y = 0.0
-    left_out = 0
+    rows, left_out = [], 0
     for lane in step.lanes:
         placed_bars, too_deep = _place(lane, whole_s)
         left_out += lane.left_out + too_deep
-        crowds = sorted({span.kind for span in lane.spans if span.kind in CROWDS})
-        depth = max([each.row + 1 for each in placed_bars] + [0]) + len(crowds) or 1
-        ticks.append((next_y + depth / 2, units.short(lane.label, 34)))
-        for each in placed_bars:
-            bars.setdefault(each.name, []).append((each, next_y + each.row + 0.5, 1.0, lane.label))
-        for index, kind in enumerate(crowds):
-            row = next_y + depth - len(crowds) + index + 0.5
-            for each, strength in _crowd(lane, kind, whole_s):
-                bars.setdefault(each.name, []).append((each, row, strength, lane.label))
-        next_y += depth + 0.35
-    data = []
-    for name in [*(name for name in looks if name in bars), *(name for name in bars if name not in looks)]:
-        rows = bars[name]
-        plot = bar(
-            name,
-            looks.get(name, Look("@more", "")),
-            orientation="h",
-            x=[round(each.end - each.start, 6) for each, *_ in rows],
-            base=[round(each.start, 6) for each, *_ in rows],
-            y=[row for _, row, *_ in rows],
-            width=0.86,
-            customdata=[[text(label), _bar_text(each)] for each, _, _, label in rows],
-            hovertemplate="<b>%{fullData.name}</b> %{customdata[1]}<br>%{customdata[0]}<extra></extra>",
-        )
-        if any(strength < 1 for _, _, strength, _ in rows):
-            plot["marker"]["opacity"] = [round(strength, 2) for _, _, strength, _ in rows]
-            plot["marker"]["line"] = {"width": 0}
-        data.append(plot)
-    row_px = 20 if next_y <= 40 else 15
-    plot = layout(round(110 + next_y * row_px), barmode="overlay", hovermode="closest", shapes=[], annotations=[])
-    plot["xaxis"] = axis("seconds from the step's start", range=[0, whole_s * 1.005], zeroline=False)
-    plot["yaxis"] = rows_axis([y for y, _ in ticks], [label for _, label in ticks], next_y)
-    for gap in step.gaps:
-        _shade(plot, gap.start_s, gap.end_s)
-        if gap.end_s - gap.start_s > whole_s * 0.06:
-            plot["annotations"].append(_gap_label(gap))
-    return {"data": data, "layout": plot}, left_out
+        lines = max([each.row + 1 for each in placed_bars] + [0])
+        bars = [_bar(each, whole_s, kinds, 1.0) for each in placed_bars]
+        for kind in sorted({span.kind for span in lane.spans if span.kind in CROWDS}):
+            crowd = [
+                (msgspec.structs.replace(each, row=lines), strength) for each, strength in _crowd(lane, kind, whole_s)
+            ]
+            bars += [_bar(each, whole_s, kinds, strength) for each, strength in crowd]
+            lines += 1
+        rows.append(Row(units.short(lane.label, 34), lines or 1, bars))
+    shades = [
+        _shade(gap.start_s, gap.end_s, whole_s, f"idle {units.seconds(gap.end_s - gap.start_s)}") for gap in step.gaps
+    ]
+    families = (bar.family for row in rows for bar in row.bars)
+    axis_title = "seconds from the step's start"
+    return RowsChart(
+        rows=rows,
+        ticks=_axis(whole_s, count=8),
+        axis=axis_title,
+        key=key_of(families),
+        shades=shades,
+        left_out=left_out,
+    )
 
 
-def _bar_text(bar_of: Placed) -> str:
-    time = f"{units.seconds(bar_of.end - bar_of.start)}, from {units.seconds(bar_of.start)}"
-    if bar_of.kind in CROWDS:
-        count = f"{bar_of.count} or more" if bar_of.or_more else f"{bar_of.count}"
-        return f"{count} at a time, from {units.seconds(bar_of.start)} to {units.seconds(bar_of.end)}"
-    if bar_of.count > 1:
-        return f"{bar_of.count} times within {time}"
-    return f"{time}, ended by {text(bar_of.error)}" if bar_of.error else time
+def _bar(placed: Placed, whole_s: float, kinds: Mapping[str, str], strength: float) -> Bar:
+    stage_kind = placed.stage_kind or kinds.get(placed.name, "")
+    return Bar(
+        name=units.short(placed.name),
+        family="own" if placed.kind == model.PROFILING else family(placed.name, stage_kind),
+        left=round(100 * placed.start / whole_s, 3),
+        width=round(100 * (placed.end - placed.start) / whole_s, 3),
+        title=f"{units.short(placed.name)}: {_bar_text(placed)}",
+        row=placed.row,
+        strength=round(strength, 2),
+    )
 
 
-def _gap_label(gap: Gap) -> Plot:
-    return {
-        "x": (gap.start_s + gap.end_s) / 2,
-        "y": 0,
-        "yref": "paper",
-        "yanchor": "bottom",
-        "showarrow": False,
-        "text": f"idle<br>{units.seconds(gap.end_s - gap.start_s)}",
-        "font": {"size": 11},
-    }
+def _shade(start_s: float, end_s: float, whole_s: float, text: str) -> Shade:
+    width = round(100 * (end_s - start_s) / whole_s, 3)
+    return Shade(left=round(100 * start_s / whole_s, 3), width=width, title=text, text=text if width > 6 else "")
 
 
-def _shade(plot: Plot, start: float, end: float) -> None:
-    area = {"type": "rect", "x0": start, "x1": end, "y0": 0, "y1": 1, "yref": "paper", "layer": "below"}
-    plot["shapes"].append({**area, "fillcolor": "@gap", "line": {"width": 0}})
+def _bar_text(placed: Placed) -> str:
+    time = f"{units.seconds(placed.end - placed.start)}, from {units.seconds(placed.start)}"
+    if placed.kind in CROWDS:
+        count = f"{placed.count} or more" if placed.or_more else f"{placed.count}"
+        return f"{count} at a time, from {units.seconds(placed.start)} to {units.seconds(placed.end)}"
+    if placed.count > 1:
+        return f"{placed.count} times within {time}"
+    return f"{time}, ended by {units.short(placed.error)}" if placed.error else time
 
 
 def _place(lane: Lane, whole_s: float) -> tuple[list[Placed], int]:
-    """Put the spans of a lane into rows. An inner span is placed below the span around it.
+    """Put the spans of a lane into lines. An inner span is placed below the span around it.
 
     Returns:
-        The bars, and the number of spans that are not placed because `_MAX_ROWS` rows are not enough.
+        The bars, and the number of spans that are not placed because `_MAX_LINES` lines are not enough.
     """
     spans = sorted(
         (span for span in lane.spans if span.kind not in CROWDS), key=lambda span: (span.start_s, -span.end_s)
@@ -374,10 +456,12 @@ def _place(lane: Lane, whole_s: float) -> tuple[list[Placed], int]:
     too_deep = 0
     for span in spans:
         row = next((row for row, bars in enumerate(rows) if span.start_s >= bars[-1].end - 1e-9), len(rows))
-        if row >= _MAX_ROWS:
+        if row >= _MAX_LINES:
             too_deep += 1
             continue
-        new_bar = Placed(span.name, span.kind, span.start_s, span.end_s, row, error=span.error)
+        new_bar = Placed(
+            span.name, span.kind, span.start_s, span.end_s, row, error=span.error, stage_kind=span.stage_kind
+        )
         if row == len(rows):
             rows.append([new_bar])
         elif rows[row][-1].name == span.name and _is_too_narrow(rows[row][-1], new_bar, whole_s):
@@ -422,64 +506,45 @@ _MAX_SAMPLES = 24
 _PARTS = ("turn", "tool", "reward", "waiting")
 
 
-def longest_plot(figures: SampleFigures) -> Plot:
-    """Return a plot with a bar for each of the longest samples, which is stacked from the parts of the sample."""
+def longest_chart(figures: SampleFigures) -> RowsChart:
+    """Return a chart with a bar for each of the longest samples, which is stacked from the parts of the sample."""
     shown_samples = figures.longest[:_MAX_SAMPLES]
-    ordered = sorted((part for sample in shown_samples for part in sample.parts), key=_place_of)
-    looks = choose_looks(map(_title, ordered))
-    y = [index + 0.5 for index in range(len(shown_samples))]
-    data = []
-    for title in looks:
-        parts_of_samples = [[part for part in sample.parts if _title(part) == title] for sample in shown_samples]
-        part_s = [sum(part.seconds for part in parts) for parts in parts_of_samples]
-        counts = [sum(part.count for part in parts) for parts in parts_of_samples]
-        data.append(
-            bar(
-                title,
-                looks[title],
-                orientation="h",
-                x=[round(each, 5) for each in part_s],
-                y=y,
-                customdata=[
-                    [text(sample.label), units.seconds(each), count]
-                    for sample, each, count in zip(shown_samples, part_s, counts, strict=True)
-                ],
-                hovertemplate="<b>%{fullData.name}</b> %{customdata[1]}, %{customdata[2]} times"
-                "<br>%{customdata[0]}<extra></extra>",
+    whole_s = max((sum(part.seconds for part in sample.parts) for sample in shown_samples), default=0.0) or 1.0
+    rows = []
+    for sample in shown_samples:
+        bars, start_s = [], 0.0
+        for part in sorted(sample.parts, key=_place_of):
+            title = _title(part)
+            bar = Bar(
+                name=units.short(title),
+                family=family(title),
+                left=round(100 * start_s / whole_s, 3),
+                width=round(100 * part.seconds / whole_s, 3),
+                title=f"{units.short(title)}: {units.seconds(part.seconds)}, {units.count(part.count, 'time')}",
             )
-        )
-    plot = layout(max(220, 120 + 19 * len(shown_samples)), barmode="stack", bargap=0.12, hovermode="closest")
-    plot["xaxis"] = axis("seconds of the sample", rangemode="tozero")
-    plot["yaxis"] = rows_axis(y, [units.short(sample.label, 30) for sample in shown_samples], len(shown_samples))
-    return {"data": data, "layout": plot}
+            bars.append(bar)
+            start_s += part.seconds
+        rows.append(Row(units.short(sample.label, 30), 1, bars))
+    key = key_of(bar.family for row in rows for bar in row.bars)
+    return RowsChart(rows=rows, ticks=_axis(whole_s, count=8), axis="seconds of the sample", key=key)
 
 
-def done_plot(figures: SampleFigures) -> Plot:
-    """Return a plot of the number of ended samples over time. The time of the wait for the last samples is shaded."""
-    points = figures.done
-    plot = layout(250, hovermode="x", showlegend=False, shapes=[], annotations=[])
-    plot["xaxis"] = axis("seconds from the step's start", rangemode="tozero")
-    plot["yaxis"] = axis("samples done", rangemode="tozero")
-    line = {
-        "type": "scatter",
-        "mode": "lines",
-        "name": "samples done",
-        "x": [round(at, 4) for at, _ in points],
-        "y": [count for _, count in points],
-        "line": {"shape": "hv", "color": "@generation", "width": 2},
-        "fill": "tozeroy",
-        "fillcolor": "@fill",
-        "text": [f"{count} of {figures.count} done after {units.seconds(at)}" for at, count in points],
-        "hovertemplate": "%{text}<extra></extra>",
-    }
+def done_chart(figures: SampleFigures) -> DoneChart:
+    """Return a chart of the number of ended samples over time. The time of the wait for the last samples is shaded."""
+    top_s = max(figures.end_s, *(at for at, _ in figures.done), 1e-9)
+    top = max(1, *(count for _, count in figures.done))
+    parts, last_count = ["M0 100"], 0
+    for at, count in figures.done:
+        x = f"{1000 * at / top_s:.5g}"
+        parts.append(f"L{x} {100 - 100 * last_count / top:.4g}L{x} {100 - 100 * count / top:.4g}")
+        last_count = count
+    parts.append(f"L1000 {100 - 100 * last_count / top:.4g}L1000 100z")
+    shade = None
     if figures.tail is not None:
-        _shade(plot, figures.end_s - figures.tail.waited_s, figures.end_s)
         last_text = "the last one" if figures.tail.count == 1 else f"the last {figures.tail.count}"
         wait_text = f"{units.seconds(figures.tail.waited_s)} for {last_text}"
-        plot["annotations"].append(
-            {"x": figures.end_s, "y": 0.05, "yref": "paper", "xanchor": "right", "showarrow": False, "text": wait_text}
-        )
-    return {"data": [line], "layout": plot}
+        shade = _shade(max(0.0, figures.end_s - figures.tail.waited_s), figures.end_s, top_s, wait_text)
+    return DoneChart(area="".join(parts), x_ticks=_axis(top_s, count=8), y_ticks=_axis(top, "number", 4), shade=shade)
 
 
 def _title(part: Part) -> str:

@@ -128,6 +128,7 @@ def capture_figures(run: Path, step: int, capture: CaptureFile, zero_ns: int | N
         memory_peak_bytes=max(peaks[-1].allocated_bytes, peaks[-1].reserved_bytes) if peaks else None,
         memory_total_bytes=_memory_total(path) if peaks and peaks[-1].device != "cpu" else None,
         bound=sums.bound,
+        flame=sums.flame,
         reason="; ".join(filter(None, [unread.reason, sums.cut, sums.reason])),
     )
 

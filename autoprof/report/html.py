@@ -1,14 +1,14 @@
 """The report as one self-contained HTML file.
 
 The content security policy of the page forbids the browser to load anything, and allows only the scripts of the page,
-which are identified by their hashes. So a name in a trace can never run as a script.
+which are identified by their hashes. So a name in a trace can never run as a script. The only exception: the scripts
+may read from the server of the page, for traces that `autoprof open` serves. A page that is opened as a file has none.
 """
 
 from __future__ import annotations
 
 import base64
 import functools
-import gzip
 import hashlib
 import json
 import re
@@ -24,34 +24,36 @@ from autoprof.report import charts, model
 from autoprof.report.hang_state import open_for
 from autoprof.report.model import DeviceShares, Finding, RunFigures, StepFigures, StepRow
 from autoprof.report.overview import without_autoprof
+from autoprof.rundir.file_names import tidy
 
 if TYPE_CHECKING:
     import jinja2
 
 
-NEEDS = "the HTML report needs plotly and jinja2: pip install 'autoprof-rl[report]'; --json and --md work without"
+NEEDS = "the HTML report needs jinja2: pip install 'autoprof-rl[report]'; --json and --md work without"
+PERFETTO = "https://ui.perfetto.dev"
 # Maximum number of rows in the table of steps.
 MAX_ROWS = 400
 TEMPLATES = Path(__file__).parent / "templates"
 
 
 class MissingExtra(RuntimeError):
-    """plotly or jinja2 is not installed. The message names the package to install."""
+    """jinja2 is not installed. The message names the package to install."""
 
 
 class Share(msgspec.Struct, frozen=True):
-    """One part of a bar that shows shares: the name, the share from 0 to 1, and the look of the part."""
+    """One part of a bar that shows shares: the name, the share from 0 to 1, and the colour of the part."""
 
     name: str
     share: float
-    look: charts.Look
+    family: str
 
 
 def write(figures: RunFigures, path: Path) -> None:
     """Write the page of a report to a file. The file appears only once it is complete.
 
     Raises:
-        MissingExtra: plotly or jinja2 is not installed.
+        MissingExtra: jinja2 is not installed.
         OSError: The page can't be written.
     """
     files.write(path, page(figures).encode("utf-8", "backslashreplace"))
@@ -61,28 +63,23 @@ def page(figures: RunFigures) -> str:
     """Return the page of a report as HTML.
 
     Raises:
-        MissingExtra: plotly or jinja2 is not installed.
+        MissingExtra: jinja2 is not installed.
     """
-    plotly = _plotly()
-    script = (TEMPLATES / "page.js").read_text(encoding="utf-8")
+    script, perfetto = (_template_text(name) for name in ("page.js", "perfetto.js"))
     kinds = _kinds(figures)
-    looks = charts.choose_looks(kinds, kinds)
-    steps = [_step(step, looks, kinds) for step in figures.details]
     numbers = [step.number for step in figures.details]
-    plots = {"run": charts.run_plot(figures.steps, looks)} if figures.steps else {}
-    for step in steps:
-        plots |= step["plots"]
     template = _environment().get_template("page.html")
     return template.render(
         run=figures,
         version=figures.autoprof or __version__,
-        style=(TEMPLATES / "page.css").read_text(encoding="utf-8"),
+        style=_template_text("page.css"),
         script=script,
-        plotly=_compressed_script(plotly),
-        policy=policy(plotly, script),
-        plots=embedded(plots),
-        looks=looks,
-        steps=steps,
+        perfetto=perfetto,
+        policy=policy(script, perfetto),
+        flames=embedded(_flames(figures.details)),
+        families={name: charts.family(name, kind) for name, kind in kinds.items()},
+        run_chart=charts.steps_chart(figures.steps, kinds) if figures.steps else None,
+        steps=[_step(step, kinds) for step in figures.details],
         numbers=numbers,
         # The step whose section is unfolded when the page opens: the step of the costliest finding.
         first=next((each.step for each in figures.findings if each.step in numbers), numbers[0] if numbers else None),
@@ -91,9 +88,33 @@ def page(figures: RunFigures) -> str:
         open_for=open_for,
         many=len(figures.steps) > charts.MAX_BARS,
         stages=[
-            Share(stage.name, stage.share, looks[stage.name]) for stage in figures.stages if stage.share is not None
+            Share(stage.name, stage.share, charts.family(stage.name, kinds[stage.name]))
+            for stage in figures.stages
+            if stage.share is not None
         ],
     )
+
+
+def _template_text(name: str) -> str:
+    return (TEMPLATES / name).read_text(encoding="utf-8")
+
+
+def trace_name(run: str, step: int) -> str:
+    """Return the name under which `autoprof open` serves the merged trace of a step beside the page."""
+    return f"{tidy(run)}-step{step}.json.gz"
+
+
+def _flames(steps: Sequence[StepFigures]) -> dict[str, list[Any]]:
+    """Return the flame graphs of all captures in the form that page.js draws."""
+    return {
+        f"{capture.step}/{capture.name}": [
+            [thread.name, thread.us, [[node.parent, node.name, node.category, node.us] for node in thread.nodes]]
+            for thread in capture.flame
+        ]
+        for step in steps
+        for capture in step.captures
+        if capture.flame
+    }
 
 
 def _kinds(figures: RunFigures) -> dict[str, str]:
@@ -107,9 +128,9 @@ def _kinds(figures: RunFigures) -> dict[str, str]:
 
 
 def policy(*scripts: str) -> str:
-    """Return the content security policy of a page that contains `scripts` and loads nothing."""
-    targets = "base-uri 'none'; form-action 'none'"
-    return f"default-src 'none'; {script_sources(*scripts)}; style-src 'unsafe-inline'; img-src data: blob:; {targets}"
+    """Return the content security policy of a page that contains `scripts` and loads nothing from elsewhere."""
+    targets = "connect-src 'self'; base-uri 'none'; form-action 'none'"
+    return f"default-src 'none'; {script_sources(*scripts)}; style-src 'unsafe-inline'; img-src data:; {targets}"
 
 
 def script_sources(*scripts: str) -> str:
@@ -152,27 +173,20 @@ def rows(steps: Sequence[StepRow]) -> list[StepRow]:
     return sorted(chosen_steps, key=lambda step: step.number)
 
 
-def _step(step: StepFigures, run_looks: dict[str, charts.Look], kinds: dict[str, str]) -> dict[str, Any]:
-    names = [*run_looks, *step.stages, *(span.name for lane in step.lanes for span in lane.spans)]
-    spans = {span.name: span.stage_kind for lane in step.lanes for span in lane.spans if span.stage_kind}
-    looks = charts.choose_looks([*names, *charts.CROWDS.values()], {**kinds, **step.kinds, **spans})
-    plots: dict[str, charts.Plot] = {}
-    spans_left_out = 0
-    if step.lanes:
-        plots[f"lanes-{step.number}"], spans_left_out = charts.lanes_plot(step, looks)
-    if step.samples is not None and step.samples.longest:
-        plots[f"samples-{step.number}"] = charts.longest_plot(step.samples)
-    if step.samples is not None and step.samples.done:
-        plots[f"done-{step.number}"] = charts.done_plot(step.samples)
+def _step(step: StepFigures, run_kinds: dict[str, str]) -> dict[str, Any]:
+    kinds = {**run_kinds, **step.kinds}
     stages = without_autoprof(step.stages)
     whole_s = sum(stages.values()) or 1.0
-    shares = [Share(name, took / whole_s, looks[name]) for name, took in stages.items()]
+    samples = step.samples
     return {
         "figures": step,
-        "plots": plots,
-        "shares": shares,
+        "lanes": charts.lanes_chart(step, kinds) if step.lanes else None,
+        "longest": charts.longest_chart(samples) if samples is not None and samples.longest else None,
+        "done": charts.done_chart(samples) if samples is not None and samples.done else None,
+        "shares": [
+            Share(name, took / whole_s, charts.family(name, kinds.get(name, ""))) for name, took in stages.items()
+        ],
         "own": step.stages.get(model.OWN),
-        "spans_left_out": spans_left_out,
     }
 
 
@@ -180,31 +194,12 @@ def device_shares(device: DeviceShares) -> list[Share]:
     """Return the parts of a device's time. Each second counts for one part only."""
     communication_alone = device.communication * (1 - (device.overlap or 0.0))
     parts = [
-        ("compute", device.compute, "generation", ""),
-        ("communication without compute", communication_alone, "training", "/"),
-        ("copy alone", 1 - device.idle - device.compute - communication_alone, "scoring", "."),
-        ("idle", device.idle, "idle", ""),
+        ("compute", device.compute, "training"),
+        ("communication without compute", communication_alone, "weights"),
+        ("copy alone", 1 - device.idle - device.compute - communication_alone, "more"),
+        ("idle", device.idle, "idle"),
     ]
-    return [
-        Share(name, max(0.0, share), charts.Look(f"{charts.TOKEN}{kind}", pattern))
-        for name, share, kind, pattern in parts
-    ]
-
-
-def _plotly() -> str:
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError as error:
-        raise MissingExtra(NEEDS) from error
-    return str(get_plotlyjs()).replace("</script", "<\\/script")
-
-
-def _compressed_script(script: str) -> str:
-    """Return a script that is compressed with gzip and encoded as base64. page.js unpacks it.
-
-    plotly.js is packed in this way, because it is larger than all the rest of a page.
-    """
-    return base64.b64encode(gzip.compress(script.encode(), 6, mtime=0)).decode()
+    return [Share(name, max(0.0, share), colour) for name, share, colour in parts]
 
 
 @functools.cache
@@ -223,5 +218,10 @@ def _environment() -> jinja2.Environment:
     for name in ("seconds", "change", "rate", "number", "share", "size", "moment", "short"):
         environment.filters[name] = getattr(units, name)
     environment.filters |= {"without_step": sentence_without_step, "after_step": sentence_after_step}
-    environment.globals["device_shares"] = device_shares
+    environment.globals |= {
+        "device_shares": device_shares,
+        "family_titles": charts.TITLES,
+        "trace_name": trace_name,
+        "perfetto_url": PERFETTO,
+    }
     return environment

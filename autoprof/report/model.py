@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from autoprof.config import values
+from autoprof.traces.flame import FlameThread
 from autoprof.traces.summary import EngineFigures, Operator
 
 # Name of the part of a step that no timer and no stage covers.
@@ -149,6 +150,7 @@ class CaptureFigures(msgspec.Struct, frozen=True, kw_only=True):
     window: str = ""  # The reason for the capture, from its meta file.
     slowest: str = ""  # If the slowest ranks were requested, the reason why this rank was chosen.
     stage_kind: str = ""  # The stage's kind in the vocabulary of all trainers. Empty if the stage has no such kind.
+    flame: list[FlameThread] = []  # Flame graphs of at most 4 threads of the host, the thread with most calls first.
 
 
 class SpanRow(msgspec.Struct, frozen=True, kw_only=True):

@@ -21,6 +21,7 @@ from msgspec import Struct
 
 from autoprof.traces.clocks import BASE, EPOCH_US
 from autoprof.traces.event_rows import EventData, Id, Key, Rows, decode
+from autoprof.traces.flame import CallTrees, FlameThread
 from autoprof.traces.frames import FUNCTION, OWN_FRAME, OWN_WORK, REST, tidy, waits
 from autoprof.traces.reader import NO_JSON, Reader, TraceError
 
@@ -258,11 +259,18 @@ class Operator(Struct, frozen=True, kw_only=True):
 
 
 class _Thread:
-    """The open events of a thread: their ends and the numbers of their operators, outermost first."""
+    """The open events of a thread, outermost first.
 
-    def __init__(self) -> None:
+    Attributes:
+        ends: The ends of the events.
+        operators: The numbers of their operators.
+        nodes: Their nodes in the call trees. The first node is the root of the thread.
+    """
+
+    def __init__(self, root: int) -> None:
         self.ends: list[float] = []
         self.operators: list[int] = []
+        self.nodes: list[int] = [root]
 
 
 def _take(inner_us: list[float], thread: _Thread, start: float, end: float) -> None:
@@ -316,6 +324,7 @@ class Summing:
         self._threads: dict[tuple[Id, Id], _Thread] = {}
         self._devices: dict[Id, Unions] = {}
         self._collectives = Unions()
+        self._trees = CallTrees()
         slots = [self._slot(key) for key in data.keys]
         # These lists have an element for each operator, and a last element for the rows that are not summed.
         # `_inner_us` is the time of inner calls.
@@ -341,7 +350,8 @@ class Summing:
         is_aside = category == FUNCTION and name != OWN_WORK and (pid, tid) not in self._busy_threads
         operator = self._operators.setdefault((kind is not None, category, name, is_aside), len(self._operators))
         if kind is None:
-            thread = self._threads.setdefault((pid, tid), _Thread())
+            if (thread := self._threads.get((pid, tid))) is None:
+                thread = self._threads[pid, tid] = _Thread(self._trees.root(f"thread {tid}"))
             is_collective = category == _ANNOTATION and _HOST_COLLECTIVE.match(name) is not None
             return operator, thread, self._collectives if is_collective else None, COMMUNICATION
         if kind == UNCOUNTED:
@@ -354,6 +364,7 @@ class Summing:
     def _run(self, slots: list[_Slot]) -> None:
         total_us, inner_us = self._total_us, self._inner_us
         counts = [0] * len(slots)
+        node_us, node_of, new_child = self._trees.us, self._trees.children.get, self._trees.child
         first_us, last_us = self.first_us, self.last_us
         for start, negative_length, number in self._data.rows:
             counts[number] += 1
@@ -369,24 +380,33 @@ class Summing:
             if thread is None:
                 total_us[operator] -= negative_length
                 continue
-            ends, operators = thread.ends, thread.operators
+            ends, operators, nodes = thread.ends, thread.operators, thread.nodes
             last_passed_end = start + _ROUNDING_US
             while ends and ends[-1] <= last_passed_end:
                 ends.pop()
                 operators.pop()
+                nodes.pop()
             if operators and operators[-1] == _OWN_WORK_NUMBER and operator != _OWN_WORK_NUMBER:
                 counts[number] -= 1
                 operator = _OWN_WORK_NUMBER
             total_us[operator] -= negative_length
+            caller = nodes[-1]
+            node = node_of((caller, operator)) or new_child(caller, operator)
+            if node != caller:
+                # In a flame graph, a call is not longer than its caller.
+                node_us[node] += ends[-1] - start if ends and ends[-1] < end else -negative_length
             if ends and end <= ends[-1] + _ROUNDING_US:
                 inner_us[operators[-1]] -= negative_length
             else:
                 _take(inner_us, thread, start, end)
             ends.append(end)
             operators.append(operator)
+            nodes.append(node)
         self.first_us, self.last_us = first_us, last_us
-        for count, (operator, *_) in zip(counts, slots, strict=True):
+        for count, (operator, thread, *_) in zip(counts, slots, strict=True):
             self._calls[operator] += count
+            if thread is not None:
+                self._trees.calls[thread.nodes[0]] += count
 
     def operators(self, on_device: bool) -> list[Operator]:
         """Return the sums of each operator on the devices or in threads of the host, the longest own time first.
@@ -410,6 +430,11 @@ class Summing:
             and name not in (OWN_FRAME, OWN_WORK)
         ]
         return sorted(sums, key=lambda each: (each.aside, -each.self_us, each.name))
+
+    def flame(self) -> list[FlameThread]:
+        """Return the flame graphs of the threads of the host that have the most events."""
+        names = [(category, "the stage" if name == REST else name) for _, category, name, _ in self._operators]
+        return self._trees.threads(names)
 
     def devices(self) -> list[DeviceSums]:
         """Return the sums of the devices, ordered by the ids of the devices."""
@@ -492,6 +517,7 @@ class TraceSums(Struct, frozen=True, kw_only=True):
             kernels on the device. For gloo and MPI, it is measured on the host. None if the trace has no collectives.
         engine: Sums of the forward passes that vLLM or SGLang annotated. None if the trace has no such annotations.
         memory: Memory peaks of each device. Empty if memory was not recorded.
+        flame: Flame graphs of the threads of the host that have the most events.
         bound: The part that the capture waited for: `device` or `cpu`. None if it is unclear.
         reason: A sentence with the reason for `bound`.
     """
@@ -508,6 +534,7 @@ class TraceSums(Struct, frozen=True, kw_only=True):
     memory: list[MemoryPeak]
     bound: str | None
     reason: str
+    flame: list[FlameThread]
 
 
 def summarize(path: Path, stage_ranges: Collection[str] = ()) -> TraceSums:
@@ -551,6 +578,7 @@ def _sums(reader: Reader, data: EventData, summing: Summing) -> TraceSums:
         memory=_memory(data),
         bound=bound,
         reason=reason,
+        flame=summing.flame(),
     )
 
 

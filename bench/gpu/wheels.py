@@ -22,7 +22,7 @@ _PLATFORMS = ("manylinux_2_28", "manylinux_2_24", "manylinux_2_17", "manylinux20
 # Parts of wheels that no program here imports: half of the bytes.
 _UNUSED = re.compile(
     r"/tests/|^pyarrow/(include/|src/|libarrow(_python)?_flight\.so|_flight|libarrow_s3\.so|_s3fs|.*\.p(yx|xd|xi)$)"
-    r"|^plotly/(labextension/|package_data/(datasets/|widgetbundle))|\.data/data/"
+    r"|\.data/data/"
 )
 _SCHEME = re.compile(r"^[^/]+\.data/(?:purelib|platlib)/")
 

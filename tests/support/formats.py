@@ -17,6 +17,7 @@ from autoprof.cli import documents, recipes, recipes_catalog, recipes_check
 from autoprof.hooks.recipe import described
 from autoprof.report import model
 from autoprof.rundir import records
+from autoprof.traces.flame import FlameNode, FlameThread
 from autoprof.traces.summary import EngineFigures, Operator, Phase
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,7 +37,8 @@ def page() -> str:
 
 def json_page() -> str:
     """Return the text of `json.md`, with the hand-written text above the mark."""
-    kinds = [kind for module in JSON_MODULES for kind in structs(module)] + [Operator, Phase, EngineFigures]
+    kinds = [kind for module in JSON_MODULES for kind in structs(module)]
+    kinds += [Operator, Phase, EngineFigures, FlameThread, FlameNode]
     text = _page(JSON_PAGE, JSON_MARK, [kind for kind in kinds if kind is not documents.Document])
     for kind in structs(records):
         text = text.replace(f"](#{kind.__name__.lower()})", f"](files.md#{kind.__name__.lower()})")

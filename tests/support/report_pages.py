@@ -27,11 +27,12 @@ from autoprof.report.model import (
     Tail,
     ToolRow,
 )
+from autoprof.traces.flame import FlameNode, FlameThread
 from autoprof.traces.summary import EngineFigures, Operator, Phase
 
 START_NS = 1795200000_000_000_000
 STAGES = {"gen": 15.0, "reward": 0.4, "old_log_prob": 3.0, "ref": 3.1, "update_actor": 12.0, "update_weights": 2.0}
-# Text that a browser could take for markup, plotly for a template, and the page for the end of its JSON.
+# Text that a browser could take for markup, and the page for the end of its JSON.
 HOSTILE = "</script><script>document.title='broken'</script><img src=x onerror=alert(1)>%{x}<a href='//h'>&amp;\"'"
 
 
@@ -255,6 +256,18 @@ def _capture(step: int, role: str, stage: str, named: str) -> CaptureFigures:
         memory_peak_bytes=61_000_000_000,
         memory_total_bytes=80_000_000_000,
         bound="device",
+        flame=[
+            FlameThread(
+                name="thread 200",
+                us=9e5,
+                nodes=[
+                    FlameNode(parent=-1, name=f"{role}.{stage}{named}", category="user_annotation", us=9e5),
+                    FlameNode(parent=0, name=f"aten::op0{named}", category="cpu_op", us=6e5),
+                    FlameNode(parent=0, name="train.py(7): loss", category="python_function", us=2e5),
+                    FlameNode(parent=2, name="aten::op1", category="cpu_op", us=1e5),
+                ],
+            )
+        ],
     )
 
 

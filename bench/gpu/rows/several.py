@@ -37,8 +37,8 @@ def _report(bench: Workbench, ran: Ran) -> Iterator[Fact]:
     devices = [device for capture in found for device in capture["devices"]]
     names = sorted({device["device"] for device in devices})
     yield bench.on_gpu("the report has the device's shares", devices, ", ".join(names))
-    if bench.lacks("plotly", "jinja2"):
-        yield Fact("the page of the report is made", SKIPPED, "plotly and jinja2 are not installed")
+    if bench.lacks("jinja2"):
+        yield Fact("the page of the report is made", SKIPPED, "jinja2 is not installed")
         return
     page = ran.folder / "report.html"
     command = [sys.executable, "-m", "autoprof", "report", str(ran.run), "-o", str(page)]

@@ -21,6 +21,7 @@ import pytest
 
 from autoprof.cli import main, open
 from autoprof.cli.open import Content, Server
+from autoprof.report import html
 from autoprof.rundir import runs as run_reader
 from tests.support import helpers, report_runs
 
@@ -167,7 +168,8 @@ def test_a_run_without_anything(tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_without_the_extra_the_trace_is_shown_all_the_same(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    html._environment.cache_clear()
     run = tmp_path / "run"
     report_runs.write(run, steps=1, captured=1)
     with Server(0) as server:

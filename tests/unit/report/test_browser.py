@@ -9,12 +9,15 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Error, Page, Route, expect
+from playwright.sync_api import Browser, BrowserContext, Error, Locator, Page, Route, expect
 
+from autoprof.base import units
 from autoprof.cli import open
-from autoprof.cli.open import PERFETTO, Server
+from autoprof.cli.open import Server
 from autoprof.report import build, html
+from autoprof.report.html import PERFETTO
 from autoprof.report.model import RunFigures
 from autoprof.rundir import runs
 from tests.support import report_pages, report_runs
@@ -57,17 +60,17 @@ def show(context: BrowserContext, tmp_path: Path) -> Iterator[Show]:
         assert {each.split("#")[0] for each in watched.asked} == {each for _, each in shown}, url
 
 
-def plot(page: Page, name: str) -> object:
-    """A plot, drawn."""
-    place = page.locator(f'[data-plot="{name}"]')
+def chart(page: Page, name: str) -> Locator:
+    """A chart that is visible."""
+    place = page.locator(f'[data-chart="{name}"]')
     place.scroll_into_view_if_needed()
-    expect(place.locator(".main-svg").first).to_be_visible()
+    expect(place).to_be_visible()
     return place
 
 
-def legend(page: Page, name: str) -> list[str]:
-    plot(page, name)
-    return page.locator(f'[data-plot="{name}"] .legendtext').all_text_contents()
+def key(page: Page, name: str) -> list[str]:
+    """The colours in the key of a chart with rows."""
+    return [text.strip() for text in chart(page, name).locator(".key li").all_text_contents()]
 
 
 def test_a_run_with_planted_causes(show: Show, tmp_path: Path) -> None:
@@ -75,56 +78,126 @@ def test_a_run_with_planted_causes(show: Show, tmp_path: Path) -> None:
     report_runs.write(run, captured=5, slow_tool=5, slow_rank=9)
     page = show(build.figures(runs.read(run))).page
     assert page.title() == "20261122-010203-abcdef · autoprof"
-    assert legend(page, "run")[:2] == ["gen", "update_actor"]
-    assert {"slow step", "captured step"} <= set(legend(page, "run"))
-    # One bar a step in each of the stages.
-    assert page.locator('[data-plot="run"] .trace.bars').first.locator(".point").count() == 12
-    assert {"samples", "requests", "compute_log_prob"} <= set(legend(page, "lanes-5"))
-    labels = page.locator('[data-plot="lanes-5"] .ytick text').all_text_contents()
+    steps = chart(page, "run")
+    # The hover text of a bar lists the stages of the step.
+    assert steps.locator(".tall rect").count() == 12
+    title = steps.locator(".tall rect title").nth(8).text_content() or ""
+    assert title.startswith("step 9 (regular): ")
+    assert "\nupdate_actor: " in title
+    assert steps.locator(".area .mark.captured").count() == 1
+    assert steps.locator(".area .mark.slow").count() == 1
+    assert key(page, "lanes-5")[:3] == ["generation", "reward", "scoring"]
+    labels = page.locator('[data-chart="lanes-5"] .who').all_text_contents()
     assert labels[:3] == ["trainer", "actor rank 0", "actor rank 1"]
-    assert {"turn", "tool python", "reward"} <= set(legend(page, "samples-5"))
-    plot(page, "done-5")
+    # Names are inside of their bars.
+    assert chart(page, "lanes-5").get_by_text("compute_log_prob").first.is_visible()
+    assert key(page, "samples-5") == ["generation", "reward", "tools", "no stage, waiting"]
+    assert chart(page, "samples-5").get_by_title("tool python: 15.0 s, 1 time").count() == 1
+    chart(page, "done-5")
     finding = page.locator("#findings li").filter(has_text="rank 5")
     finding.get_by_text("Evidence").click()
     assert finding.locator("details li").count() >= 1
 
 
-def test_what_was_not_in_view_is_on_paper(show: Show) -> None:
+def test_bars_are_on_paper(show: Show) -> None:
     page = show(report_pages.figures()).page
-    far = page.locator('[data-plot="samples-12"]')
-    page.locator("details").evaluate_all("(all) => all.forEach((each) => (each.open = true))")
-    assert far.locator(".main-svg").count() == 0
-    page.pdf()
-    assert far.locator(".main-svg").count() > 0
+    page.emulate_media(media="print")
+    for name in ("run", "lanes-12", "samples-12"):
+        place = chart(page, name)
+        assert (
+            place.locator("[class^=fill-]").first.evaluate("(bar) => getComputedStyle(bar).printColorAdjust") == "exact"
+        )
+    assert page.locator("#theme, .filter, .zoom").filter(visible=True).count() == 0
 
 
 def test_names_stay_text(show: Show) -> None:
-    watched = show(report_pages.figures(named=HOSTILE, compared=True))
-    page = watched.page
+    page = show(report_pages.figures(named=HOSTILE, compared=True)).page
     assert page.title().startswith("20261122-010203-abcdef</script>")
-    for name in ("run", "lanes-12", "samples-12", "done-12"):
-        plot(page, name)
-    shown = legend(page, "run")[0]
-    assert shown.startswith("gen</script><script>document.title=")
     page.evaluate("document.querySelectorAll('details').forEach((each) => (each.open = true))")
-    hover(page, "run")
-    assert "gen</script>" in page.locator('[data-plot="run"] .hoverlayer').text_content()
-    hover(page, "lanes-12")
-    assert "trainer</script>" in page.locator('[data-plot="lanes-12"] .hoverlayer').text_content()
+    for name in ("run", "lanes-12", "samples-12", "done-12"):
+        chart(page, name)
+    assert "gen</script>" in (page.locator('[data-chart="run"] rect title').first.text_content() or "")
+    assert page.locator('[data-chart="lanes-12"] .who').first.text_content() == units.short(f"trainer{HOSTILE}", 34)
+    assert page.locator(".calls button").first.text_content() == f"actor.update_actor{HOSTILE}"
     assert page.locator("img, a[href*='//'], svg a").count() == 0
     assert page.locator("script").count() == 3
     assert page.title().startswith("20261122-010203-abcdef</script>")
 
 
-def hover(page: Page, name: str) -> None:
-    """Point at the first bar of a plot."""
-    place = page.locator(f'[data-plot="{name}"]')
-    place.scroll_into_view_if_needed()
-    box = place.locator(".trace.bars").first.locator(".point path").first.bounding_box()
-    assert box is not None
-    page.mouse.move(box["x"] + box["width"] / 2 - 2, box["y"] + box["height"] / 2)
-    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
-    expect(place.locator(".hoverlayer .hovertext")).to_be_visible()
+def test_the_search_shows_what_has_all_words(show: Show) -> None:
+    figures = report_pages.figures(details=3)
+    (finding,) = figures.findings
+    other = msgspec.structs.replace(finding, kind="slow_rank", text="step 11: actor rank 3 was slow", step=11)
+    figures = msgspec.structs.replace(figures, findings=[finding, other])
+    page = show(figures).page
+    found, steps = page.locator("#findings > .findings > li"), page.locator("#steps > .step")
+    search, said = page.get_by_role("searchbox"), page.locator("#filter output")
+    search.fill("RANK 3 slow")
+    assert found.filter(visible=True).all_text_contents() == [found.nth(1).text_content()]
+    search.fill("step 11")
+    assert steps.filter(visible=True).evaluate_all("(all) => all.map((each) => each.id)") == ["step-11"]
+    expect(said).to_have_text("1 of 2 findings, 1 of 3 steps")
+    search.fill("")
+    expect(said).to_have_text("")
+    page.get_by_role("combobox", name="Kind").select_option("tail")
+    assert [found.nth(0).is_visible(), found.nth(1).is_visible()] == [True, False]
+
+
+def test_the_lanes_become_wider(show: Show) -> None:
+    page = show(report_pages.figures()).page
+    place = chart(page, "lanes-12")
+    rows = place.locator(".rows")
+    before = rows.evaluate("(rows) => rows.clientWidth")
+    place.get_by_role("button", name="wider").click()
+    assert rows.evaluate("(rows) => rows.clientWidth") == pytest.approx(2 * before, abs=2)
+    place.get_by_role("button", name="narrower").click()
+    assert rows.evaluate("(rows) => rows.clientWidth") == before
+
+
+def test_a_flame_graph_is_enlarged_by_a_click(show: Show) -> None:
+    page = show(report_pages.figures()).page
+    capture = page.locator("#step-12 .capture").filter(has_text="update_actor")
+    capture.locator("summary").first.click()
+    calls = capture.locator(".calls button")
+    names = ["actor.update_actor", "aten::op0", "train.py(7): loss", "aten::op1"]
+    assert [title.split(": ")[-1] for title in calls.evaluate_all("(all) => all.map((each) => each.title)")] == [
+        "900 ms",
+        "600 ms",
+        "200 ms",
+        "100 ms",
+    ]
+    assert calls.all_text_contents() == names
+    calls.nth(2).click()
+    assert calls.all_text_contents() == ["actor.update_actor", "train.py(7): loss", "aten::op1"]
+    widths = calls.evaluate_all("(all) => all.map((each) => each.style.width)")
+    assert widths == ["100%", "100%", "50%"]
+    calls.nth(0).click()
+    assert calls.all_text_contents() == names
+
+
+def test_a_flame_graph_is_saved_for_speedscope(show: Show) -> None:
+    page = show(report_pages.figures()).page
+    capture = page.locator("#step-12 .capture").filter(has_text="update_actor")
+    capture.locator("summary").first.click()
+    with page.expect_download() as saved:
+        capture.get_by_role("button", name="Download for speedscope").click()
+    assert saved.value.suggested_filename == "12.actor.update_actor.rank0.n1.pid200.speedscope.json"
+    content = json.loads(saved.value.path().read_text())
+    assert content["$schema"] == "https://www.speedscope.app/file-format-schema.json"
+    (profile,) = content["profiles"]
+    names = [frame["name"] for frame in content["shared"]["frames"]]
+    stacks = [[names[frame] for frame in stack] for stack in profile["samples"]]
+    assert stacks[3] == ["actor.update_actor", "train.py(7): loss", "aten::op1"]
+    # Own times: what the callees of a call take is not in its weight.
+    assert profile["weights"] == [1e5, 6e5, 1e5, 1e5]
+    assert (profile["type"], profile["unit"], profile["endValue"]) == ("sampled", "microseconds", 9e5)
+
+
+def test_a_page_on_the_disk_has_the_command_to_copy(show: Show) -> None:
+    page = show(report_pages.figures()).page
+    step = page.locator("#step-12")
+    expect(step.get_by_text("autoprof open 20261122-010203-abcdef --step 12")).to_be_visible()
+    expect(step.get_by_role("button", name="in Perfetto")).to_be_hidden()
 
 
 def test_tables_sort_by_click_and_by_key(show: Show) -> None:
@@ -155,8 +228,7 @@ def test_tables_sort_by_click_and_by_key(show: Show) -> None:
 
 def looks(page: Page) -> tuple[str, str]:
     """The page's ground, and the colour of the first bar."""
-    plot(page, "run")
-    bar = page.locator('[data-plot="run"] .trace.bars .point path').first
+    bar = chart(page, "run").locator("path").first
     ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
     return ground, bar.evaluate("(path) => getComputedStyle(path).fill")
 
@@ -179,23 +251,19 @@ def test_the_theme_is_the_systems_or_the_readers(show: Show) -> None:
     assert looks(page) == dark
 
 
-def test_a_step_is_drawn_when_it_is_opened(show: Show) -> None:
+def test_a_link_unfolds_its_step(show: Show) -> None:
     page = show(report_pages.figures(details=3)).page
     opened = page.locator("details.step[open]")
     assert opened.evaluate_all("(all) => all.map((each) => each.id)") == ["step-12"]
-    closed = page.locator('[data-plot="lanes-11"]')
-    assert closed.locator("svg").count() == 0
     page.get_by_role("link", name="step 11", exact=True).click()
-    plot(page, "lanes-11")
+    chart(page, "lanes-11")
     assert page.locator("#step-11").get_attribute("open") is not None
 
 
-@pytest.mark.parametrize("width", [1280, 700])
+@pytest.mark.parametrize("width", [1280, 700, 390])
 def test_nothing_runs_out_of_the_screen(show: Show, width: int) -> None:
     page = show(report_pages.figures(named="x" * 300, compared=True)).page
     page.set_viewport_size({"width": width, "height": 800})
-    for name in ("run", "lanes-12"):
-        plot(page, name)
     page.evaluate("document.querySelectorAll('details').forEach((each) => (each.open = true))")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 
@@ -203,8 +271,8 @@ def test_nothing_runs_out_of_the_screen(show: Show, width: int) -> None:
 def test_large_runs(show: Show) -> None:
     page = show(report_pages.figures(steps=10_000, samples=4096, ranks=64)).page
     for name in ("run", "lanes-10000", "samples-10000", "done-10000"):
-        plot(page, name)
-    assert page.locator(".plot svg *").count() < 20_000
+        chart(page, name)
+    assert page.locator(".chart *").count() < 5_000
     table = page.locator("#run details table")
     page.locator("#run details summary").click()
     table.get_by_role("columnheader", name="took").get_by_role("button").click()
@@ -290,6 +358,7 @@ def test_a_trace_that_is_gone_is_said(context: BrowserContext, served: Server) -
     elsewhere(context, PERFETTO, STAND_IN)
     watched = Watched(context)
     watched.page.goto(served.url())
+    served.make = lambda name: None
     for name in [name for name in served.contents if name.endswith(".gz")]:
         del served.contents[name]
     watched.page.get_by_role("button").click()
@@ -318,6 +387,31 @@ def test_the_report_is_served_too(context: BrowserContext, served: Server) -> No
     watched.page.goto(served.url())
     watched.page.get_by_role("link", name="The report").click()
     expect(watched.page).to_have_title("20261122-010203-abcdef · autoprof")
-    plot(watched.page, "run")
+    chart(watched.page, "run")
     assert watched.said == []
     assert [url for url in watched.asked if not url.startswith((served.url(), "data:"))] == []
+
+
+def test_the_report_opens_each_of_its_steps_in_perfetto(
+    context: BrowserContext, served: Server, tmp_path: Path
+) -> None:
+    """Step 1 was not captured: its trace is made from the timeline, when the button asks for it."""
+    elsewhere(context, PERFETTO, STAND_IN)
+    watched = Watched(context)
+    (run,) = tmp_path.glob("2026*")
+    figures = build.figures(runs.read(run), [1, 3])
+    html.write(figures, run / "report.html")
+    watched.page.goto(served.url("report.html"))
+    for number in (3, 1):
+        step = watched.page.locator(f"#step-{number}")
+        step.evaluate("(step) => (step.open = true)")
+        expect(step.get_by_text("autoprof open")).to_be_hidden()
+        with context.expect_page() as opened:
+            step.get_by_role("button", name=f"Open step {number} in Perfetto").click()
+        opened.value.wait_for_function("window.opened")
+        title, magic, *_ = opened.value.evaluate("window.opened")
+        assert (title, magic) == (f"20261122-010203-abcdef, step {number}", [0x1F, 0x8B])
+        expect(step.get_by_role("status")).to_have_text("Perfetto has the trace.")
+    assert len([name for name in served.contents if name.endswith(".gz")]) == 2
+    assert watched.said == []
+    assert [url for url in watched.asked if not url.startswith((served.url(), PERFETTO, "data:"))] == []

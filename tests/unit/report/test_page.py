@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import gzip
 import hashlib
 import itertools
 import json
@@ -14,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import plotly.graph_objects
 import pytest
 
 from autoprof.base import units
@@ -57,7 +55,11 @@ class Read(HTMLParser):
             self.text += data
 
     @property
-    def plots(self) -> dict[str, Any]:
+    def charts(self) -> set[str]:
+        return {str(a["data-chart"]) for _, a in self.elements if "data-chart" in a}
+
+    @property
+    def flames(self) -> dict[str, Any]:
         (content,) = [text for kind, text in self.scripts if kind == "application/json"]
         return json.loads(content)
 
@@ -80,25 +82,24 @@ def test_it_loads_nothing(usual: Read, hostile: Read) -> None:
         assert not [(tag, a) for tag, a in read.elements if any(name.startswith("on") for name in a)]
 
 
-def unpacked(page: Read) -> str:
-    """Return the script that the page unpacks."""
-    (packed,) = [text for kind, text in page.scripts if kind == "application/gzip"]
-    return gzip.decompress(base64.b64decode(packed)).decode()
-
-
 def test_its_policy_lets_its_own_scripts_run_and_nothing_load(usual: Read) -> None:
     (policy,) = [a["content"] for tag, a in usual.elements if a.get("http-equiv") == "Content-Security-Policy"]
     parts = dict(part.strip().split(" ", 1) for part in (policy or "").split(";"))
     assert (parts["default-src"], parts["base-uri"], parts["form-action"]) == ("'none'", "'none'", "'none'")
-    code = [unpacked(usual), *(text for kind, text in usual.scripts if kind is None)]
+    # `autoprof open` serves traces beside the page.
+    assert (parts["connect-src"], parts["img-src"]) == ("'self'", "data:")
+    code = [text for kind, text in usual.scripts if kind is None]
     digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in code]
     assert parts["script-src"] == " ".join(f"'sha256-{digest}'" for digest in digests)
-    assert parts.keys() == {"default-src", "script-src", "style-src", "img-src", "base-uri", "form-action"}
-
-
-def test_plotly_is_there_once(usual: Read) -> None:
-    assert unpacked(usual).count("plotly.js v") == 1
-    assert [text.count("plotly.js v") for kind, text in usual.scripts if kind is None] == [0]
+    assert parts.keys() == {
+        "default-src",
+        "script-src",
+        "style-src",
+        "img-src",
+        "connect-src",
+        "base-uri",
+        "form-action",
+    }
 
 
 def test_names_stay_text(usual: Read, hostile: Read) -> None:
@@ -106,31 +107,8 @@ def test_names_stay_text(usual: Read, hostile: Read) -> None:
     assert len(hostile.scripts) == 3
     assert f"Run 20261122-010203-abcdef{HOSTILE}" in hostile.text
     assert f"held by tool search{HOSTILE}" in hostile.text
-
-
-def test_names_stay_text_in_plots(hostile: Read) -> None:
-    def texts(value: Any, key: str = "") -> list[tuple[str, str]]:
-        if isinstance(value, str):
-            return [(key, value)]
-        if isinstance(value, dict):
-            return [found for name, each in value.items() for found in texts(each, name)]
-        if isinstance(value, list):
-            return [found for each in value for found in texts(each, key)]
-        return []
-
-    found = texts(hostile.plots)
-    assert [text for _, text in found if "&lt;" in text]
-    # All markup and templates for plotly come from autoprof, not from names.
-    assert not [text for _, text in found if re.sub(r"</?(b|br|extra)>", "", text) != re.sub("<[^>]*>", "", text)]
-    templates = {text for key, text in found if key == "hovertemplate"}
-    assert {name for text in templates for name in re.findall(r"%\{([^}]*)\}", text)} <= {
-        "customdata[0]",
-        "customdata[1]",
-        "customdata[2]",
-        "fullData.name",
-        "text",
-    }
-    assert not [text for text in templates if "script" in text]
+    assert any(HOSTILE[:20] in str(a.get("title")) for tag, a in hostile.elements if tag == "i")
+    assert HOSTILE in json.dumps(hostile.flames).replace('\\"', '"')
 
 
 @pytest.mark.parametrize("content", ["</script>", "<!--<script>", "]]>", "\u2028", "&lt;", '"\\'])
@@ -147,19 +125,15 @@ def test_headings_are_in_order(usual: Read) -> None:
     assert all(after <= before + 1 for before, after in itertools.pairwise(levels))
 
 
-def test_plots_are_what_plotly_takes(usual: Read) -> None:
-    assert {name.split("-")[0] for name in usual.plots} == {"run", "lanes", "samples", "done"}
-    assert {a["data-plot"] for _, a in usual.elements if "data-plot" in a} == usual.plots.keys()
-
-    def coloured(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {name: coloured(each) for name, each in value.items()}
-        if isinstance(value, list):
-            return [coloured(each) for each in value]
-        return "#123456" if isinstance(value, str) and value.startswith("@") else value
-
-    for plot in usual.plots.values():
-        plotly.graph_objects.Figure(coloured(plot), skip_invalid=False)
+def test_there_is_a_chart_of_each_kind(usual: Read) -> None:
+    assert {name.split("-")[0] for name in usual.charts} == {"run", "lanes", "samples", "done"}
+    numbers = [
+        float(number)
+        for _, a in usual.elements
+        for number in re.findall(r"(?:left|width|bottom):([^%;]+)%", str(a.get("style") or ""))
+    ]
+    assert numbers
+    assert all(0 <= number <= 100.5 for number in numbers)
 
 
 def test_every_colour_is_in_the_style_sheet(usual: Read) -> None:
@@ -167,13 +141,11 @@ def test_every_colour_is_in_the_style_sheet(usual: Read) -> None:
     themes = [set(re.findall(r"--([a-z]+):", block)) for block in re.findall(r":root[^{]*\{([^}]*)\}", style)]
     assert len(themes) == 3
     assert themes[0] == themes[1] == themes[2]
-    used = set(re.findall(r'"@([a-z]+)"', json.dumps(usual.plots))) | {each[1:] for each in _tokens()}
-    assert used <= themes[0]
-
-
-def _tokens() -> set[str]:
-    names = ["gen", "ref", "update_actor", "update_weights", "testing", "reward", "other", "tool x", "unheard of"]
-    return {look.colour for look in charts.choose_looks(names).values()}
+    used = {name[5:] for _, a in usual.elements for name in str(a.get("class") or "").split() if name[:5] == "fill-"}
+    assert used <= charts.TITLES.keys()
+    assert charts.TITLES.keys() <= themes[0]
+    assert {f".fill-{name} {{" for name in charts.TITLES} <= set(re.findall(r"\.fill-\w+ \{", style))
+    assert set(re.findall(r"var\(--([a-z]+)\)", style)) <= themes[0] | {"side", "who"}
 
 
 @pytest.mark.parametrize("theme", [0, 1])
@@ -192,12 +164,30 @@ def test_text_is_easy_to_read(theme: int) -> None:
             dark, bright = sorted((light(text), light(ground)))
             # WCAG 2.2, 1.4.3, level AA.
             assert (bright + 0.05) / (dark + 0.05) >= 4.5, (text, ground)
+    # Names in bars.
+    values["black"] = "#14181d"
+    for name in charts.TITLES:
+        dark, bright = sorted((light("ink" if name == "generation" else "black"), light(name)))
+        assert (bright + 0.05) / (dark + 0.05) >= 4.5, name
 
 
-def test_stages_of_one_kind_have_patterns_of_their_own() -> None:
-    given = charts.choose_looks(["old_log_prob", "ref", "values", "gen", "other", "tool a", "tool b"])
-    assert len({given[name].colour for name in ("old_log_prob", "ref", "values")}) == 1
-    assert len({(look.colour, look.pattern) for look in given.values()}) == len(given)
+def test_a_kind_has_one_colour_in_all_charts() -> None:
+    names = ["old_log_prob", "ref", "values", "compute_ref_log_prob"]
+    assert {charts.family(name) for name in names} == {"scoring"}
+    kinds = {"my_update": "update_actor", "gen": "generate"}
+    row = msgspec.structs.replace(report_pages.figures(steps=1).steps[0], stages={"my_update": 3.0, "gen": 5.0})
+    assert charts.steps_chart([row], kinds).key == ["generation", "training"]
+    span = SpanRow(name="my_update", kind="stage", start_s=0, end_s=50)
+    lanes = [Lane(label="a", role="r", host="n1", pid=1, spans=[span], busy_s=50, idle_s=0, file="journal/x")]
+    for run_kinds, each in ((kinds, lanes), ({}, [_with_kind(lanes[0], "update_actor")])):
+        assert charts.lanes_chart(step(each), run_kinds).key == ["training"]
+    # Each of the ten colours has one entry in a key, however many stages there are.
+    many = [f"stage {number}" for number in range(20)] + list(kinds) + ["tool a", "tool b", "other"]
+    assert charts.key_of(charts.family(name) for name in many) == ["generation", "tool", "more", "idle"]
+
+
+def _with_kind(lane: Lane, kind: str) -> Lane:
+    return msgspec.structs.replace(lane, spans=[msgspec.structs.replace(each, stage_kind=kind) for each in lane.spans])
 
 
 @pytest.mark.parametrize(
@@ -228,12 +218,13 @@ def test_seconds_as_people_read_them(value: float | None, shown: str) -> None:
 
 def test_a_run_without_steps_has_a_page() -> None:
     read = Read(html.page(report_pages.figures(steps=0, details=0)))
-    assert read.plots == {}
+    assert read.charts == set()
     assert "No step has ended, so there is nothing to judge." in read.text
 
 
 def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    html._environment.cache_clear()
     with pytest.raises(html.MissingExtra, match=r"pip install 'autoprof-rl\[report\]'; --json and --md work without"):
         html.page(report_pages.figures())
 
@@ -244,19 +235,18 @@ def test_the_page_is_whole_or_not_there(tmp_path: Path) -> None:
     assert "</html>" in (tmp_path / "page.html").read_text()
 
 
-def test_large_runs_stay_small() -> None:
-    small = len(html.page(report_pages.figures(steps=1, samples=1, ranks=1)))
+def test_a_page_is_small() -> None:
+    """The page has no library in it."""
+    assert len(html.page(report_pages.figures())) < 200_000
     figures = report_pages.figures(steps=10_000, samples=4096, ranks=64)
-    page = html.page(figures)
-    # Packed, plotly.js is 1.9 MB of it.
-    assert len(page) < small + 1_500_000
-    plots = Read(page).plots
-    bars = sum(len(trace["x"]) for trace in plots["run"]["data"] if trace["type"] == "bar")
-    assert bars <= charts.MAX_BARS * (len(figures.stages))
-    slow = [step for step in figures.steps if step.slow]
-    (marks,) = [trace for trace in plots["run"]["data"] if trace["name"] == "slow step"]
-    assert 0 < len(marks["x"]) <= charts.MAX_MARKS < len(slow)
-    assert sum(len(trace["x"]) for trace in plots["lanes-10000"]["data"]) < 1500
+    assert len(html.page(figures)) < 1_500_000
+    chart = charts.steps_chart(figures.steps, {stage.name: stage.kind for stage in figures.stages})
+    assert len(chart.hovers) <= charts.MAX_BARS
+    assert all(path.d.count("M") <= charts.MAX_BARS for path in chart.paths)
+    slow_steps = [step for step in figures.steps if step.slow]
+    assert 0 < sum(mark.kind == "slow" for mark in chart.marks) <= charts.MAX_MARKS < len(slow_steps)
+    lanes = charts.lanes_chart(figures.details[0], {})
+    assert sum(len(row.bars) for row in lanes.rows) < 1500
     assert len(html.rows(figures.steps)) == html.MAX_ROWS
 
 
@@ -282,38 +272,46 @@ def step(lanes: list[Lane]) -> StepFigures:
     )
 
 
-def drawn(lanes: list[Lane]) -> dict[str, list[tuple[float, float, float]]]:
-    """Bars by name: from when on, for how long, in which row."""
-    plot, _ = charts.lanes_plot(step(lanes), {})
-    return {
-        trace["name"]: [tuple(bar) for bar in zip(trace["base"], trace["x"], trace["y"], strict=True)]
-        for trace in plot["data"]
-    }
+def drawn(lanes: list[Lane]) -> dict[str, list[tuple[float, float, int]]]:
+    """Bars by name: from when on, for how long, in which line."""
+    bars: dict[str, list[tuple[float, float, int]]] = {}
+    for row in charts.lanes_chart(step(lanes), {}).rows:
+        for bar in row.bars:
+            bars.setdefault(bar.name, []).append((bar.left, bar.width, bar.row))
+    return bars
 
 
 def test_a_span_inside_of_another_stands_below_it() -> None:
     bars = drawn([lane("trainer", [("step", 0, 100), ("gen", 1, 40), ("update", 40, 90)])])
-    assert bars == {"step": [(0, 100, 0.5)], "gen": [(1, 39, 1.5)], "update": [(40, 50, 1.5)]}
+    assert bars == {"step": [(0, 100, 0)], "gen": [(1, 39, 1)], "update": [(40, 50, 1)]}
 
 
 def test_what_is_not_drawn_is_counted() -> None:
     deep = lane("trainer", [(f"t{at}", at, 100 - at) for at in range(6)])
     cut = msgspec.structs.replace(lane("agents", [("a", 0, 50)], kind="sample"), left_out=3)
-    plot, left_out = charts.lanes_plot(step([deep, cut]), {})
-    assert [trace["name"] for trace in plot["data"]] == ["t0", "t1", "t2", "t3", "samples"]
-    assert left_out == 2 + 3
-    assert plot["data"][-1]["customdata"][0][1].startswith("1 or more at a time")
+    chart = charts.lanes_chart(step([deep, cut]), {})
+    assert [[bar.name for bar in row.bars] for row in chart.rows] == [["t0", "t1", "t2", "t3"], ["samples"]]
+    assert chart.left_out == 2 + 3
+    assert chart.rows[1].bars[0].title.startswith("samples: 1 or more at a time")
 
 
 def test_spans_too_narrow_to_be_seen_are_drawn_together() -> None:
     many = [("mini", at * 0.01, at * 0.01 + 0.005) for at in range(1000)]
     bars = drawn([lane("actor", [*many, ("mini", 50, 60)])])
-    assert bars["mini"] == [(0, pytest.approx(9.995), 0.5), (50, 10, 0.5)]
+    assert bars["mini"] == [(0, pytest.approx(9.995), 0), (50, 10, 0)]
 
 
 def test_many_samples_are_shown_by_how_many_go_on() -> None:
     bars = drawn([lane("agents", [("a", 0, 50), ("a", 0, 100), ("b", 25, 50)], kind="sample")])
-    assert bars == {"samples": [(0, 25, 0.5), (25, 25, 0.5), (50, 50, 0.5)]}
+    assert bars == {"samples": [(0, 25, 0), (25, 25, 0), (50, 50, 0)]}
+
+
+@pytest.mark.parametrize(
+    ("top", "shown"),
+    [(0, [0]), (1, [0, 0.2, 0.4, 0.6, 0.8, 1]), (37.9, [0, 10, 20, 30]), (0.042, [0, 0.01, 0.02, 0.03, 0.04])],
+)
+def test_an_axis_has_round_numbers(top: float, shown: list[float]) -> None:
+    assert charts.ticks(top) == pytest.approx(shown)
 
 
 @pytest.mark.parametrize(

@@ -428,7 +428,7 @@ def test_a_reader_that_has_enough_is_no_error(runs: Path) -> None:
 
 
 def test_without_the_extra_it_says_what_to_install(autoprof: Autoprof, runs: Path, tmp_path: Path) -> None:
-    (tmp_path / "plotly.py").write_text("raise ImportError('no plotly')")
+    (tmp_path / "jinja2.py").write_text("raise ImportError('no jinja2')")
     done = autoprof("report", USUAL, "--dir", str(runs), PYTHONPATH=str(tmp_path))
     assert done.returncode == 1
     assert "autoprof-rl[report]" in done.stderr
@@ -442,7 +442,7 @@ def test_other_commands_load_none_of_it(runs: Path) -> None:
     command = [sys.executable, "-c", code, "ls", "--dir", str(runs)]
     loaded = set(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
     assert "autoprof.cli.ls" in loaded
-    assert not {"autoprof.cli.report", "autoprof.report", "autoprof.traces", "plotly", "jinja2"} & loaded
+    assert not {"autoprof.cli.report", "autoprof.report", "autoprof.traces", "jinja2"} & loaded
 
 
 def test_what_is_no_trace_is_named_with_what_opens_it(tmp_path: Path) -> None:

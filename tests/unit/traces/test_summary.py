@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from autoprof.base.intervals import Union
 from autoprof.traces import event_rows as trace_sums
+from autoprof.traces import flame
 from autoprof.traces.event_rows import Rows
 from autoprof.traces.frames import FUNCTION, OWN_FRAME, tidy
 from autoprof.traces.reader import TraceError
@@ -68,6 +69,29 @@ def test_own_times_whatever_the_order(tmp_path: Path, seed: int) -> None:
     assert own(found) == OWN
     assert found.first_ns == BASE_NS + 100_000
     assert (found.events, found.span_us, found.cut, found.bound) == (7, 100.0, "", None)
+
+
+def test_flame_graphs_sum_calls_with_the_same_callers(tmp_path: Path) -> None:
+    main, other = sums(tmp_path, [*NESTED, op("late", 112.0, 4.0), op("longer", 114.0, 9.0)]).flame
+    assert (main.name, main.us) == ("thread 7", 15.0)
+    paths: list[str] = []
+    for node in main.nodes:
+        paths.append(f"{paths[node.parent]}/{node.name}" if node.parent >= 0 else node.name)
+    times = {path: node.us for path, node in zip(paths, main.nodes, strict=True)}
+    # Both calls of a are one; a call that outlives its caller ends with it.
+    assert times == {"a": 11, "late": 4, "late/longer": 2, "a/b": 5, "a/d": 3, "a/b/c": 0.3}
+    assert [node.name for node in other.nodes] == ["z"]
+
+
+def test_flame_graphs_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    many = [op(f"op{number}", 10.0 * number, 9.0 + number) for number in range(400)]
+    threads = [op("t", 0.0, 5.0, tid=number) for number in range(100, 110)]
+    (main, *others) = sums(tmp_path, [*many, *threads]).flame
+    assert len(main.nodes) <= 250
+    assert len(others) == 3
+    monkeypatch.setattr(flame, "MAX_NODES", 30)
+    (main, *_) = sums(tmp_path, [op(f"op{number}", 10.0 * number, 9.0) for number in range(400)], "y.json").flame
+    assert len(main.nodes) == 29
 
 
 def test_the_same_at_the_times_that_kineto_writes(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
 "use strict";
 // Sends the trace to Perfetto in a new window, once Perfetto answers PONG. This works on any port.
-for (const button of document.querySelectorAll("button")) {
+for (const button of document.querySelectorAll("button[data-perfetto]")) {
   const perfetto = button.dataset.perfetto;
-  const say = (text) => (document.getElementById("said").textContent = text);
+  const say = (text) => ((button.closest(".served") ?? document).querySelector("[role=status]").textContent = text);
   button.addEventListener("click", async () => {
     const page = open(perfetto);
     if (!page) {
