@@ -58,7 +58,8 @@ def by_stage(span: StepSpan, sums: StepSums) -> dict[str, float]:
     """Return the seconds of each stage of a step: the longest stage first, then `OTHER`, then `OWN`.
 
     Each second counts for one stage only. autoprof's own time in any process is counted first, then the driver's
-    timers. Time outside of all timers counts for the stages of all processes.
+    timers. Time outside of all timers counts for the stages of rank 0 of each role, then for the stages of other ranks.
+    Under torchrun each rank runs the whole loop: only the driver's own stages count, so the table shows its loop.
     """
     start, end = span.start_ns, span.end_ns
     stages_ns = _stages_ns_in(span, sums, [(start, end)])
@@ -80,10 +81,8 @@ def without_autoprof(stages: Mapping[str, float]) -> dict[str, float]:
 def free_time(span: StepSpan, sums: StepSums) -> list[Interval]:
     """Return the times of a step in which no stage and no timer ran, and autoprof did not delay the step."""
     start, end = span.start_ns, span.end_ns
-    named_intervals = _timers(span, sums) + _stages(sums, start, end)
-    return list(
-        Union([*sums.profiling.pieces(), *((low, high) for _, low, high in named_intervals)]).without(start, end)
-    )
+    covered = Union([*sums.profiling.pieces(), *((low, high) for _, low, high in _named(span, sums))])
+    return list(covered.without(start, end))
 
 
 def no_stage(span: StepSpan, sums: StepSums, parts: Mapping[str, float]) -> StageGap | None:
@@ -106,7 +105,7 @@ def no_stage(span: StepSpan, sums: StepSums, parts: Mapping[str, float]) -> Stag
     low, high = max(free, key=lambda piece: piece[1] - piece[0], default=(start, start))
     if free_s <= long_s and (high - low) / 1e9 < long_part_s:
         return None
-    named_intervals = _timers(span, sums) + _stages(sums, start, end)
+    named_intervals = _named(span, sums)
     return StageGap(
         seconds=free_s,
         share=free_s / stages_s,
@@ -154,16 +153,27 @@ def recorded_stages(span: StepSpan, sums: StepSums, recorded: Sequence[Interval]
 
 def _stages_ns_in(span: StepSpan, sums: StepSums, intervals: Sequence[Interval]) -> dict[str, int]:
     """Return the nanoseconds of each stage in the intervals `intervals` of a step, without autoprof's own time."""
-    timers, profiling = _timers(span, sums), sums.profiling
-    covered = Union([*((low, high) for _, low, high in timers), *profiling.pieces()])
+    other_ranks = {name: union for name, union in sums.other_ranks.items() if sums.files.get(name) != span.file}
     stages_ns: dict[str, int] = defaultdict(int)
     for start, end in intervals:
-        stages = _stages(sums, start, end)
-        for spans, parts in ((timers, profiling.without(start, end)), (stages, covered.without(start, end))):
-            for low, high in parts:
+        covered = Union(sums.profiling.within(start, end))
+        for spans in (
+            _timers(span, sums),
+            _stages(sums.stages, start, end),
+            _stages(other_ranks, start, end),
+        ):
+            for low, high in covered.without(start, end):
                 for name, length in exclusive(spans, low, high).items():
                     stages_ns[name] += length
+            for _, low, high in spans:
+                covered.add(low, high)
     return stages_ns
+
+
+def _named(span: StepSpan, sums: StepSums) -> list[tuple[str, int, int]]:
+    """Return the name, the start and the end of the driver's timers and of the stages of all ranks."""
+    start, end = span.start_ns, span.end_ns
+    return _timers(span, sums) + _stages(sums.stages, start, end) + _stages(sums.other_ranks, start, end)
 
 
 def _timers(span: StepSpan, sums: StepSums) -> list[tuple[str, int, int]]:
@@ -171,9 +181,9 @@ def _timers(span: StepSpan, sums: StepSums) -> list[tuple[str, int, int]]:
     return [(name, start, end) for name, start, end, file in sums.timers if file == span.file]
 
 
-def _stages(sums: StepSums, start: int, end: int) -> list[tuple[str, int, int]]:
-    """Return the name of each stage with the intervals from `start` to `end` in which any process ran it."""
-    return [(name, low, high) for name, union in sums.stages.items() for low, high in union.within(start, end)]
+def _stages(unions: Mapping[str, Union], start: int, end: int) -> list[tuple[str, int, int]]:
+    """Return the name of each stage with the intervals from `start` to `end` in which a process ran it."""
+    return [(name, low, high) for name, union in unions.items() for low, high in union.within(start, end)]
 
 
 def shares(rows: Sequence[StepRow]) -> list[StageShare]:

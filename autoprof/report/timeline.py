@@ -162,7 +162,9 @@ class StepSums(Struct):
 
     Attributes:
         timers: The timers of all processes.
-        stages: Dict from the name of each stage to the times in which any process ran the stage.
+        stages: Dict from the name of each stage to the times in which a process with rank 0 of its role ran the stage.
+        other_ranks: The same for processes with other ranks.
+        files: Dict from the name of each stage to the number of the journal of a process with rank 0.
         profiling: The times of the step in which autoprof delayed the run. `RunTimeline` sets them once all journals
             are read, because an export may end in a later step.
         tokens: Dict from the kind of span (`turn` or `request`) to (prompt tokens, response tokens). Tokens of requests
@@ -174,6 +176,8 @@ class StepSums(Struct):
 
     timers: list[Timer] = []
     stages: dict[str, Union] = {}
+    other_ranks: dict[str, Union] = {}
+    files: dict[str, int] = {}
     profiling: Union = msgspec.field(default_factory=Union)
     tokens: dict[str, tuple[float, float]] = {}
     samples: int = 0
@@ -356,10 +360,13 @@ class RunTimeline:
         if end > sums.last_ns:
             sums.last_ns = end
         if kind == "stage":
-            stage = sums.stages.get(name)
+            stages = sums.other_ranks if span.rank else sums.stages
+            stage = stages.get(name)
             if stage is None:
                 name = self._name(span)
-                stage = sums.stages.setdefault(name, Union())
+                stage = stages.setdefault(name, Union())
+                if stages is sums.stages:
+                    sums.files[name] = file
             stage.add(start, end)
         elif kind == "timer":
             sums.timers.append((self._name(span), start, end, file))
