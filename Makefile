@@ -11,6 +11,7 @@
 #   make faults         tests with injected faults, and a table of the losses
 #   make differential   programs and other projects' tests, with and without autoprof
 #   make matrix         real runs of verl and TRL: figures must be the same with and without autoprof
+#   make truth          compares reports with trainers' own clocks and with planted causes, and prints a table
 #   make contracts      stores the signatures of the targets' releases, from PyPI. CONTRACTS=--new looks for newer
 #                       releases, CONTRACTS=vllm==0.33.0 refreshes one, CONTRACTS="slime --clone FOLDER" reads commits
 #   make formats        writes the generated parts of docs/reference, from the code
@@ -24,7 +25,7 @@
 #   make docs-outputs   runs the commands on the pages, and updates their outputs
 #   make docs-images    the pictures in docs/images
 #
-# Tests marked as thorough take too long for CI. make faults, matrix and differential include theirs, and
+# Tests marked as thorough take too long for CI. make faults, truth, matrix and differential include theirs, and
 # `make test PYTEST=--thorough` runs all. PYTEST='-n 0' runs all tests in one process. Tests of pages use the machine's
 # Chromium; without one, root installs Debian's (tests/support/chromium.sh). CHROMIUM=none skips them.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
@@ -76,7 +77,7 @@ HAS_TORCH := import sys, importlib.util; sys.exit(importlib.util.find_spec("torc
 GPU_PYTHON = $(if $(filter file,$(origin PYTHON)),$(or $(shell for each in python python3 $(PYTHON); do \
 	$$each -c '$(HAS_TORCH)' 2>/dev/null && echo $$each && break; done),python3),$(PYTHON))
 
-.PHONY: demo environments chromium test test-pythons differential faults matrix test-engines test-releases test-trainers test-others contracts formats docs docs-outputs docs-images bench figures gpu gpu-wheels check clean
+.PHONY: demo environments chromium test test-pythons differential faults truth matrix test-engines test-releases test-trainers test-others contracts formats docs docs-outputs docs-images bench figures gpu gpu-wheels check clean
 
 # Environments of the tests; -j makes them in parallel.
 environments: chromium $(VENV)/.ready-for-tests $(WRAPTS:%=.venvs/%/.ready) $(CHOSEN:%=.venvs/%/.ready) $(VERLS:%=.venvs/%/.ready) $(TRAINED:%=.venvs/%/.ready)
@@ -102,6 +103,12 @@ differential: $(VENV)/.ready-for-tests .venvs/differential/.ready
 faults: $(VENV)/.ready-for-tests .venvs/trl-1.16.0/.ready
 	$(VENV)/bin/python -m pytest --ignore tests/engines --ignore tests/releases --ignore tests/trainers --thorough --faults -m fault $(PYTEST)
 	ENGINES=trl-1.16.0 $(VENV)/bin/python -m pytest tests/engines/test_trl.py tests/engines/test_vllm.py --thorough --faults -m fault $(PYTEST)
+
+# Reports of own loops, verl, TRL and OpenRLHF. `make test` includes the quick loops and the runs of verl that it makes.
+# ROWS="-k weight" runs some rows.
+TRUTHS := .venvs/trl-1.16.0/.ready .venvs/openrlhf-0.11.2/.ready .venvs/lightning-2.6.6/.ready
+truth: $(VENV)/.ready-for-tests $(TRUTHS)
+	ENGINES=trl-1.16.0 $(VENV)/bin/python -m pytest -n 2 --thorough -m truth tests/truth tests/real tests/engines/test_trl.py tests/trainers/test_openrlhf.py tests/trainers/test_lightning.py $(ROWS) $(PYTEST)
 
 test-engines: $(VENV)/.ready-for-tests $(CHOSEN:%=.venvs/%/.ready)
 	ENGINES="$(CHOSEN)" $(VENV)/bin/python -m pytest -n 2 tests/engines $(PYTEST)

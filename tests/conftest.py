@@ -27,7 +27,7 @@ from autoprof.hooks import registry
 from autoprof.hooks.wrapper import wrap
 from autoprof.run import runtime
 from autoprof.run.runtime import RunInfo, Runtime
-from tests.support import helpers, packages, processes, small_trainer
+from tests.support import helpers, packages, processes, small_trainer, truth
 
 # No deadline: the machines that run the tests may be slow and busy.
 settings.register_profile(
@@ -179,7 +179,11 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Print the table of faults, if `--faults` is given."""
+    """Print the table of the truth suite, and that of faults if `--faults` is given."""
+    reports = [report for reports in terminalreporter.stats.values() for report in reports]
+    if lines := truth.lines(reports):
+        terminalreporter.section("truth")
+        terminalreporter.write_line("\n".join(lines))
     if not config.getoption("faults"):
         return
     terminalreporter.section("faults")

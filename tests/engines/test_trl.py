@@ -13,9 +13,12 @@ from typing import Any
 
 import pytest
 
-from tests.support import engines, helpers, processes
+from tests.support import engines, helpers, processes, truth
 from tests.support.helpers import assert_no_failure, clean_environment, problems, wait_for_line
 from tests.support.trl_runs import NAMES, SCRIPT, Ran
+
+# Seconds of the slow reward in the script.
+SLOW_S = 8.0
 
 
 @pytest.fixture(scope="session", params=NAMES)
@@ -92,6 +95,36 @@ def test_steps_have_the_numbers_that_the_trainer_logs(grpo: Ran) -> None:
     assert [span["step"] for span in grpo.spans("step")] == [1, 2, 3, 4]
     assert grpo.said["global_step"] == 4
     assert {span["step"] for span in grpo.spans()} == {1, 2, 3, 4}
+
+
+@pytest.mark.truth
+def test_steps_and_stages_take_the_seconds_that_the_trainer_logs(grpo: Ran, record_property: truth.Record) -> None:
+    report, logged = truth.figures(grpo.run), grpo.said["timed"]["grpo"]
+    wrong = truth.sum_differences(report, logged[-1]["train_runtime"])
+    for row, line in zip(report.steps, logged[:-1], strict=True):
+        # TRL's `step_time` has everything up to the optimizer, with the start and stop of profilers.
+        inner = sum(row.stages.get(name, 0.0) for name in ("generate", "compute_reward", "update_actor"))
+        if not inner <= line["step_time"] <= row.seconds:
+            wrong.append(f"step {row.number} {inner:.3f} to {row.seconds:.3f} s, not {line['step_time']:.3f} s")
+    truth.row(record_property, "TRL GRPO", "TRL's step_time and train_runtime", wrong)
+
+
+@pytest.mark.truth
+def test_healthy_trainings_have_no_finding(
+    grpo: Ran, accumulated: Ran, scored: Ran, plain: Ran, record_property: truth.Record
+) -> None:
+    named = {"GRPO": grpo, "accumulation": accumulated, "log probs": scored, "transformers": plain}
+    wrong = [f"{name}: {text}" for name, ran in named.items() for text in truth.unconfirmed(truth.figures(ran.run))]
+    truth.row(record_property, "TRL, four trainings", "no finding", wrong)
+
+
+@pytest.mark.truth
+def test_a_slow_reward_is_the_first_finding(slowed: Ran, record_property: truth.Record) -> None:
+    report = truth.figures(slowed.run)
+    wrong = truth.finding_differences(report, "slow_reward", 9, (), SLOW_S)
+    reported_s = report.findings[0].seconds if report.findings else 0.0
+    expected = "slow_reward of step 9"
+    truth.row(record_property, "TRL reward", expected, wrong, planted_s=SLOW_S, reported_s=reported_s)
 
 
 def test_training_is_the_same_without_autoprof(grpo: Ran, ran: Callable[..., Ran]) -> None:

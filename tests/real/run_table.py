@@ -84,6 +84,17 @@ RUNS = {
         overrides=WHOLE,
         settings=ON,
     ),
+    "v1_resumed": Planned(
+        what="Run resumed from the checkpoint of the run `v1`, with validation and the default settings.",
+        serves=("test_verl_timeline",),
+        overrides=(
+            *("trainer.default_local_dir={before}/checkpoints", "trainer.resume_mode=auto", "trainer.test_freq=2"),
+            *("trainer.total_training_steps=7", "trainer.total_epochs=2"),
+        ),
+        settings={"AUTOPROF": "1"},
+        before="v1",
+        thorough=True,
+    ),
     "v1_off": Planned(
         what="V1 trainer without autoprof's variable, with the same number of steps as the faulty run.",
         serves=("test_verl", "test_verl_matrix", "test_verl_stacks", "test_verl_deaths", "test_faults"),
@@ -243,7 +254,7 @@ RUNS = {
     ),
     "legacy": Planned(
         what="Legacy trainer with autoprof. `make test-releases` runs its releases too.",
-        serves=("test_verl",),
+        serves=("test_verl", "test_verl_timeline"),
         overrides=("trainer.use_v1=False", *WHOLE),
         settings=ON,
         thorough=True,

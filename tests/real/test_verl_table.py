@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.support import truth
 from tests.support.helpers import problems, wait_for_line
 from tests.support.verl_runs import VerlRun, inside, metas, operators
 
@@ -272,3 +273,20 @@ def test_all_steps_are_on_the_timeline_and_all_requests_are_taken(critic: VerlRu
     for run, asked in ((critic, 5), (continuous, 1)):
         control = [path.suffix for path in Path(run.directory, "control").iterdir()]
         assert control == [".taken"] * asked
+
+
+@pytest.mark.truth
+@pytest.mark.parametrize("name", ["critic", "continuous"])
+def test_stages_and_tokens_equal_those_that_verl_logs(
+    name: str, request: pytest.FixtureRequest, record_property: truth.Record
+) -> None:
+    run: VerlRun = request.getfixturevalue(name)
+    wrong = truth.verl_differences(run, truth.figures(run.directory))
+    truth.row(record_property, f"verl {name}", "verl's timers and tokens", wrong)
+
+
+@pytest.mark.truth
+@pytest.mark.parametrize("name", ["critic", "continuous"])
+def test_a_healthy_run_has_no_finding(name: str, request: pytest.FixtureRequest, record_property: truth.Record) -> None:
+    run: VerlRun = request.getfixturevalue(name)
+    truth.row(record_property, f"verl {name}", "no finding", truth.unconfirmed(truth.figures(run.directory)))

@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from tests.support import trainer_runs
+from autoprof.report.model import OWN
+from tests.support import trainer_runs, truth
 from tests.support.trainer_runs import SCRIPTS
 from tests.support.trl_runs import Ran
 
@@ -29,6 +30,29 @@ def automatic(tmp_path_factory: pytest.TempPathFactory) -> Ran:
 def manual(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     """Run `pytorch_lightning` on one rank: three steps with two optimizers."""
     return fit(tmp_path_factory, "manual", AUTOPROF="1")
+
+
+@pytest.mark.truth
+def test_stages_take_the_seconds_of_the_programs_own_clock(
+    automatic: Ran, manual: Ran, record_property: truth.Record
+) -> None:
+    batches = automatic.said["took"]
+    both = [("training_step", automatic, [sum(batches[first : first + 2]) for first in range(0, len(batches), 2)])]
+    # In manual optimisation, the backward pass and the optimizers are parts of the training step.
+    both.append(("training_step backward optimizer_step", manual, manual.said["took"]))
+    wrong = []
+    for names, ran, took in both:
+        rows = truth.figures(ran.run).steps
+        for row, seconds in zip(rows, took, strict=True):
+            got = sum(row.stages.get(name, 0.0) for name in names.split())
+            wrong += truth.second_differences(f"step {row.number} {names}", got, seconds, row.stages.get(OWN, 0.0))
+    truth.row(record_property, "Lightning", "the program's own clock", wrong)
+
+
+@pytest.mark.truth
+def test_healthy_trainings_have_no_finding(automatic: Ran, manual: Ran, record_property: truth.Record) -> None:
+    wrong = [text for ran in (automatic, manual) for text in truth.unconfirmed(truth.figures(ran.run))]
+    truth.row(record_property, "Lightning", "no finding", wrong)
 
 
 def test_accumulated_batches_are_one_step_on_each_rank(automatic: Ran) -> None:

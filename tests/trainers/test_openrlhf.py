@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
+from autoprof.report.model import OWN
 from tests.real.assets import tiny_model
-from tests.support import trainer_runs
+from tests.support import trainer_runs, truth
 from tests.support.helpers import ROOT
 from tests.support.trl_runs import Ran
 
@@ -96,6 +98,36 @@ def train(folder: Path, *, gpus: int = GPUS, arguments: dict[str, str | None], *
 def grpo(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     """Run two steps of GRPO with two engines; the second is captured."""
     return train(tmp_path_factory.mktemp("openrlhf_grpo"), arguments={}, AUTOPROF_STEPS="2", AUTOPROF_RANKS="all")
+
+
+# The trainer's timers and the stages that they surround. Stages of workers are parts of the driver's.
+TIMERS = {
+    "make_experience": ("make_experience", "compute_log_prob", "compute_ref_log_prob", "compute_advantage"),
+    "ppo_train": ("update_actor",),
+    "broadcast": ("update_weights",),
+}
+# The trainer's timers include a call of Ray's, which a stage of a worker does not.
+CALL_S = 0.1
+
+
+@pytest.mark.truth
+def test_stages_take_the_seconds_that_the_trainer_logs(grpo: Ran, record_property: truth.Record) -> None:
+    logged = re.findall(r"Global step (\d+): (\{.*?\})", grpo.output)
+    rows = {row.number: row for row in truth.figures(grpo.run).steps}
+    wrong = [] if len(logged) == 2 else [f"{len(logged)} steps in the log"]
+    for number, line in logged:
+        row = rows[int(number)]
+        for timer, stages in TIMERS.items():
+            (printed,) = re.findall(rf"'timing/{timer}': ([0-9.e+-]+)", line)
+            got = sum(row.stages.get(stage, 0.0) for stage in stages)
+            own = row.stages.get(OWN, 0.0) + (CALL_S if timer == "ppo_train" else 0.0)
+            wrong += truth.second_differences(f"step {number} {timer}", got, float(printed), own)
+    truth.row(record_property, "OpenRLHF GRPO", "OpenRLHF's timing/*", wrong)
+
+
+@pytest.mark.truth
+def test_a_healthy_training_has_no_finding(grpo: Ran, record_property: truth.Record) -> None:
+    truth.row(record_property, "OpenRLHF GRPO", "no finding", truth.unconfirmed(truth.figures(grpo.run)))
 
 
 STAGES = {

@@ -297,6 +297,7 @@ def main() -> None:
             said["raised"] = repr(error)
         history = trainer.state.log_history
         said[name] = [{key: value for key, value in line.items() if not TIMED.search(key)} for line in history]
+        said.setdefault("timed", {})[name] = [{key: line[key] for key in line if TIMED.search(key)} for line in history]
         said["global_step"] = trainer.state.global_step
     said["autoprof"] = sorted(module for module in sys.modules if module.partition(".")[0] == "autoprof")
     if os.environ.get("RANK", "0") == "0":

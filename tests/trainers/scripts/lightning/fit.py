@@ -1,12 +1,14 @@
 """Trainings with Lightning on the CPU, each under one of its two names: `fit.py automatic|manual`
 
-The last line is JSON with the Trainer's last step, the losses, and the first imported module of autoprof.
+The last line is JSON with the Trainer's last step, the losses, the seconds of each training step by the program's own
+clock, and the first imported module of autoprof.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+import time
 from typing import Any
 
 import torch
@@ -26,13 +28,18 @@ class Small(pl.LightningModule):
         super().__init__()
         self.layer = torch.nn.Linear(4, 1)
         self.losses: list[float] = []
+        self.took: list[float] = []
 
     def loss(self, batch: Any) -> torch.Tensor:
         return torch.nn.functional.mse_loss(self.layer(batch[0]), batch[1])
 
     def training_step(self, batch: Any, number: int) -> torch.Tensor:
+        begin = time.perf_counter()
+        # A step that takes as long as a small model's.
+        time.sleep(0.05)
         loss = self.loss(batch)
         self.losses.append(loss.item())
+        self.took.append(time.perf_counter() - begin)
         return loss
 
     def validation_step(self, batch: Any, number: int) -> None:
@@ -51,6 +58,8 @@ class Manual(Small):
         self.other = torch.nn.Linear(1, 1)
 
     def training_step(self, batch: Any, number: int) -> None:
+        begin = time.perf_counter()
+        time.sleep(0.05)
         first, second = self.optimizers()
         loss = self.loss(batch) + self.other(batch[1]).square().mean()
         self.losses.append(loss.item())
@@ -58,6 +67,7 @@ class Manual(Small):
         for optimizer in [first, second] if number % 2 else [first]:
             optimizer.step()
             optimizer.zero_grad()
+        self.took.append(time.perf_counter() - begin)
 
     def configure_optimizers(self) -> Any:
         return [torch.optim.SGD(layer.parameters(), lr=0.01) for layer in (self.layer, self.other)]
@@ -95,4 +105,5 @@ else:
     trainer = fit(model, devices=1, max_steps=4)
 if trainer.is_global_zero:
     imported = sorted(name for name in sys.modules if name.partition(".")[0] == "autoprof")
-    print(json.dumps({"global_step": trainer.global_step, "losses": model.losses, "autoprof": imported[:1]}))
+    said = {"global_step": trainer.global_step, "losses": model.losses, "took": model.took, "autoprof": imported[:1]}
+    print(json.dumps(said))
