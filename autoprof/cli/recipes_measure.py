@@ -50,8 +50,11 @@ class _Function:
         self.seconds = self.first = self.last = 0.0
         self.samples: list[dict[str, int]] = []
         self.has_rank = False
-        # Number of calls and seconds, by the `id` of the calling function's code.
+        # Number of calls, seconds, and number of runs of calls without a call of another function in between, by the
+        # `id` of the calling function's code.
         self.callers: dict[int, list[float]] = {}
+        # The function that this function has called last.
+        self.last_called: _Function | None = None
 
 
 class _Call:
@@ -177,9 +180,12 @@ class Measurement:
         function.last = now - self._began
         if function.calls == _MAX_SHORT_CALLS and function.seconds < _SHORT_SECONDS:
             self._functions[id(function.code)] = None
-        sums = function.callers.setdefault(id(call.caller and call.caller.function.code), [0, 0.0])
+        sums = function.callers.setdefault(id(call.caller and call.caller.function.code), [0, 0.0, 0])
         sums[0] += 1
         sums[1] += now - call.begin
+        if call.caller is not None and call.caller.function.last_called is not function:
+            call.caller.function.last_called = function
+            sums[2] += 1
 
     def _write_each_second(self) -> None:
         sys.setprofile(None)

@@ -37,11 +37,21 @@ _MIN_LOOP, _MIN_STAGE, _MIN_KIND = 0.01, 0.03, 0.001
 # Minimum share of a function in the loop's time if the function is the whole step.
 _WHOLE_STEP = 0.9
 _MAX_STAGES = 12
+# Maximum number of calls of a stage in a step. Each call of a stage in a captured step is a trace.
+_MAX_STAGE_CALLS = 16
+# Minimum share of a function in the steps' time, and maximum number of functions, that are listed as not chosen.
+_MIN_LISTED, _MAX_LISTED = 0.01, 12
+# If the function that takes most of a loop's time is called this many times as often as another function of the loop,
+# the other function is called once per step.
+_MANY_CALLS = 8
+# Names of functions that a loop does not call in each step.
+_OCCASIONAL = re.compile(r"(?i)log|eval|valid|save|checkpoint|print|plot|record|report|dump|target|sync|schedul")
 # Patterns of the names of functions that are one step, and of the attributes and parameters that count steps.
 _STEP = re.compile(
     r"_*((do|run|fit|one|single|ppo|grpo|rl|async|make)_)*((train|training|learn)_)?((one|single)_)?"
     r"(step|iteration|iter)(_once)?"
 )
+_ENVIRONMENT = re.compile(r"(?i)(^|[._])(vec_?)?envs?([._]|$)|environment|[a-z]Env([._]|$)|optim|scheduler")
 _COUNTER = re.compile(r"(^|_)(steps?|iterations?|iter|updates?)(_|$)")
 # The role of a stage, by the kind of the stage.
 _ROLES = {
@@ -132,18 +142,26 @@ def _run(command: list[str], folder: str, seconds: float) -> int | None:
 
 
 class _Calls(NamedTuple):
-    """Calls of a function: their number, and their seconds altogether."""
+    """Calls of a function by another function.
+
+    Attributes:
+        number: The number of calls.
+        seconds: The seconds of all calls together.
+        runs: The number of runs of calls. Between the calls of a run, the caller calls no other function.
+    """
 
     function: _MeasuredFunction
     number: int
     seconds: float
+    runs: int
 
 
 class _MeasuredFunction(msgspec.Struct, eq=False):
     """A measured function, with the values that `recipes_measure.py` writes.
 
     Attributes:
-        callers: For each function that calls this function: its index, the number of calls, and their seconds.
+        callers: For each function that calls this function: its index, the number of calls, their seconds, and the
+            number of runs of calls.
         called: The calls that this function makes, by function.
     """
 
@@ -157,7 +175,7 @@ class _MeasuredFunction(msgspec.Struct, eq=False):
     overlaps: int
     samples: list[dict[str, int]]
     has_rank: bool
-    callers: list[tuple[int, int, float]]
+    callers: list[tuple[int, int, float, int]]
     called: list[_Calls] = []
 
     @property
@@ -172,16 +190,26 @@ class _MeasuredFunction(msgspec.Struct, eq=False):
 
     @property
     def is_step(self) -> bool:
-        """Return True if the function's name is a name for one step, such as `train_step`."""
-        return _STEP.fullmatch(self.name) is not None
+        """Return True if the function's name is a name for one step, such as `train_step`.
+
+        The step of an environment is one action of a rollout.
+        """
+        return _STEP.fullmatch(self.name) is not None and not _ENVIRONMENT.search(f"{self.module}.{self.attribute}")
+
+    @property
+    def calls_functions_of_callers(self) -> bool:
+        """Return True if each call calls one of several functions, as `self.phase("improve", self.improve)` does."""
+        called = [calls.number for calls in self.called if calls.seconds >= 0.01 * self.seconds]
+        return len(called) > 1 and max(called) <= self.calls / 2 and abs(sum(called) - self.calls) <= 1
 
     def callees(self, outer_functions: tuple[_MeasuredFunction, ...] = ()) -> Iterator[_Calls]:
         """Yield the calls that this function makes, by function.
 
-        A hook can't name a nested function. Therefore the functions that a nested function calls take its place.
+        A hook can't name a nested function. Therefore the functions that a nested function calls take its place. The
+        same applies to a function that calls the functions that its callers name.
         """
         for calls in self.called:
-            if calls.function.attribute:
+            if calls.function.attribute and not calls.function.calls_functions_of_callers:
                 yield calls
             elif calls.function not in (*outer_functions, self):
                 yield from calls.function.callees((*outer_functions, self))
@@ -199,8 +227,11 @@ class _Step(msgspec.Struct):
 
     Attributes:
         function: The function that is one step, or the first function that each step calls.
+        last: The last function that each step calls; None if it is `function`.
         loop: The function that runs all steps.
         is_whole: True if `function` is the whole step.
+        is_late: True if the loop calls other functions in each step before `function`.
+        other_calls: The number of calls of `function` by other functions than the loop.
         seconds: Seconds of all steps together.
     """
 
@@ -210,6 +241,9 @@ class _Step(msgspec.Struct):
     is_whole: bool
     calls: int
     seconds: float
+    last: _MeasuredFunction | None = None
+    is_late: bool = False
+    other_calls: int = 0
 
 
 def _read_measurements(folder: Path) -> list[_MeasuredProcess]:
@@ -218,8 +252,8 @@ def _read_measurements(folder: Path) -> list[_MeasuredProcess]:
     ]
     for process in processes:
         for function in process.functions:
-            for caller, number, seconds in function.callers:
-                process.functions[caller].called.append(_Calls(function, number, seconds))
+            for caller, number, seconds, runs in function.callers:
+                process.functions[caller].called.append(_Calls(function, number, seconds, runs))
     return processes
 
 
@@ -235,7 +269,7 @@ def _step(process: _MeasuredProcess) -> _Step | None:
             for calls in caller.callees()
             if calls.number >= _MIN_CALLS * max(1, caller.calls)
             and not calls.function.overlaps
-            and "epoch" not in calls.function.name
+            and not _is_epoch(calls.function)
         ]
         if repeated:
             loops.append((sum(calls.seconds for calls in repeated), caller, repeated))
@@ -255,11 +289,56 @@ def _step(process: _MeasuredProcess) -> _Step | None:
         return None
     if main.seconds >= _WHOLE_STEP * (main.function.last - main.function.first):
         return _Step(process, main.function, caller, True, main.number, main.seconds)
-    first = min(
-        (calls for calls in repeated if abs(calls.number - main.number) <= 1),
-        key=lambda calls: (calls.function.first, -calls.number),
+    return _step_of_calls(process, caller, repeated, main, seconds)
+
+
+def _is_epoch(function: _MeasuredFunction) -> bool:
+    """Return True if the function is an epoch, which has several steps."""
+    return "epoch" in function.name and any(
+        calls.number >= _MIN_CALLS * max(1, function.calls) for calls in function.callees()
     )
-    return _Step(process, first.function, caller, False, first.number, seconds)
+
+
+def _rounds(repeated: list[_Calls], main: _Calls) -> int:
+    """Return the number of rounds of a loop in which the function of `main` takes most of the time.
+
+    If each round calls that function several times, the number comes from the runs of these calls, or from another
+    function that the loop calls.
+    """
+    if _MIN_CALLS <= main.runs <= main.number / 2:
+        return main.runs
+    others = [calls.number for calls in repeated if not _OCCASIONAL.search(calls.function.name)]
+    fewest = min(others, default=main.number)
+    return fewest if main.number >= _MANY_CALLS * fewest else main.number
+
+
+def _step_of_calls(
+    process: _MeasuredProcess, loop: _MeasuredFunction, repeated: list[_Calls], main: _Calls, seconds: float
+) -> _Step:
+    """Return the steps of a loop that calls several functions in each step.
+
+    A function that other functions call too, such as a timer, would begin a step with each of these calls. So functions
+    that only the loop calls are preferred.
+    """
+    rounds = _rounds(repeated, main)
+    once_per_round = [calls for calls in repeated if abs(calls.number - rounds) <= 1] or [main]
+    only_of_loop = [calls for calls in once_per_round if calls.function.calls <= calls.number]
+    first = min(only_of_loop or once_per_round, key=lambda calls: (calls.function.first, -calls.number))
+    last = max(only_of_loop or once_per_round, key=lambda calls: calls.function.first)
+    return _Step(
+        process,
+        first.function,
+        loop,
+        False,
+        first.number,
+        seconds,
+        last=last.function if last is not first else None,
+        is_late=any(
+            calls.function.first < first.function.first and calls.number >= rounds and calls.seconds >= 0.01 * seconds
+            for calls in repeated
+        ),
+        other_calls=first.function.calls - first.number,
+    )
 
 
 def _nothing(processes: list[_MeasuredProcess], status: int | None, took_s: float) -> str:
@@ -283,7 +362,7 @@ class _Draft:
     """The hooks that a new recipe will contain, derived from the measured steps."""
 
     def __init__(self, step: _Step, processes: list[_MeasuredProcess]) -> None:
-        self._step = step
+        self._step, self._processes = step, processes
         self._hooks: list[tuple[_MeasuredFunction, str, dict[str, Any]]] = []
         self._known = {hook.key for hook in recipes_catalog.own_hooks()}
         self._add_step()
@@ -301,13 +380,21 @@ class _Draft:
         name, behaviour, meaning = "step", "step.wrap", "One call is one step"
         if not step.is_whole:
             name, behaviour, meaning = "step-begin", "step.begin", "It is the first call of each step"
-            if not step.loop.attribute:
-                number += " The last step has no end: its loop is not in a function that a hook can name."
+        if step.is_late:
+            meaning = "It is called once in each round, but not first: each step begins in the middle of a round"
+            number += " Better: move the body of the loop into a function, and use step.wrap."
+        if step.other_calls:
+            number += f" Other functions call it {units.count(step.other_calls, 'time')}; these calls begin steps, too."
         duration_text = f"The steps took {step.seconds:.2f} s of {step.process.seconds:.2f} s."
         comment = f"{meaning}: {units.count(step.calls, 'call')}. {duration_text}\n{number}"
+        if not step.is_whole and not step.loop.attribute and step.last is None:
+            comment += "\nThe last step has no end: its loop is not in a function that a hook can name."
         self._add(name, step.function, behaviour, comment, options=options)
         if not step.is_whole and step.loop.attribute:
             self._add("loop", step.loop, "step.loop", "It makes all steps, so the last step ends with it.")
+        elif step.last is not None:
+            end_text = "It is the last call of each step. What the loop does after it belongs to no step."
+            self._add("step-end", step.last, "step.end", end_text)
 
     def _stages(self, processes: list[_MeasuredProcess]) -> list[_Calls]:
         """Return the calls of the functions that become stages, in the order of their first calls."""
@@ -318,20 +405,21 @@ class _Draft:
         # Add functions with a kind that the step does not call: functions of workers, validation and checkpoints.
         outside_kinds = {"validate", "checkpoint"} - {calls.function.kind for calls in stages}
         stages += [
-            _Calls(function, function.calls, function.seconds)
+            _Calls(function, function.calls, function.seconds, function.calls)
             for process in processes
             for function in process.functions
             if function.attribute and function.calls and function.kind
             if (process is not step.process or function.kind in outside_kinds)
             and function.seconds > _MIN_KIND * step.seconds
         ]
+        stages = [calls for calls in stages if calls.number <= _MAX_STAGE_CALLS * step.calls]
         longest_by_place: dict[tuple[str, str], _Calls] = {}
         for calls in sorted(stages, key=lambda calls: -calls.seconds):
             longest_by_place.setdefault((calls.function.module, calls.function.attribute), calls)
         return sorted([*longest_by_place.values()][:_MAX_STAGES], key=lambda calls: calls.function.first)
 
     def _add_stage(self, calls: _Calls) -> None:
-        function, number, seconds = calls
+        function, number, seconds, _ = calls
         share = f"{seconds / self._step.seconds:.0%} of the steps' time"
         comment = f"{units.count(number, 'call')}, {seconds:.2f} s: {share}."
         options: dict[str, Any] = {"stage": function.name.strip("_"), "role": _ROLES.get(function.kind, "trainer")}
@@ -365,7 +453,24 @@ class _Draft:
                 if function.target == target:
                     lines += [*(f"# {line}" for line in comment.splitlines()), f"[[{'recipe.' * several}hook]]"]
                     lines += [f"{key} = {_toml(value)}" for key, value in table.items()] + [""]
-        return "\n".join(lines).rstrip() + "\n"
+        return "\n".join([*lines, *self._not_chosen()]).rstrip() + "\n"
+
+    def _not_chosen(self) -> list[str]:
+        """Return comments with the measured functions that have no hook, longest first."""
+        chosen = {(function.module, function.attribute) for function, *_ in self._hooks}
+        functions: dict[tuple[str, str], tuple[float, int]] = {}
+        for function in (function for process in self._processes for function in process.functions):
+            place = function.module, function.attribute
+            if function.attribute and place not in chosen and function.calls >= _MIN_CALLS:
+                seconds, calls = functions.get(place, (0.0, 0))
+                functions[place] = seconds + function.seconds, calls + function.calls
+        longest = sorted(functions.items(), key=lambda item: -item[1][0])[:_MAX_LISTED]
+        rows = [
+            f"# {module}:{attribute}: {units.count(calls, 'call')}, {seconds:.2f} s"
+            for (module, attribute), (seconds, calls) in longest
+            if seconds >= _MIN_LISTED * self._step.seconds
+        ]
+        return ["# Not chosen. For another stage, copy a hook with its module and attribute:", *rows] if rows else []
 
 
 def _stages(step: _Step, all_calls: Iterable[_Calls], seen: set[_MeasuredFunction]) -> list[_Calls]:

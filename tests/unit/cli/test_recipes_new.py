@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +14,8 @@ import msgspec
 import pytest
 
 from autoprof.hooks import recipe
-from tests.support.helpers import Autoprof, autoprof
+from autoprof.rundir.journal import SpanReader, journals
+from tests.support.helpers import ROOT, Autoprof, autoprof, clean_environment
 
 # A clock that only `work` moves, so that the measured seconds do not depend on the machine.
 CLOCK = """
@@ -147,6 +150,191 @@ if __name__ == "__main__":
 """
 
 
+# Timers of the programs below. Each program prints the seconds and the calls of each timer.
+TIMERS = """
+import collections, json, time
+seconds, calls = collections.defaultdict(float), collections.Counter()
+
+class timed:
+    def __init__(self, name): self.name = name
+    def __enter__(self): self.began = time.perf_counter()
+    def __exit__(self, *raised):
+        seconds[self.name] += time.perf_counter() - self.began
+        calls[self.name] += 1
+
+def show(): print(json.dumps([seconds, calls]))
+"""
+# The loop is in the base class, as in stable-baselines3.
+BASE_CLASS = """
+import base, time
+from timers import show, timed
+
+class PPO(base.Algorithm):
+    def train(self):
+        with timed("train"):
+            for epoch in range(3): self.minibatch()
+    def minibatch(self): time.sleep(0.002)
+
+class MyPPO(PPO):
+    def collect_rollouts(self, number): super().collect_rollouts(number)
+
+if __name__ == "__main__":
+    MyPPO().learn(6)
+    show()
+"""
+BASE = """
+import time
+from timers import timed
+
+class Algorithm:
+    updates = 0
+    def learn(self, number):
+        while self.updates < number:
+            with timed("step"):
+                self.collect_rollouts(4)
+                self.updates = self.updates + 1
+                self.train()
+    def collect_rollouts(self, number):
+        with timed("collect_rollouts"):
+            for _ in range(number): time.sleep(0.002)
+"""
+# Methods are passed by reference to one method that calls them.
+REFERENCES = """
+import time
+from timers import show, timed
+
+class Learner:
+    round = 0
+    def phase(self, name, function, *args):
+        with timed(name): return function(*args)
+    def play(self): time.sleep(0.01)
+    def judge(self): time.sleep(0.004)
+    def improve(self): time.sleep(0.006)
+    def run(self):
+        for _ in range(6):
+            with timed("step"):
+                self.round += 1
+                self.phase("play", self.play)
+                self.phase("judge", self.judge)
+                self.phase("improve", self.improve)
+
+if __name__ == "__main__":
+    Learner().run()
+    show()
+"""
+TASKS = """
+import asyncio, time
+from timers import show, timed
+
+class Async:
+    version = 0
+    async def sample(self): await asyncio.sleep(0.01)
+    async def generate_batch(self):
+        with timed("generate_batch"): await asyncio.gather(*[self.sample() for _ in range(4)])
+    def update(self):
+        with timed("update"): time.sleep(0.006)
+    async def train(self):
+        for _ in range(6):
+            with timed("step"):
+                self.version += 1
+                await self.generate_batch()
+                self.update()
+
+if __name__ == "__main__":
+    asyncio.run(Async().train())
+    show()
+"""
+GENERATOR = """
+import time
+from timers import show, timed
+
+def sample_actions():
+    with timed("sample_actions"): time.sleep(0.01)
+def rollouts():
+    for _ in range(6): yield sample_actions()
+def backward():
+    with timed("backward"): time.sleep(0.008)
+
+class Trainer:
+    def fit(self):
+        rounds = rollouts()
+        while True:
+            with timed("step"):
+                if next(rounds, "end") == "end": break
+                backward()
+
+if __name__ == "__main__":
+    Trainer().fit()
+    show()
+"""
+SCRIPT = """
+import time
+from timers import show, timed
+
+def rollout():
+    with timed("rollout"): time.sleep(0.01)
+def ppo_update():
+    with timed("ppo_update"): time.sleep(0.008)
+
+for iteration in range(6):
+    with timed("step"):
+        rollout()
+        ppo_update()
+show()
+"""
+ACTIONS = """
+from clock import work
+
+class Env:
+    def step(self, action): work(0.01)
+class Agent:
+    def get_value(self): work(0.01)
+    def get_action_and_value(self): work(0.002)
+
+if __name__ == "__main__":
+    env, agent = Env(), Agent()
+    for iteration in range(6):
+        for step in range(32):
+            agent.get_action_and_value()
+            env.step(0)
+        agent.get_value()
+        for epoch in range(4): agent.get_action_and_value()
+"""
+SPAWNING = """
+import multiprocessing, time
+from timers import show, timed
+
+def work(pipe):
+    while pipe.recv(): pipe.send(simulate())
+def simulate(): time.sleep(0.01)
+
+class Coordinator:
+    epoch = 0
+    def __init__(self):
+        spawn = multiprocessing.get_context("spawn")
+        self.pipe, other = spawn.Pipe()
+        self.worker = spawn.Process(target=work, args=(other,))
+        self.worker.start()
+    def gather(self):
+        with timed("gather"):
+            self.pipe.send(True)
+            self.pipe.recv()
+    def learn(self):
+        with timed("learn"): time.sleep(0.008)
+    def run_epoch(self):
+        with timed("step"):
+            self.epoch += 1
+            self.gather()
+            self.learn()
+
+if __name__ == "__main__":
+    coordinator = Coordinator()
+    for _ in range(6): coordinator.run_epoch()
+    coordinator.pipe.send(False)
+    show()
+"""
+
+
 @pytest.fixture
 def draft(tmp_path: Path) -> Autoprof:
     """Runs `recipes --new`. The clock is an installed module, which is not measured."""
@@ -191,8 +379,11 @@ def test_a_script_with_a_loop(new: Any, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(LOOP)
     _, text = new("train", "train.py")
     document = msgspec.toml.decode(text)["hook"]
-    assert (document[0]["attribute"], document[0]["behaviour"]) == ("generate", "step.begin")
-    del document[0]
+    assert [(table["attribute"], table["behaviour"]) for table in document[:2]] == [
+        ("generate", "step.begin"),
+        ("log", "step.end"),
+    ]
+    del document[:2]
     assert {table["attribute"]: table.get("kind") for table in document} == {
         "generate": "generate",
         "compute_rewards": "reward",
@@ -201,10 +392,7 @@ def test_a_script_with_a_loop(new: Any, tmp_path: Path) -> None:
     }
     assert {table["module"] for table in document} == {"train.py"}
     assert "It is the first call of each step: 6 calls. The steps took 36.06 s of " in text
-    assert (
-        "# No argument or attribute of self counted the calls, so steps are counted from 1. The last step has no end"
-        in text
-    )
+    assert "# No argument or attribute of self counted the calls, so steps are counted from 1.\n" in text
     assert "# 6 calls, 18.00 s: 50% of the steps' time.\n" in text
 
 
@@ -314,3 +502,62 @@ def test_the_programs_output_and_sitecustomize_stay(tmp_path: Path, draft: Autop
     done = draft("--", sys.executable, "train.py")
     assert msgspec.toml.decode(done.stdout)["target"] == "train"
     assert done.stderr.index("own sitecustomize") < done.stderr.index("done")
+
+
+STRANGERS = {
+    "base class": BASE_CLASS,
+    "methods by reference": REFERENCES,
+    "coroutines": TASKS,
+    "generator": GENERATOR,
+    "plain script": SCRIPT,
+    "spawned worker": SPAWNING,
+}
+
+
+@pytest.mark.parametrize("program", [pytest.param(text, id=name) for name, text in STRANGERS.items()])
+def test_the_recipe_gives_the_seconds_of_the_programs_own_timers(draft: Autoprof, tmp_path: Path, program: str) -> None:
+    (tmp_path / "timers.py").write_text(TIMERS)
+    (tmp_path / "base.py").write_text(BASE)
+    (tmp_path / "train.py").write_text(program)
+    command = [sys.executable, "train.py"]
+    drafted = subprocess.run(
+        [sys.executable, "-m", "autoprof", "recipes", "--new", "--", *command],
+        cwd=tmp_path,
+        env=clean_environment(PYTHONPATH=str(ROOT)),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    (name,) = re.findall(r"Save the file as (\S+),", drafted.stdout)
+    (tmp_path / name).write_text(drafted.stdout)
+    runs = tmp_path / "runs"
+    environment = clean_environment(
+        AUTOPROF="1", AUTOPROF_RECIPES=name, AUTOPROF_STEPS="", AUTOPROF_DIR=str(runs), PYTHONPATH=str(ROOT)
+    )
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    seconds, calls = json.loads(done.stdout.splitlines()[-1])
+    seen: dict[str, list[float]] = {}
+    for file in journals(runs / "latest"):
+        for span in SpanReader().spans(file):
+            seen.setdefault(span.name, []).append((span.end_ns - span.start_ns) / 1e9)
+    assert len(seen.pop("step")) == 6
+    assert seen.keys() == calls.keys() - {"step"}
+    for stage, durations in seen.items():
+        assert len(durations) == calls[stage]
+        assert sum(durations) == pytest.approx(seconds[stage], abs=0.05), stage
+
+
+def test_functions_that_are_no_stages_are_comments(draft: Autoprof, tmp_path: Path) -> None:
+    (tmp_path / "timers.py").write_text(TIMERS)
+    (tmp_path / "train.py").write_text(REFERENCES)
+    text = draft("--", sys.executable, "train.py").stdout
+    assert re.search(r"\n# Not chosen\..*\n# train.py:Learner.phase: 18 calls, 0.\d\d s\n", text), text
+
+
+def test_a_function_of_each_action_begins_no_step(new: Any, tmp_path: Path) -> None:
+    """As in CleanRL's scripts: only `get_value` is called once per round."""
+    (tmp_path / "train.py").write_text(ACTIONS)
+    hooks, text = new("train", "train.py")
+    assert {attribute: hook.behaviour for attribute, hook in hooks.items()} == {"Agent.get_value": "step.begin"}
+    assert "each step begins in the middle of a round: 6 calls" in text
+    assert "# train.py:Env.step: 192 calls, 1.92 s\n" in text
