@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextvars
+import functools
 import json
 import opcode
 import os
@@ -140,7 +141,7 @@ class Measurement:
             return False
         if str(frame.f_globals.get("__name__")).partition(".")[0] in self._packages:
             return True
-        if path.startswith(("<", *_LIBRARIES)) or any(part in path for part in _INSTALLED):
+        if path.startswith(("<", *_LIBRARIES)) or any(part in path for part in _INSTALLED) or _is_in_target(path):
             return False
         return path != __file__
 
@@ -225,6 +226,23 @@ class Measurement:
                 os.replace(partial, self._path)
         except OSError:  # the command that measures has ended and removed the folder
             pass
+
+
+def _is_in_target(path: str) -> bool:
+    """Return True if a file is in a folder on `sys.path` with installed packages, as of `pip install --target`."""
+    return any(
+        isinstance(entry, str) and path.startswith(os.path.join(entry, "")) and _has_packages(entry)
+        for entry in list(sys.path)
+        if entry
+    )
+
+
+@functools.lru_cache(maxsize=None)
+def _has_packages(folder: str) -> bool:
+    try:
+        return any(name.endswith(".dist-info") for name in os.listdir(folder))
+    except OSError:
+        return False
 
 
 def _integers(frame: FrameType) -> dict[str, int]:

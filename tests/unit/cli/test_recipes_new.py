@@ -554,6 +554,17 @@ def test_functions_that_are_no_stages_are_comments(draft: Autoprof, tmp_path: Pa
     assert re.search(r"\n# Not chosen\..*\n# train.py:Learner.phase: 18 calls, 0.\d\d s\n", text), text
 
 
+def test_packages_of_a_target_folder_are_not_measured(new: Any, tmp_path: Path) -> None:
+    (tmp_path / "target" / "library-1.0.dist-info").mkdir(parents=True)
+    (tmp_path / "target" / "library.py").write_text("def compare(): work(1)\nfrom clock import work\n")
+    program = "import sys\nsys.path.append('target')\nfrom library import compare\n" + LOOP.replace(
+        "    rows = load()", "    for _ in range(99): compare()\n    rows = load()"
+    )
+    (tmp_path / "train.py").write_text(program.replace("'target'", f"{str(tmp_path / 'target')!r}"))
+    hooks, text = new("train", "train.py")
+    assert "generate" in hooks and "compare" not in text
+
+
 def test_a_function_of_each_action_begins_no_step(new: Any, tmp_path: Path) -> None:
     """As in CleanRL's scripts: only `get_value` is called once per round."""
     (tmp_path / "train.py").write_text(ACTIONS)
