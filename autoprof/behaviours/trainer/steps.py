@@ -22,7 +22,7 @@ from autoprof.behaviours import rollout
 from autoprof.behaviours.trainer import stages
 from autoprof.capture import whole_step
 from autoprof.config.selection import Ranks
-from autoprof.hooks import patching
+from autoprof.hooks import patching, registry
 from autoprof.hooks.behaviour import CALL, Around, Behaviour, Call, CallPath, Parameter, Wait
 from autoprof.hooks.dispatch import InThread, ask
 from autoprof.hooks.wrapper import wrap
@@ -318,8 +318,10 @@ class Tick(StepBehaviour):
     """The trainer makes the call once per step. The call closes the previous step and opens the next step.
 
     Attributes:
-        at: Position of the call in a step. If the position is `end`, the first stage or span in this process opens the
-            first step. The number of the first step is read from the call of this stage or span, if that call has the
+        at: Position of the call in a step. With `begin`, the step that the call opens contains the call. If the hook
+            surrounds the items of an iterator, the step begins after the item. With `end`, the step that the call
+            closes contains the call. The first step then begins with the first stage or span in this process, or with
+            the first call. The number of the first step is read from the call that opens it, if that call has the
             parameter with which `number` begins. Otherwise, the number is 1. Ray workers don't open a first step,
             because they may import the trainer without running steps.
     """
@@ -332,14 +334,24 @@ class Tick(StepBehaviour):
         return False
 
     def around(self, call: Call) -> Around:
-        stages.state.open_first = None
-        yield from finish(call)
-        outcome = yield CALL
+        opens_first, stages.state.open_first = stages.state.open_first is not None, None
+        if self.at == "end":
+            if opens_first:
+                yield from self._first(call)
+            outcome = yield CALL
+            yield from finish(call, outcome.error)
+        else:
+            yield from finish(call)
+            if not _takes_items(call):
+                yield from self.begin(call)
+                yield CALL
+                return
+            outcome = yield CALL
         if not outcome.over:
             yield from self.begin(call)
 
     def _first(self, call: Call) -> Generator[Wait, Any, None]:
-        """Open the first step before the call of a stage or span, if this process has not opened a step yet."""
+        """Open the first step before the call, if this process has not opened a step yet."""
         if not state.executed:
             try:
                 number = self.number_of(call)
@@ -347,6 +359,12 @@ class Tick(StepBehaviour):
                 seam.pass_on(error)
                 number = 1
             yield from self.begin(call, number)
+
+
+def _takes_items(call: Call) -> bool:
+    """Return True if the hook surrounds the items of an iterator. The end of an iterator is known after the call."""
+    hook = registry.bound.get(call.key)
+    return hook is not None and hook.hook.around == "next"
 
 
 class Wrap(StepBehaviour):

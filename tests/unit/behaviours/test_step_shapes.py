@@ -107,6 +107,25 @@ def test_a_tick(python: Python, tmp_path: Path, method: str, options: str, found
     assert spans(python, tmp_path, (method, "step.tick", options)) == found
 
 
+# Both orders of a tick and a stage on one function.
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize(
+    ("at", "found"),
+    [
+        ("begin", [("log", 1), ("step", 1), ("log", 2), ("step", 2), ("log", 3)]),
+        ("end", [("log", 1), ("step", 1), ("log", 2), ("step", 2), ("log", 3), ("step", 3)]),
+    ],
+)
+def test_a_stage_on_the_function_of_a_tick_belongs_to_its_step(
+    python: Python, tmp_path: Path, order: int, at: str, found: list[tuple[str, int]]
+) -> None:
+    tables = [
+        HOOK.format("tick", "log", "step.tick", f'at = "{at}"'),
+        HOOK.format("log", "log", "stage", 'stage = "log", role = "trainer"'),
+    ]
+    assert package(python, tmp_path, "import small", *tables[::order]) == found
+
+
 FINISHED = ("end", "step.finished", 'number = "self.state.finished"')
 
 
