@@ -262,9 +262,9 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """Return the name of the process in sentences: `rank 3 of actor`, or else the label, the pid and the host."""
+        """Return the name of the process in sentences: `actor rank 3`, or else the label, the pid and the host."""
         if self.rank is not None and self.role and any(span.rank == self.rank for span in self.spans):
-            return f"rank {self.rank} of {self.role}"
+            return f"{self.role} rank {self.rank}"
         return f"{self.label or 'process'} (pid {self.pid} on {self.host})"
 
 

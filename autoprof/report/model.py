@@ -84,9 +84,9 @@ def listed(names: Iterable[str], most: int = 5) -> str:
 
 
 def name_ranks(numbers: Sequence[int], role: str) -> str:
-    """Return a text that names some ranks, such as `ranks 3, 5 of actor`."""
-    of = f" of {role}" if role else ""
-    return f"{plural(numbers, 'rank', 'ranks')} {listed(map(str, numbers), 8)}{of}"
+    """Return a text that names some ranks, such as `actor ranks 3, 5`."""
+    names = f"{plural(numbers, 'rank', 'ranks')} {listed(map(str, numbers), 8)}"
+    return f"{role} {names}" if role else names
 
 
 def plural(things: Sequence[object], one: str, many: str) -> str:

@@ -90,7 +90,7 @@ def test_a_tool_that_does_not_return_is_named(stood: VerlRun) -> None:
 
 @pytest.mark.fault("one of two ranks joins no collective", "continues when it joins", "nothing; doctor names the rank")
 def test_a_rank_that_does_not_join_is_named(stood: VerlRun) -> None:
-    assert "rank 1 of actor has not joined " in said(stood, RANK)
+    assert "actor rank 1 has not joined " in said(stood, RANK)
     assert " in update_actor; it is in standing.py:" in said(stood, RANK)
 
 

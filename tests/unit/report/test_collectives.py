@@ -46,7 +46,7 @@ def test_a_rank_that_did_not_join_a_collective_is_named_with_its_place(hung: Hun
             REWARD if late else ALL_REDUCE, rank=rank, role="actor", stage=stage, record=flight_record(entries, 4)
         )
     assert said(hung) == (
-        "rank 3 of actor has not joined all_reduce #812 in update_actor; it is in reward.py:44 fetch_score"
+        "actor rank 3 has not joined all_reduce #812 in update_actor; it is in reward.py:44 fetch_score"
     )
     assert "process group default_pg; autoprof compared the flight records" in finding_of(hung).evidence
 
@@ -56,7 +56,7 @@ def test_a_rank_with_another_shape_is_named_with_both(hung: HungRun) -> None:
         entries = [join(4, True), join(5, size=8 if rank == 1 else 4)]
         hung.stack(ALL_REDUCE, rank=rank, role="actor", stage="update_actor", record=flight_record(entries, 3))
     assert said(hung) == (
-        "rank 1 of actor called all_reduce of [8] Float as #5 in update_actor, the others all_reduce of [4] Float"
+        "actor rank 1 called all_reduce of [8] Float as #5 in update_actor, the others all_reduce of [4] Float"
     )
 
 
@@ -64,7 +64,7 @@ def test_a_rank_with_another_collective_is_named_with_both(hung: HungRun) -> Non
     for rank in range(3):
         entries = [join(5, name="nccl:broadcast" if rank == 1 else "nccl:all_reduce")]
         hung.stack(ALL_REDUCE, rank=rank, role="actor", stage="update_actor", record=flight_record(entries, 3))
-    assert said(hung) == "rank 1 of actor called broadcast as #5 in update_actor, the others all_reduce"
+    assert said(hung) == "actor rank 1 called broadcast as #5 in update_actor, the others all_reduce"
 
 
 def test_a_rank_that_is_late_because_it_waits_for_another_one_is_not_the_first_named(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_real_flight_records_of_two_ranks_tell_who_is_late(hung: HungRun, record
         assert "called all_reduce of [8] Float as #4 in update_actor, rank 0 all_reduce of [4] Float" in finding.text
     else:
         rest = "has not joined all_reduce #4 in update_actor; it is in reward.py:44 fetch_score"
-        assert finding.text.endswith(f"rank 1 of actor {rest}")
+        assert finding.text.endswith(f"actor rank 1 {rest}")
     assert "process group default_pg; autoprof compared the flight records" in finding.evidence
 
 

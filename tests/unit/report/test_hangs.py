@@ -70,7 +70,7 @@ def test_a_rank_in_an_earlier_stage_is_named(hung: HungRun) -> None:
         stage = "compute_log_prob" if behind else "update_actor"
         hung.stack(IDLE, rank=rank, role="actor", stage=stage, minutes=12 if behind else 11)
     assert said(hung).startswith(
-        "rank 2 of actor has been in compute_log_prob for 12 min 0 s, 3 others in update_actor"
+        "actor rank 2 has been in compute_log_prob for 12 min 0 s, 3 others in update_actor"
     )
 
 
@@ -114,7 +114,7 @@ def test_a_thread_that_waits_for_a_queue_is_told_with_its_place(hung: HungRun) -
     frames = [Frame("take", "/home/u/train.py", 37), Frame("get", "/env/lib/python3.11/queue.py", 180)]
     frames.append(Frame("Condition.wait", "/env/lib/python3.11/threading.py", 327))
     hung.stack(frames, rank=0, role="actor", stage="update_actor")
-    assert said(hung).startswith("rank 0 of actor waits in train.py:37 take of update_actor")
+    assert said(hung).startswith("actor rank 0 waits in train.py:37 take of update_actor")
 
 
 def test_ranks_that_all_wait_for_one_another_are_told_with_their_places(hung: HungRun) -> None:
@@ -122,8 +122,8 @@ def test_ranks_that_all_wait_for_one_another_are_told_with_their_places(hung: Hu
     for rank in range(2):
         hung.stack(frames, rank=rank, role="actor", stage="update_actor")
     found = finding_of(hung)
-    assert "rank 0 of actor waits in train.py:12 exchange of update_actor (in a collective)" in found.text
-    assert any("rank 1 of actor waits in train.py:12 exchange" in line for line in found.evidence)
+    assert "actor rank 0 waits in train.py:12 exchange of update_actor (in a collective)" in found.text
+    assert any("actor rank 1 waits in train.py:12 exchange" in line for line in found.evidence)
 
 
 def test_what_autoprof_itself_does_is_not_the_users(hung: HungRun) -> None:
@@ -171,7 +171,7 @@ def test_a_loop_that_waits_for_tasks_is_told_with_their_place(hung: HungRun, wai
         role="rollout",
         stage="generate",
     )
-    assert said(hung) == f"rank 0 of rollout waits for {who} in search.py:12 search in generate"
+    assert said(hung) == f"rollout rank 0 waits for {who} in search.py:12 search in generate"
 
 
 def asynchronous(source: Path, hung: HungRun, minutes: float) -> dict[str, Any]:
@@ -219,13 +219,13 @@ def test_of_an_asynchronous_actor_the_thread_with_the_open_stage_tells(hung: Hun
     threads = [Thread(name="AsyncIO Thread: default", ident=9, frames=list(REWARD), spans=[0])]
     hung.stack(main, rank=1, role="actor", stage="update_actor", threads=threads)
     found = finding_of(hung)
-    assert "rank 1 of actor is in reward.py:44 fetch_score" in found.text
+    assert "actor rank 1 is in reward.py:44 fetch_score" in found.text
     assert any("thread AsyncIO Thread: default" in line for line in found.evidence)
 
 
 def test_a_single_process_is_told_by_where_it_is(hung: HungRun) -> None:
     hung.stack(REWARD, rank=0, role="trainer", stage="reward", process="python train.py")
-    assert said(hung) == "rank 0 of trainer is in reward.py:44 fetch_score in reward"
+    assert said(hung) == "trainer rank 0 is in reward.py:44 fetch_score in reward"
 
 
 def test_without_stacks_the_open_spans_tell_and_autoprof_stacks_is_named(hung: HungRun) -> None:
@@ -438,7 +438,7 @@ def test_doctor_says_it_as_a_problem(hung: HungRun, capsys: pytest.CaptureFixtur
         hung.stack(REWARD if rank == 2 else ALL_REDUCE, rank=rank, role="actor", stage="update_actor")
     assert main(["doctor", str(hung.folder)]) == 1
     output = " ".join(capsys.readouterr().out.split())
-    assert "rank 2 of actor is in reward.py:44 fetch_score, 2 others in a collective" in output
+    assert "actor rank 2 is in reward.py:44 fetch_score, 2 others in a collective" in output
 
 
 @pytest.mark.parametrize("seed", range(12))
