@@ -10,6 +10,7 @@
 #   make test-pythons   the unit tests under other Pythons
 #   make faults         tests with injected faults, and a table of the losses
 #   make differential   programs and other projects' tests, with and without autoprof
+#   make hangs          programs with a planted hang or death: doctor must name the cause of each
 #   make matrix         real runs of verl and TRL: figures must be the same with and without autoprof
 #   make truth          compares reports with trainers' own clocks and with planted causes, and prints a table
 #   make contracts      stores the signatures of the targets' releases, from PyPI. CONTRACTS=--new looks for newer
@@ -77,7 +78,7 @@ HAS_TORCH := import sys, importlib.util; sys.exit(importlib.util.find_spec("torc
 GPU_PYTHON = $(if $(filter file,$(origin PYTHON)),$(or $(shell for each in python python3 $(PYTHON); do \
 	$$each -c '$(HAS_TORCH)' 2>/dev/null && echo $$each && break; done),python3),$(PYTHON))
 
-.PHONY: demo environments chromium test test-pythons differential faults truth matrix test-engines test-releases test-trainers test-others contracts formats docs docs-outputs docs-images bench figures gpu gpu-wheels check clean
+.PHONY: demo environments chromium test hangs test-pythons differential faults truth matrix test-engines test-releases test-trainers test-others contracts formats docs docs-outputs docs-images bench figures gpu gpu-wheels check clean
 
 # Environments of the tests; -j makes them in parallel.
 environments: chromium $(VENV)/.ready-for-tests $(WRAPTS:%=.venvs/%/.ready) $(CHOSEN:%=.venvs/%/.ready) $(VERLS:%=.venvs/%/.ready) $(TRAINED:%=.venvs/%/.ready)
@@ -121,6 +122,10 @@ test-trainers: $(VENV)/.ready-for-tests $(TRAINED:%=.venvs/%/.ready)
 
 test-others: $(VENV)/.ready-for-tests $(CHOSEN:%=.venvs/%/.ready) $(VERLS:%=.venvs/%/.ready) $(TRAINED:%=.venvs/%/.ready)
 	ENGINES="$(CHOSEN)" TRAINERS="$(TRAINED)" $(VENV)/bin/python -m pytest -n 3 tests/engines tests/releases tests/trainers --releases "$(VERLS)" $(PYTEST)
+
+# Programs with a planted hang or death; `make test` includes the quick ones.
+hangs: $(VENV)/.ready-for-tests
+	$(VENV)/bin/python -m pytest tests/real/test_hang_table.py --thorough $(PYTEST)
 
 # Figures are the same for everything that can be recorded: of verl (about 16 runs), and of TRL in ENGINES.
 matrix: $(VENV)/.ready-for-tests $(CHOSEN:%=.venvs/%/.ready)
@@ -214,3 +219,4 @@ $(VENV)/.ready-for-tests: $(VENV)/.ready tests/requirements.txt
 
 clean:
 	rm -rf $(VENV) .venvs site autoprof_runs examples/verl_cpu/.assets
+/root/.pyenv/libexec/pyenv-hooks: line 24: enable: cannot open shared object /root/.pyenv/libexec/pyenv-realpath.dylib: /root/.pyenv/libexec/pyenv-realpath.dylib: cannot open shared object file: No such file or directory

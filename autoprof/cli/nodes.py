@@ -269,6 +269,21 @@ def _converted(thread: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def read_silent(folder: str, silent: list[Process]) -> None:
+    """Read the stacks of processes that did not answer with py-spy, and write them into a folder of `hangs/`.
+
+    Do nothing if there is no py-spy, or if it may not read the processes.
+    """
+    py_spy_path = shutil.which("py-spy", path=f"{os.environ.get('PATH', '')}:{os.path.dirname(sys.executable)}")
+    for process in silent[:_MAX_SPIES]:
+        if not py_spy_path:
+            return
+        threads, _, unix_ns = _run_py_spy(py_spy_path, process["pid"], native=False)
+        with contextlib.suppress(OSError):
+            if threads and not os.path.exists(_file_of(folder, process)):
+                _add_threads(folder, process, threads, unix_ns)
+
+
 def _wait_for_answers(folder: str, processes: list[Process], wait_s: float) -> None:
     """Wait until all `processes` have answered or ended, but at most `wait_s` seconds."""
     deadline = time.monotonic() + wait_s

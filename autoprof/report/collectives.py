@@ -11,7 +11,7 @@ import pickle
 import re
 import struct
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,7 @@ class Stuck(msgspec.Struct, frozen=True, kw_only=True):
         waiting: The ranks that wait in the collective.
         late: The ranks that did not call the collective.
         unknown: The ranks without a flight record.
+        silent: The ranks among them that did not answer the request for their stacks.
         other: Dict from each rank that called another collective to a text about the call.
         called: A text about the call of most ranks, if `other` is not empty. Else empty.
         frames: The stack of one call, innermost function last.
@@ -78,6 +79,7 @@ class Stuck(msgspec.Struct, frozen=True, kw_only=True):
     waiting: list[int]
     late: list[int]
     unknown: list[int]
+    silent: list[int]
     other: dict[int, str]
     called: str
     frames: list[Frame]
@@ -122,10 +124,14 @@ _DAMAGED = (
 )
 
 
-def stuck(records: Sequence[Record]) -> tuple[list[Stuck], list[str]]:
+def stuck(records: Sequence[Record], silent: Collection[tuple[str, int | None]] = ()) -> tuple[list[Stuck], list[str]]:
     """Return the stuck collectives, and notes on flight records that can't be read. Never raise.
 
     A collective comes last if one of the late ranks waits in another stuck collective, which is the earlier cause.
+
+    Args:
+        records: The flight records.
+        silent: World and rank of each process that did not answer the request for its stacks.
     """
     processes, notes = [], []
     for record in records:
@@ -134,7 +140,7 @@ def stuck(records: Sequence[Record]) -> tuple[list[Stuck], list[str]]:
         except _DAMAGED as error:
             seam.pass_on(error)
             notes.append(f"{Path(record.path).name}: {type(error).__name__}: {error}"[:300])
-    return _stuck_collectives(_add_missing_groups(processes)), notes
+    return _stuck_collectives(_add_missing_groups(processes), silent), notes
 
 
 def _refuse(unpickler: Any) -> None:
@@ -283,8 +289,11 @@ def _add_missing_groups(processes: Sequence[_Process]) -> list[_Process]:
     ]
 
 
-def _stuck_collectives(processes: Sequence[_Process]) -> list[Stuck]:
-    """Compare the calls of the ranks of each process group. Return the first stuck collective of each group."""
+def _stuck_collectives(processes: Sequence[_Process], silent: Collection[tuple[str, int | None]] = ()) -> list[Stuck]:
+    """Compare the calls of the ranks of each process group. Return the first stuck collective of each group.
+
+    If no rank is late and a silent rank belongs to the group, return the last unfinished collective.
+    """
     members_by_group: dict[tuple[str, str, tuple[int, ...]], dict[int, _Process]] = {}
     for process in processes:
         for group, ranks in process.groups.items():
@@ -297,12 +306,14 @@ def _stuck_collectives(processes: Sequence[_Process]) -> list[Stuck]:
                 if entry.group == group and not entry.is_p2p:
                     calls.setdefault(entry.collective_seq_id, {})[rank] = entry
         # gloo marks a collective as ended late. So a collective that all ranks have joined does not count as stuck.
-        for number in sorted(calls):
-            if any(not entry.retired for entry in calls[number].values()):
-                candidate = _stuck_call(world, group_ranks, group, members, number, calls[number])
-                if candidate.late or candidate.other:
-                    stuck_collectives.append(candidate)
-                    break
+        candidates = [
+            _stuck_call(world, group_ranks, group, members, number, calls[number], silent)
+            for number in sorted(calls)
+            if any(not entry.retired for entry in calls[number].values())
+        ]
+        first = next((each for each in candidates if each.late or each.other), None)
+        if first is not None or (candidates and candidates[-1].silent):
+            stuck_collectives.append(first or candidates[-1])
     waiting_ranks = {(each.world, rank) for each in stuck_collectives for rank in each.waiting}
     # A rank may be late because it waits in another group's collective. That collective comes first.
     return sorted(
@@ -318,7 +329,9 @@ def _stuck_call(
     members: Mapping[int, _Process],
     number: int,
     calls: dict[int, _Entry],
+    silent: Collection[tuple[str, int | None]],
 ) -> Stuck:
+    unknown = sorted(set(ranks) - members.keys())
     waiting = [rank for rank, entry in calls.items() if not entry.retired]
     late = [
         rank for rank in ranks if rank in members and rank not in calls and members[rank].last.get(group, -1) < number
@@ -337,7 +350,8 @@ def _stuck_call(
         since_ns=min(calls[rank].time_created_ns for rank in waiting),
         waiting=sorted(waiting),
         late=sorted(late),
-        unknown=sorted(set(ranks) - members.keys()),
+        unknown=unknown,
+        silent=[rank for rank in unknown if (world, rank) in silent],
         other={rank: call for rank, call in sorted(call_texts.items()) if call != most_common_call}
         if count < len(call_texts)
         else {},

@@ -17,6 +17,7 @@ from autoprof.report.model import OpenSpanRow
 from autoprof.rundir import layout, processes
 from autoprof.rundir.processes import ProcessState
 from autoprof.rundir.records import (
+    BY_PY_SPY,
     HANGS,
     MAX_STACKS_BYTES,
     WHY,
@@ -208,6 +209,8 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
         joined_as: The rank of the process in torch.distributed, from the name of the flight record. Without a flight
             record, `rank`.
         file: The path of the file with the stacks, relative to the directory of the run.
+        silent_s: The seconds for which the process did not answer the request for its stacks. None if it answered.
+        stopped: True if a signal or a debugger has stopped the process.
     """
 
     host: str
@@ -228,6 +231,8 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     flight_record: str
     joined_as: int | None
     file: str
+    silent_s: float | None = None
+    stopped: bool = False
 
     def stack_lines(self) -> list[str]:
         """Return a list with one text that names the innermost functions of the stack. Without a stack, it is empty."""
@@ -337,7 +342,7 @@ def _process(path: Path, left_out: list[str]) -> Process | None:
     return Process(
         host=writable(stacks.host),
         pid=stacks.pid,
-        label=_label(stacks.process),
+        label=title_without_numbers(stacks.process),
         rank=stacks.rank,
         unix_ns=stacks.unix_ns,
         spans=_kept(stacks.spans),
@@ -353,6 +358,7 @@ def _process(path: Path, left_out: list[str]) -> Process | None:
         flight_record=str(path.parent / record) if record else "",
         joined_as=int(number[1]) if (number := _FLIGHT_RECORD_RANK.search(record)) is not None else stacks.rank,
         file=writable(f"{HANGS}/{path.parent.name}/{path.name}"),
+        silent_s=0.0 if stacks.by == BY_PY_SPY else None,
     )
 
 
@@ -365,7 +371,7 @@ def _writable(frame: Frame) -> Frame:
     return Frame(writable(frame.function), writable(frame.file), frame.line)
 
 
-def _label(process: str) -> str:
+def title_without_numbers(process: str) -> str:
     """Return the title of a process without numbers. For a Ray actor, omit the name of the current method too."""
     title = writable(process.strip())
     actor = re.search(r"ray::(\w+)", title)

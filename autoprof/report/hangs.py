@@ -15,7 +15,7 @@ import msgspec
 
 from autoprof.base.redact import writable
 from autoprof.base.units import seconds
-from autoprof.report import collectives, hang_state, places
+from autoprof.report import collectives, hang_state, places, silence
 from autoprof.report.collectives import collective, flight_records
 from autoprof.report.hang_state import Hang, OpenSpans, Process, Sentence, where
 from autoprof.report.model import Finding, name_ranks, plural, several
@@ -343,7 +343,7 @@ def hangs_of_run(run_path: str, opened: OpenSpans, ended_s: Mapping[int, float])
 def _finding_of_hang(
     run_path: str, hang: Hang, opened: OpenSpans, ended_s: Mapping[int, float]
 ) -> tuple[Finding | None, list[str]]:
-    processes = hang.processes
+    processes: Sequence[Process] = hang.processes
     if not processes and not hang.why.since_ns:
         return None, hang.left_out
     written_ns = hang.why.unix_ns or max((process.unix_ns for process in processes), default=0)
@@ -363,17 +363,24 @@ def _finding_of_hang(
         # If a process was killed, the last line of its journal may be older than its stacks.
         until_ns = max(opened.ends_ns, default=written_ns) if going_on else written_ns
         age = max(open_s or 0.0, (until_ns - since_ns) / 1e9)
-    stuck, left_out = collectives.stuck(flight_records(processes))
+    silent = silence.silent_processes(hang, opened) if took_s is None else []
+    processes = [process for process in processes if process.silent_s is None]
+    stuck, left_out = collectives.stuck(
+        flight_records(processes), [(process.world, process.joined_as) for process in silent]
+    )
+    with_silent = [each for each in stuck if not (each.late or each.other)]
+    stuck = [each for each in stuck if each not in with_silent]
     spans = [_open_still(each, opened) if going_on else _spans_then(each) for each in processes]
     stuck_s = (written_ns - since_ns) / 1e9
-    reported_worlds = {each.world for each in stuck}
+    reported_worlds = {each.world for each in stuck} | {each.world for each in silent}
     sentences = [
         *deadlocks(processes, step_has_ended=took_s is not None),
         *held_up(processes, stuck_s),
         *(collective(each, processes) for each in stuck),
+        *(Sentence(*each) for each in silence.silent_sentences(silent, with_silent, processes)),
         *busy_engines(processes, age),
         *waiting_samples(run_path, spans, min(age, stuck_s)),
-        *(late_stages(spans) if not stuck else ()),
+        *(late_stages(spans) if not stuck and not silent else ()),
         *stack_sentences([each for each in processes if each.world not in reported_worlds]),
     ]
     sentences = sentences or list(busy(processes)) or list(waiting(processes)) or list(_innermost(spans))

@@ -322,9 +322,8 @@ def _handles_signals() -> bool:
     return any(int(values.get(name, "-1"), 16) & bits for name in ("SigCgt", "SigIgn"))
 
 
-# Time between two checks in milliseconds, if tests set another time.
-_LOOK_MS = os.environ.get("AUTOPROF_LOOK_MS", "")
-LOOK_S = int(_LOOK_MS) / 1000 if _LOOK_MS.isdecimal() else 10.0
+# Time between two checks.
+LOOK_S = layout.look_s()
 # Time between two flushes of the timeline.
 FLUSH_S = 1.0
 # Maximum time for which a fork or the exit of the process waits for the end of a running check.

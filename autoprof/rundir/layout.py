@@ -361,6 +361,12 @@ def _hide_from_git(folder: Path) -> None:
 OFF = "off"
 
 
+def look_s() -> float:
+    """Return the time between two checks of a process's watcher, in seconds. Tests set a shorter time."""
+    milliseconds = os.environ.get("AUTOPROF_LOOK_MS", "")
+    return int(milliseconds) / 1000 if milliseconds.isdecimal() else 10.0
+
+
 def switched_off(run: RunDir) -> bool:
     """Return True if autoprof is switched off in the run."""
     return files.exists(run.control / OFF, follow=False)

@@ -543,6 +543,8 @@ SPAN_KINDS = {
 
 # Folder for stacks that a user requested, and folder for stacks that were requested because a step is slow.
 STACKS, HANGS = "stacks", "hangs"
+# Value of `ProcessStacks.by` if py-spy read the stacks, because the process did not answer.
+BY_PY_SPY = "py-spy"
 # Maximum size in bytes of one file of a process. For a hang, a process writes two such files: its stacks, and torch's
 # record of collectives.
 MAX_STACKS_BYTES = 1 << 19

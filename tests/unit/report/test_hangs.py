@@ -69,9 +69,7 @@ def test_a_rank_in_an_earlier_stage_is_named(hung: HungRun) -> None:
         behind = rank == 2
         stage = "compute_log_prob" if behind else "update_actor"
         hung.stack(IDLE, rank=rank, role="actor", stage=stage, minutes=12 if behind else 11)
-    assert said(hung).startswith(
-        "actor rank 2 has been in compute_log_prob for 12 min 0 s, 3 others in update_actor"
-    )
+    assert said(hung).startswith("actor rank 2 has been in compute_log_prob for 12 min 0 s, 3 others in update_actor")
 
 
 LOCKS = """\

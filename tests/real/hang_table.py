@@ -1,0 +1,313 @@
+"""Table of programs with a planted hang or death: the cause, and what `autoprof doctor` must say."""
+
+from __future__ import annotations
+
+from tests.support.planted_hangs import Row
+
+# A distributed program in which rank 1 calls `reward` in step 4, while rank 0 waits for it in an all_reduce.
+_LATE = """
+def reward():
+{0}
+def body(number):
+    reduce()
+    if number == 4 and RANK == 1:
+        stuck()
+        with autoprof.stage("reward", role="actor"):
+            reward()
+    reduce()
+begin({1})
+steps(body)
+"""
+# A program that calls `fetch_score` in step 4.
+_ALONE = """
+def fetch_score():
+{0}
+def body(number):
+    time.sleep(0.05)
+    if number == 4:
+        stuck()
+        fetch_score()
+steps(body)
+"""
+
+
+def _indented(code: str) -> str:
+    return "\n".join(f"    {line}" for line in code.strip("\n").splitlines())
+
+
+def late(name: str, code: str, *words: str, timeout_s: int = 600, **more: object) -> Row:
+    """Return a row of two ranks, in which rank 1 runs `code` and does not join an all_reduce."""
+    given = {"who": "actor rank 1", "ranks": 2, "wait_s": 4.0} | more
+    return Row(name, _LATE.format(_indented(code), timeout_s), words=words, **given)  # type: ignore[arg-type]
+
+
+def alone(name: str, code: str, *words: str, **more: object) -> Row:
+    """Return a row of one process that runs `code` in step 4."""
+    given = {"who": "actor rank 0"} | more
+    return Row(name, _ALONE.format(_indented(code)), words=words, **given)  # type: ignore[arg-type]
+
+
+_SERVER = """
+import socket
+server = socket.create_server(("localhost", 0))
+port = server.getsockname()[1]
+"""
+RIGHT = [
+    late(
+        "missing", "time.sleep(600) # HERE", "step 4 has been stuck", "has not joined all_reduce #", "@HERE", quick=True
+    ),
+    late(
+        "oom",
+        'raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 MiB") # HERE',
+        "OutOfMemoryError",
+        "@HERE",
+        never=("Connection",),
+        launcher=True,
+        wait_s=60,
+    ),
+    late(
+        "regex",
+        'import re; re.match("(a+)+$", "a" * 60 + "b") # HERE',
+        "update_actor",
+        "@HERE",
+        "did not answer",
+        quick=True,
+    ),
+    late("pydll", "import ctypes; ctypes.PyDLL(None).sleep(600) # HERE", "update_actor", "@HERE", "did not answer"),
+    late("sigstop", "os.kill(os.getpid(), signal.SIGSTOP) # HERE", "reward", "is stopped"),
+    late("fifo", 'os.mkfifo("pipe")\nopen("pipe").read() # HERE', "reward", "@HERE"),
+    late(
+        "timeout",
+        "time.sleep(600) # HERE",
+        "has not joined all_reduce #",
+        "@HERE",
+        timeout_s=8,
+        launcher=True,
+        wait_s=60,
+    ),
+    late("launcher-term", "time.sleep(600) # HERE", "has not joined", "@HERE", launcher=True, act="TERM"),
+    late("ranks-term", "time.sleep(600) # HERE", "has not joined", "@HERE", act="TERM"),
+    late("launcher-kill", "time.sleep(600) # HERE", "has not joined", "@HERE", launcher=True, act="KILL launcher"),
+    late(
+        "sigkill", "os.kill(os.getpid(), signal.SIGKILL)", "was killed by SIGKILL", "reward", launcher=True, wait_s=60
+    ),
+    late("segfault", "import ctypes; ctypes.string_at(0) # HERE", "SIGSEGV", "@HERE", launcher=True, wait_s=60),
+    late("value-error", 'raise ValueError("no score") # HERE', "no score", "@HERE", launcher=True, wait_s=60),
+    late("exit", "os._exit(3)", "exited with status 3", "reward", launcher=True, wait_s=60),
+    late("http", _SERVER + 'import urllib.request\nurllib.request.urlopen(f"http://localhost:{port}") # HERE', "@HERE"),
+    Row(
+        "first-step",
+        "def body(number):\n    if RANK == 1:\n        stuck()\n        time.sleep(600) # HERE\n"
+        "    reduce()\nbegin()\nsteps(body)",
+        "actor rank 1",
+        ("step 1 has been stuck", "@HERE"),
+        ranks=2,
+        wait_s=4,
+    ),
+    Row(
+        "mismatch",
+        "def body(number):\n    reduce()\n    if number == 4:\n        stuck()\n        if RANK == 1:\n"
+        "            dist.barrier() # HERE\n        else:\n            reduce()\n            reduce() # THERE\n"
+        "begin()\nsteps(body)",
+        "actor rank 1",
+        ("barrier", "@HERE"),
+        notes=("@THERE",),
+        ranks=2,
+        wait_s=4,
+    ),
+    Row(
+        "recv",
+        "def body(number):\n    reduce()\n    if number == 4:\n        stuck()\n        if RANK == 0:\n"
+        "            dist.recv(torch.ones(4), src=1) # THERE\n        else:\n            time.sleep(600) # HERE\n"
+        "begin()\nsteps(body)",
+        "actor rank 1",
+        ("@HERE", "recv"),
+        notes=("@THERE",),
+        ranks=2,
+        wait_s=4,
+    ),
+    Row(
+        "uneven-data",
+        "def body(number):\n    reduce()\n    if number == 4 and RANK == 0:\n        stuck()\n        reduce() # THERE\n"
+        "begin()\nsteps(body)\nif RANK == 1:\n    time.sleep(600) # HERE",
+        "rank 1",
+        ("has not joined", "@HERE"),
+        ranks=2,
+        wait_s=4,
+    ),
+    # Runs that are stuck outside of steps.
+    Row(
+        "between",
+        "def body(number):\n    time.sleep(0.05)\nsteps(body)\ndef load_data():\n    stuck()\n    time.sleep(600) # HERE\n"
+        "load_data()",
+        "train.py",
+        ("@HERE",),
+        wait_s=8,
+    ),
+    Row(
+        "process-group",
+        "steps(lambda number: None, 1)\nif RANK == 0:\n    stuck()\n    begin() # HERE\nelse:\n    time.sleep(600) # THERE",
+        "rank 1",
+        ("@THERE",),
+        ranks=2,
+        wait_s=8,
+    ),
+    Row(
+        "before-hooks",
+        "import small\ndef download():\n    stuck()\n    time.sleep(600) # HERE\ndownload()",
+        "train.py",
+        ("@HERE",),
+        lib=True,
+        wait_s=8,
+    ),
+    Row(
+        "wrong-path",
+        "import small\ndef load(path):\n    open(path) # HERE\nload('/no/model')",
+        "failed with FileNotFoundError",
+        ("@HERE",),
+        lib=True,
+        wait_s=60,
+    ),
+    Row(
+        "wrong-path-torchrun",
+        "import small\ndef load(path):\n    if RANK == 1:\n        open(path) # HERE\n    time.sleep(20)\nload('/no/model')",
+        "rank 1",
+        ("failed with FileNotFoundError", "@HERE"),
+        lib=True,
+        ranks=2,
+        launcher=True,
+        wait_s=60,
+    ),
+    # One process.
+    alone("sleep", "time.sleep(600) # HERE", "step 4 has been stuck", "@HERE", quick=True),
+    alone("loop", "while True: pass # HERE", "@HERE"),
+    alone("subprocess", 'import subprocess; subprocess.run(["sleep", "600"]) # HERE', "@HERE"),
+    alone("socket", _SERVER + "server.accept() # HERE", "@HERE"),
+    alone("event", "threading.Event().wait() # HERE", "@HERE"),
+    alone("lock-twice", "lock = threading.Lock()\nwith lock:\n    with lock: # HERE\n        pass", "@HERE", "lock"),
+    alone(
+        "producer-dead",
+        "import queue\nitems = queue.Queue()\ndef produce():\n    raise KeyError('prompt') # THERE\n"
+        "threading.Thread(target=produce).start()\nitems.get() # HERE",
+        "@HERE",
+        "KeyError",
+        "@THERE",
+    ),
+    alone(
+        "task-dead",
+        "import asyncio\nasync def produce(items):\n    raise KeyError('prompt') # THERE\nasync def main():\n"
+        "    items = asyncio.Queue()\n    task = asyncio.create_task(produce(items))\n    await items.get() # HERE\n"
+        "asyncio.run(main())",
+        "@HERE",
+        "KeyError",
+        "@THERE",
+    ),
+    alone(
+        "own-pool",
+        "from concurrent.futures import ThreadPoolExecutor\npool = ThreadPoolExecutor(2)\n"
+        "def outer():\n    return pool.submit(int).result() # HERE\n"
+        "[each.result() for each in [pool.submit(outer) for _ in range(2)]]",
+        "@HERE",
+        "pool",
+    ),
+    alone(
+        "pool-worker-dead",
+        "import multiprocessing\npool = multiprocessing.get_context('fork').Pool(2)\n"
+        "def die(_): os.kill(os.getpid(), signal.SIGKILL)\nglobals()['die'] = die\ndie.__qualname__ = 'die'\n"
+        "pool.map(die, [1]) # HERE",
+        "@HERE",
+        "worker",
+    ),
+    alone(
+        "blocked-loop",
+        "import asyncio\nasync def bad():\n    await asyncio.sleep(0.1)\n    time.sleep(600) # HERE\n"
+        "async def main():\n    await asyncio.gather(bad(), asyncio.sleep(1), asyncio.sleep(1))\nasyncio.run(main())",
+        "@HERE",
+    ),
+    alone(
+        "gather",
+        "import asyncio\nasync def ask():\n    await asyncio.Event().wait() # HERE\n"
+        "async def main():\n    await asyncio.gather(ask(), asyncio.sleep(0.1))\nasyncio.run(main())",
+        "@HERE",
+    ),
+    alone("pipe-full", 'import subprocess\nchild = subprocess.Popen(["yes"], stdout=-1)\nchild.wait() # HERE', "@HERE"),
+    alone(
+        "flock",
+        'import fcntl\none, two = open("l", "w"), open("l", "w")\nfcntl.flock(one, 2)\nfcntl.flock(two, 2) # HERE',
+        "@HERE",
+    ),
+    alone("semaphore", "gate = threading.Semaphore(0)\ngate.acquire() # HERE", "@HERE"),
+    alone("barrier", "threading.Barrier(2).wait() # HERE", "@HERE"),
+    alone(
+        "join",
+        "thread = threading.Thread(target=time.sleep, args=(600,), daemon=True)\nthread.start()\nthread.join() # HERE",
+        "@HERE",
+    ),
+    alone(
+        "thread-works",
+        "def score():\n    while True: time.sleep(0.1) # HERE\n"
+        "thread = threading.Thread(target=score, daemon=True)\nthread.start()\nthread.join() # THERE",
+        "@HERE",
+    ),
+    alone(
+        "future",
+        "from concurrent.futures import ThreadPoolExecutor\ndef score():\n    time.sleep(600) # HERE\n"
+        "ThreadPoolExecutor(1).submit(score).result() # THERE",
+        "@HERE",
+    ),
+    Row(
+        "two-locks",
+        "one, two = threading.Lock(), threading.Lock()\ndef work():\n    with two:\n        time.sleep(0.5)\n"
+        "        with one: # THERE\n            pass\ndef body(number):\n    if number == 4:\n        stuck()\n"
+        "        with one:\n            threading.Thread(target=work, daemon=True).start()\n            time.sleep(0.2)\n"
+        "            with two: # HERE\n                pass\nsteps(body)",
+        "actor rank 0",
+        ("deadlock of two locks", "@HERE"),
+    ),
+    # Deaths of one process.
+    alone(
+        "raises",
+        "raise ValueError('no score') # HERE",
+        "no score",
+        "@HERE",
+        who="actor rank 0 failed",
+        wait_s=60,
+        quick=True,
+    ),
+    alone("exits", "sys.exit(3) # HERE", "status 3", "@HERE", who="", wait_s=60),
+    alone("exits-now", "os._exit(3)", "vanished", who="actor rank 0", wait_s=60),
+    alone(
+        "killed",
+        "os.kill(os.getpid(), signal.SIGKILL)",
+        "update_actor",
+        who="actor rank 0 vanished",
+        wait_s=60,
+        quick=True,
+    ),
+    alone("aborts", "os.abort() # HERE", "SIGABRT", "@HERE", wait_s=60),
+    alone("recursion", "def again(): again() # HERE\nagain()", "RecursionError", "@HERE", wait_s=60),
+    alone(
+        "own-oom", "class OutOfMemoryError(Exception): pass\nraise OutOfMemoryError('pid=7') # HERE", "@HERE", wait_s=60
+    ),
+    alone("term", "time.sleep(600) # HERE", "@HERE", act="TERM"),
+    # Runs without a problem.
+    Row("fine", "steps(lambda number: time.sleep(0.05))", wait_s=60, quick=True),
+    Row(
+        "slow-step",
+        "steps(lambda number: time.sleep(2.5 if number == 4 else 0.05))",
+        wait_s=60,
+        words=("step 4 was stuck",),
+    ),
+    Row(
+        "caught",
+        "def body(number):\n    try:\n        raise ValueError\n    except ValueError: pass\nsteps(body)",
+        wait_s=60,
+    ),
+    Row(
+        "thread-raised",
+        "def body(number):\n    if number == 2:\n        thread = threading.Thread(target=lambda: 1 / 0)\n"
+        "        thread.start()\n        thread.join()\nsteps(body)",
+        wait_s=60,
+    ),
+]
+ROWS = RIGHT
