@@ -13,7 +13,16 @@ from autoprof.config import values
 from autoprof.config.values import KINDS
 from autoprof.report.details import place_of
 from autoprof.report.findings import costliest_first
-from autoprof.report.model import OWN, CaptureFigures, Comparison, ComparisonRow, Finding, RunFigures, StepFigures
+from autoprof.report.model import (
+    OWN,
+    CaptureFigures,
+    Comparison,
+    ComparisonRow,
+    Finding,
+    RunFigures,
+    StepFigures,
+    several,
+)
 from autoprof.report.overview import typical_steps
 from autoprof.traces.frames import REST
 
@@ -36,7 +45,7 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         label: The name of the side in the report.
         step_s: Seconds of the step; for a run, the median of its typical steps. None if unknown.
-        stages: Seconds of each stage per step.
+        stages: Seconds of each stage; for a run, the median of the typical steps that have the stage.
         tokens_per_s: Generated tokens per second. None if unknown.
         samples: Seconds of the median sample, of the sample at the 95th percentile and of the longest sample, by name.
         operators: Own seconds of each operator per capture, by (stage and process of the capture, name).
@@ -44,6 +53,8 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
         recorded: Seconds of each stage in which a profiler recorded.
         own_shares: The stages in which autoprof's own time is over a fifth. For a run, in most of its typical steps.
         kinds: Kinds of stages, by the name of a stage or by the stage and process of a capture.
+        steps: For a run, the number of typical steps that have each stage.
+        step_count: The number of the typical steps of a run.
         basis: For a run, a text that names the steps from which the times were computed.
     """
 
@@ -57,7 +68,18 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     recorded: dict[str, float] = {}
     own_shares: dict[str, float] = {}
     kinds: dict[str, str] = {}
+    steps: dict[str, int] = {}
+    step_count: int = 0
     basis: str = ""
+
+    def share_of_steps(self, stage: str) -> float:
+        """Return the share of the steps that have a stage."""
+        return self.steps.get(stage, 0) / self.step_count if self.step_count else 1.0
+
+    def steps_text(self, stage: str) -> str:
+        """Return a text such as `3 of 20 steps`. If all steps of a run have the stage, return an empty text."""
+        count = self.steps.get(stage, 0)
+        return "" if count == self.step_count else f"{count} of {several(self.step_count, 'step')}"
 
 
 def side(run: RunFigures, step: int | None, with_run: bool) -> Side:
@@ -92,12 +114,17 @@ def _side_of_run(run: RunFigures) -> Side:
     The times are medians over the typical steps. The operators come from the captures of the steps in detail.
     """
     rows = typical_steps(run.steps)
-    names = dict.fromkeys(name for row in rows for name in row.stages)
+    took_s: dict[str, list[float]] = defaultdict(list)
+    for row in rows:
+        for name, took in row.stages.items():
+            took_s[name].append(took)
     own_counts = Counter(name for row in rows for name in row.own_shares)
     return Side(
         label=run.id,
         step_s=run.median_s,
-        stages={name: _typical([row.stages.get(name, 0.0) for row in rows]) for name in names},
+        stages={name: median(each) for name, each in took_s.items()},
+        steps={name: len(each) for name, each in took_s.items()},
+        step_count=len(rows),
         tokens_per_s=run.tokens_per_s,
         samples={},
         own_shares={name: 1.0 for name, count in own_counts.items() if 2 * count > len(rows)},
@@ -123,6 +150,7 @@ def compare(a: Side, b: Side) -> Comparison:
     # Runs without a timeline have only captures.
     whole_s = max(a.step_s or 0.0, b.step_s or 0.0) or max(_captured_s(a), _captured_s(b))
     a, b, merged_names = _merge_stages_of_kinds(a, b)
+    where = _where_of_stages(a, b, merged_names)
     # Compare only stages and processes that both sides captured. Otherwise a missing capture would look like work that
     # one side does not do.
     places = {place for place, _ in a.operators} & {place for place, _ in b.operators}
@@ -130,8 +158,8 @@ def compare(a: Side, b: Side) -> Comparison:
     rows = [
         *_rows(
             "stage",
-            _values_by_place(a.stages, merged_names),
-            _values_by_place(b.stages, merged_names),
+            _values_by_place(a.stages, where),
+            _values_by_place(b.stages, where),
             _ROW_SHARE * whole_s,
         ),
         *_rows("samples", _values_by_place(a.samples), _values_by_place(b.samples), 0.0),
@@ -182,6 +210,16 @@ def _merge_stages_of_kinds(a: Side, b: Side) -> tuple[Side, Side, dict[str, str]
     return _with_stages_of_kinds(a, b, kind_of[0]), _with_stages_of_kinds(b, a, kind_of[1]), labels
 
 
+def _where_of_stages(a: Side, b: Side, merged_names: Mapping[str, str]) -> dict[str, str]:
+    """Return the text of `ComparisonRow.where` for each stage: merged names, or steps if some steps lack the stage."""
+    where = dict(merged_names)
+    for name in a.stages | b.stages:
+        texts = [each.steps_text(name) or "all steps" for each in (a, b)]
+        if name not in where and any(0 < each.steps.get(name, 0) < each.step_count for each in (a, b)):
+            where[name] = " | ".join(dict.fromkeys(texts))
+    return where
+
+
 def _with_stages_of_kinds(side: Side, other: Side, kind_of: Mapping[str, str]) -> Side:
     """Return a side whose stages are renamed by `kind_of`. Stages that get the same name are added up."""
     sums: dict[str, dict[str, float]] = {}
@@ -189,6 +227,9 @@ def _with_stages_of_kinds(side: Side, other: Side, kind_of: Mapping[str, str]) -
         sums[field] = defaultdict(float)
         for name, took in getattr(side, field).items():
             sums[field][kind_of.get(name, name)] += took
+    steps: dict[str, int] = defaultdict(int)
+    for name, count in side.steps.items():
+        steps[kind_of.get(name, name)] = max(steps[kind_of.get(name, name)], count)
     own_places, other_places = ({place for place, _ in each.operators} for each in (side, other))
     other_kinds = {other.kinds.get(place) for place in other_places - own_places} - {""}
     kind_of_place = {
@@ -199,7 +240,7 @@ def _with_stages_of_kinds(side: Side, other: Side, kind_of: Mapping[str, str]) -
     for (place, name), took in side.operators.items():
         merged_place = kind_of_place.get(place, place)
         operators[merged_place, name] += took / max(1, places_of_kind[merged_place])
-    return msgspec.structs.replace(side, operators=dict(operators), **sums)
+    return msgspec.structs.replace(side, operators=dict(operators), steps=dict(steps), **sums)
 
 
 def _findings(a: Side, b: Side, rows: Sequence[ComparisonRow], whole_s: float) -> Iterable[Finding]:
@@ -219,11 +260,13 @@ def _findings(a: Side, b: Side, rows: Sequence[ComparisonRow], whole_s: float) -
             continue
         row_cost_s = {"step": own_cost_s, "stage": slowed_s.get(row.name, 0.0)}.get(row.kind, 0.0)
         change = row.change - row_cost_s
+        # A stage that few steps have costs little.
+        share_of_steps = b.share_of_steps(row.name) if row.kind == "stage" else 1.0
         if (
             row.kind == "samples"
             or (row.kind, row.name) == ("stage", OWN)
             or change <= 0
-            or change < FINDING_SHARE * whole_s
+            or change * share_of_steps < FINDING_SHARE * whole_s
             or (row.b or 0.0) - row_cost_s < FINDING_RATIO * (row.a or 0.0)
         ):
             continue
@@ -235,7 +278,7 @@ def _findings(a: Side, b: Side, rows: Sequence[ComparisonRow], whole_s: float) -
             kind=f"slower_{row.kind}",
             text=f"{subject} takes {seconds(row.b)} in {b.label}, {a_text}" + (f" ({where})" if where else ""),
             evidence=[f"{seconds(row.change)} more"] + ([f"{row.b / row.a:.2f} times"] if row.a and row.b else []),
-            seconds=row.change,
+            seconds=row.change * share_of_steps,
             step=b.step,
         )
 
@@ -308,11 +351,6 @@ def _samples(step: StepFigures) -> dict[str, float]:
         "sample at the 95th percentile": quantiles["0.95"],
         "longest sample": quantiles["1"],
     }
-
-
-def _typical(values: Sequence[float]) -> float:
-    """Return the median of a stage's seconds. If it is 0, because most steps lack the stage, return the mean."""
-    return median(values) or fmean(values)
 
 
 def _values_by_place(

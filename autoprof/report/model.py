@@ -435,8 +435,8 @@ class StepFigures(msgspec.Struct, frozen=True, kw_only=True):
 class ComparisonRow(msgspec.Struct, frozen=True, kw_only=True):
     """One number that both sides of a comparison have, such as the seconds of a stage."""
 
-    # `step` (seconds per step), `stage` (seconds per step), `operator` (own seconds per capture), `rate` (tokens/s) or
-    # `samples` (seconds).
+    # `step` (seconds per step), `stage` (seconds per step that has the stage), `operator` (own seconds per capture),
+    # `rate` (tokens/s) or `samples` (seconds).
     kind: str
     name: str  # The name of the stage, operator or number. If the sides name a stage differently, the stage's kind.
     unit: str  # `s` or `1/s`.
@@ -444,7 +444,8 @@ class ComparisonRow(msgspec.Struct, frozen=True, kw_only=True):
     b: float | None  # The number of side `b`. None if side `b` lacks it.
     change: float  # `b` minus `a`. A missing number counts as 0.
     worse: bool  # True if side `b` is slower than side `a`.
-    # The stage and process of an operator. If the sides name a stage differently, both names of the stage.
+    # The stage and process of an operator. If the sides name a stage differently, both names of the stage. If some
+    # steps lack a stage, the number of steps that have it, of side `a` first.
     where: str = ""
 
 

@@ -344,3 +344,32 @@ def test_time_without_a_stage_explains_a_slow_step_only_if_it_grew(
     assert sorted(finding.kind for finding in here) == expected
     gap = next(finding for finding in here if finding.kind == "no_stage")
     assert "usually 4.00 s" in gap.evidence
+
+
+def validated(folder: Path, *validations: float, steps: int = 13) -> RunFigures:
+    """Return a run of 10 s a step, whose last steps validate for `validations` seconds more."""
+    spans, at = [*driver(1, 0, 20)], 20.0
+    for number in range(2, steps + 1):
+        index = number - steps + len(validations) - 1
+        took = validations[index] if index >= 0 else 0.0
+        spans += [span("timer", "gen", at, at + 10, step=number), step(at + 10 + took, number, at, rank=0)]
+        spans += [span("timer", "testing", at + 10, at + 10 + took, step=number)] if took else []
+        at += 10 + took
+    return figures(timeline(folder, n1=spans))
+
+
+def test_a_stage_is_compared_in_the_steps_that_have_it(tmp_path: Path) -> None:
+    a, b = validated(tmp_path / "a", 2, 4, 6), validated(tmp_path / "b", 9, 9, 9, 9, 9, 9)
+    found = comparison.compare(comparison.side(a, None, True), comparison.side(b, None, True))
+    (row,) = [row for row in found.rows if row.name == "testing"]
+    assert (row.a, row.b, row.where) == (4, 9, "3 of 12 steps | 6 of 12 steps")
+    texts = {finding.text: finding.seconds for finding in found.findings}
+    # Half of the steps of `b` validate.
+    assert texts["testing takes 9.00 s in b, 4.00 s in a (6 of 12 steps | 3 of 12 steps)"] == 2.5
+
+
+def test_a_stage_that_few_steps_have_costs_little(tmp_path: Path) -> None:
+    a, b = validated(tmp_path / "a", 2), validated(tmp_path / "b", 4)
+    found = comparison.compare(comparison.side(a, None, True), comparison.side(b, None, True))
+    assert [row.where for row in found.rows if row.name == "testing"] == ["1 of 12 steps"]
+    assert found.findings == []
