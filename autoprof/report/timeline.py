@@ -197,13 +197,13 @@ class _Export(NamedTuple):
         step: The number of the captured step.
         start_ns: The start of the export.
         end_ns: The end of the export.
-        in_stage: The times of the export in which the same process ran a stage.
+        in_work: The times of the export in which the same process ran a stage or a step.
     """
 
     step: int
     start_ns: int
     end_ns: int
-    in_stage: list[Interval]
+    in_work: list[Interval]
 
 
 class _Index(JournalIndex):
@@ -278,7 +278,7 @@ class RunTimeline:
         """Add the spans of the journal with the number `file` to the sums. Return the zones of the journal."""
         journal = self.journals[file]
         shift, zones = journal.shift_ns, []
-        stages: list[Interval] = []
+        work: list[Interval] = []
         exports: list[tuple[int, int, int]] = []
         for batch in self.reader.batches(journal):
             zone = Zone(batch.begin)
@@ -299,8 +299,8 @@ class RunTimeline:
                     zone.end_ns = end
                 if span.role == "trainer" or span.kind == "step":
                     self.attempts.add(file, span, start, end)
-                if span.kind == "stage":
-                    stages.append((start, end))
+                if span.kind in ("stage", "step"):
+                    work.append((start, end))
                 elif span.kind == PROFILING and span.name == EXPORT:
                     exports.append((number or 0, start, end))
                 elif span.kind == PROFILING:
@@ -316,15 +316,15 @@ class RunTimeline:
                     zone.first_step, zone.last_step = min(zone.first_step, number), max(zone.last_step, number)
                 self._add_span(file, span, sums, start, end)
         if exports:
-            own_stages = Union(stages)
-            self._exports += [_Export(*export, own_stages.within(*export[1:])) for export in exports]
+            own_work = Union(work)
+            self._exports += [_Export(*export, own_work.within(*export[1:])) for export in exports]
         return zones
 
     def _count_exports(self) -> None:
         """Add the exports to `profiling`, except the times in which an export delays no process.
 
-        torch's export holds the interpreter's lock, so a stage of the same process stands still. Another process waits
-        for the result of the exporting process, unless it begins a stage after the export began.
+        torch's export holds the interpreter's lock, so a stage or step of the same process stands still. Another
+        process waits for the result of the exporting process, unless it begins a stage after the export began.
         """
         for export in self._exports:
             steps = [self.steps[step] for step in range(export.step, export.step + 3) if step in self.steps]
@@ -335,7 +335,7 @@ class RunTimeline:
                 for piece in stage.within(export.start_ns, export.end_ns)
                 if piece[0] > export.start_ns
             )
-            for piece in (*export.in_stage, *later_stages.without(export.start_ns, export.end_ns)):
+            for piece in (*export.in_work, *later_stages.without(export.start_ns, export.end_ns)):
                 self.profiling.add(*piece)
         self._exports.clear()
 

@@ -94,14 +94,25 @@ def test_an_export_that_ends_in_the_next_step_delays_it(tmp_path: Path, end: flo
 
 
 def test_an_export_counts_unless_another_process_works_meanwhile(tmp_path: Path) -> None:
-    """torch's export holds the interpreter's lock. Rank 1 exports from 10 s on, and runs `update` from 13 s on."""
+    """torch's export holds the interpreter's lock. A worker exports from 10 s on, and runs `update` from 13 s on."""
     of = {"step": 2, "role": "actor"}
     first = [span("stage", "sync", 18, 20, rank=0, **of), span("stage", "reward", 11, 12, rank=0, **of)]
     exporter = [span("profiling", "export", 10, 14, rank=1, **of), span("stage", "update", 13, 16, rank=1, **of)]
     first += [step(10, rank=0), step(20, 2, 10, rank=0), step(30, 3, 20, rank=0)]
     found = figures(timeline(tmp_path / "run", n1=first, n2=exporter))
-    # `reward` began after the export, so rank 0 does not wait. In `update`, rank 1 stands still.
+    # `reward` began after the export, so the driver does not wait. In `update`, the worker stands still.
     assert found.steps[1].stages == pytest.approx({"update": 2, "sync": 2, "reward": 1, "other": 2, OWN: 3})
+
+
+def test_an_export_delays_the_step_of_its_own_process(tmp_path: Path) -> None:
+    """Rank 0 exports while rank 1 begins the next step."""
+    of = {"step": 2, "role": "trainer"}
+    first = [step(10, rank=0), span("stage", "update", 10, 16, rank=0, **of), step(20, 2, 10, rank=0)]
+    first += [span("profiling", "export", 16, 20, rank=0, **of), step(30, 3, 20, rank=0)]
+    second = [span("stage", "update", 17, 30, step=3, rank=1), step(30, 3, 17, rank=1)]
+    found = figures(timeline(tmp_path / "run", n1=first, n2=second))
+    assert found.steps[1].stages == pytest.approx({"update": 6, "other": 0, OWN: 4})
+    assert [each for each in found.findings if each.step == 2] == []
 
 
 def test_the_first_step_of_each_start_of_the_trainer_is_a_warm_up(tmp_path: Path) -> None:
