@@ -36,6 +36,7 @@ class Monitor:
         self._due: OpenedWindow | None = None
         self._resumed: OpenedWindow | None = None
         self._at = 0
+        self._follows_captured = False
         self._thread: threading.Thread | None = None
         self._before: dict[int, ReplicaStats] = {}
         # If a launcher has started several trainer processes, only one of them compares steps. To open a window in all
@@ -97,8 +98,10 @@ class Monitor:
         Args:
             step: The global step.
             step_in_run: Number of the step in this run, from 1. In a resumed run, it is lower than the global step.
-            captured: True if the step was captured. A capture makes a step slower, so its times are not compared.
+            captured: True if the step was captured. A capture makes a step slower, and its traces may still be exported
+                in the next step. So the times of both steps are not compared.
         """
+        follows_captured, self._follows_captured = self._follows_captured, captured
         line, parts = self._reporter.take()
         if line is None or line.step != step:
             return
@@ -106,7 +109,7 @@ class Monitor:
             self._reporter.send()
             return
         measured = Measured(step, line.start_ns, line.end_ns, parts, self._reporter.kinds)
-        fair = not captured and line.error is None
+        fair = not captured and not follows_captured and line.error is None
         if fair:
             with self._lock:
                 self._open_window(self._detector.compare_step(measured, step_in_run))

@@ -110,6 +110,20 @@ def test_captured_steps_and_steps_that_raise_are_not_compared(error: str | None,
     assert list(trainer.captured) == ([20] if error is None else [])
 
 
+def test_the_step_after_a_captured_one_is_not_compared(made: Made) -> None:
+    """Traces are still exported in this step, which holds the interpreter's lock."""
+    trainer = Trainer(made(steps="20", when=selection.parse_conditions("step>2x,gen>2x")))
+    for number in range(1, 20):
+        trainer.step(number, gen=4.0)
+    trainer.step(20, 90.0, gen=80.0)
+    trainer.step(21, 50.0, gen=44.0)
+    trainer.step(22, gen=4.0)
+    assert list(trainer.captured) == [20]
+    trainer.step(23, 50.0, gen=44.0)
+    trainer.step(24, gen=4.0)
+    assert list(trainer.captured) == [20, 24]
+
+
 def test_the_first_steps_after_a_resume(made: Made) -> None:
     run = made(steps="", when=selection.parse_conditions("resume:2"))
     trainer = Trainer(run)
