@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import resource
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from autoprof.base.originals import os, time
 from autoprof.run import stacks
@@ -17,9 +17,9 @@ from autoprof.rundir.records import LOCK_HELD, Frame, StacksLine
 
 # Time from the start of a gap to the first sample, and the shortest time between two samples.
 FIRST_NS = 100_000_000
-# The interval is at least this share of the gap's age, at most _MAX_INTERVAL_NS, and at least this multiple of the CPU
-# time of a sample.
-_AGE_SHARE, _MAX_INTERVAL_NS, _COST_RATIO = 20, 1_000_000_000, 2_000
+# The interval is the larger of the gap's age divided by _AGE_RATIO, and of the CPU time that this thread took since the
+# last sample, with all its other work, times _COST_RATIO. It is at most _MAX_INTERVAL_NS.
+_AGE_RATIO, _COST_RATIO, _MAX_INTERVAL_NS = 20, 1_000, 1_000_000_000
 # A sample is late if it comes this time after twice the interval. The time before a late sample is not sampled.
 _LATE_NS = 250_000_000
 # Samples are written once the first one has this age, or if there are too many.
@@ -69,6 +69,8 @@ class GapSampler:
         # last time at which the timeline was asked to report gaps. All are of `time.monotonic_ns`.
         self._gap_ns = self._sampled_ns = self._asked_ns = 0
         self._interval_ns = FIRST_NS
+        # The CPU time of this thread at the last sample, or at the start of the gap.
+        self._cpu_ns = 0
         self._switches = _switches()
         self._stacks: dict[tuple[stacks.Place, ...], int] = {}
         # The start and the end of each period, and the index of its stack.
@@ -116,7 +118,7 @@ class GapSampler:
         if began_ns != self._gap_ns:
             self._extend(began_ns)
             self._gap_ns = self._sampled_ns = began_ns
-            self._interval_ns = FIRST_NS
+            self._interval_ns, self._cpu_ns = FIRST_NS, time.thread_time_ns()
         due_ns = self._sampled_ns + self._interval_ns
         if now < due_ns:
             return due_ns - now
@@ -127,7 +129,6 @@ class GapSampler:
         return self._interval_ns
 
     def _sample(self, step: Span, now: int) -> None:
-        cpu_ns = time.thread_time_ns()
         stack, previous_ns = _stack(step), self._sampled_ns
         late_ns = now - previous_ns
         if late_ns > 2 * self._interval_ns + _LATE_NS:
@@ -142,9 +143,9 @@ class GapSampler:
             self._extend(start_ns)
         if stack:
             self._add(start_ns, now, stack)
-        cost_ns = time.thread_time_ns() - cpu_ns
-        age_ns = (now - self._gap_ns) // _AGE_SHARE
-        self._interval_ns = max(FIRST_NS, min(age_ns, _MAX_INTERVAL_NS), cost_ns * _COST_RATIO)
+        cpu_ns, self._cpu_ns = self._cpu_ns, time.thread_time_ns()
+        wanted_ns = max((now - self._gap_ns) // _AGE_RATIO, (self._cpu_ns - cpu_ns) * _COST_RATIO)
+        self._interval_ns = max(FIRST_NS, min(wanted_ns, _MAX_INTERVAL_NS))
 
     def _add(self, start_ns: int, end_ns: int, stack: tuple[stacks.Place, ...]) -> None:
         index = self._stacks.setdefault(stack, len(self._stacks))
@@ -167,7 +168,7 @@ class GapSampler:
         names = stacks.Names()
         indexes: dict[Frame, int] = {}
         written = [
-            [indexes.setdefault(frame, len(indexes)) for frame in _kept(names.frames(list(stack)))] for stack in places
+            [indexes.setdefault(frame, len(indexes)) for frame in names.frames(_kept(stack))] for stack in places
         ]
         base_ns = periods[0][0]
         self._lines += 1
@@ -205,13 +206,17 @@ def _stack(step: Span) -> tuple[stacks.Place, ...]:
     return tuple(places)
 
 
-def _kept(frames: list[Frame]) -> list[Frame]:
-    """Return the most important functions of a stack: of the program's own and of all, the outermost and innermost."""
-    frames = [frame for frame in frames if not frame.file.startswith("<frozen importlib")]
-    if len(frames) <= _MAX_FRAMES:
-        return frames
+def _kept(stack: Sequence[stacks.Place]) -> list[stacks.Place]:
+    """Return the most important places of a stack: of the program's own and of all, the outermost and the innermost.
+
+    The innermost place comes first.
+    """
+    places = [place for place in stack if not place[0].co_filename.startswith("<frozen importlib")]
+    if len(places) <= _MAX_FRAMES:
+        return places
     part = _MAX_FRAMES // 3
-    own = [index for index, frame in enumerate(frames) if not any(name in frame.file for name in _LIBRARIES)]
-    # The function after the last own one is the library function that it calls.
-    kept = {*own[-part:], *(index + 1 for index in own[-1:]), *range(part - 1), *range(len(frames) - part, len(frames))}
-    return [frame for index, frame in enumerate(frames) if index in kept]
+    own = [index for index, (code, _) in enumerate(places) if not any(name in code.co_filename for name in _LIBRARIES)]
+    # The place before the first own one is the library function that it calls.
+    called = [index - 1 for index in own[:1] if index]
+    kept = {*own[: part - 1], *called, *range(part), *range(len(places) - part, len(places))}
+    return [place for index, place in enumerate(places) if index in kept]
