@@ -19,7 +19,7 @@ from autoprof.rundir.records import LOCK_HELD, Frame, StacksLine
 FIRST_NS = 100_000_000
 # The interval is the larger of the gap's age divided by _AGE_RATIO, and of the CPU time that this thread took since the
 # last sample, with all its other work, times _COST_RATIO. It is at most _MAX_INTERVAL_NS.
-_AGE_RATIO, _COST_RATIO, _MAX_INTERVAL_NS = 20, 1_000, 1_000_000_000
+_AGE_RATIO, _COST_RATIO, _MAX_INTERVAL_NS = 20, 1_300, 1_000_000_000
 # A sample is late if it comes this time after twice the interval. The time before a late sample is not sampled.
 _LATE_NS = 250_000_000
 # Samples are written once the first one has this age, or if there are too many.

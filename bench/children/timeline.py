@@ -10,9 +10,11 @@ import json
 import os
 import sys
 import tempfile
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import samples
 
@@ -108,6 +110,38 @@ def hangs() -> tuple[Callable[[], None], Size]:
     return watch.look, lambda: 0.0
 
 
+# Seconds for which the CPU time is measured, the depth of the stack, and the number of further threads.
+_IDLE_S, _DEPTH, _THREADS = 10.0, 40, 20
+
+
+def idle(case: str) -> float:
+    """Return the microseconds of CPU time in a second of a step in which the program does nothing.
+
+    The program's threads wait in deep stacks. With `autoprof-gap`, no stage is open, so autoprof samples the stack.
+    """
+
+    def deep(depth: int, then: Callable[[], float | bool]) -> float | bool:
+        return deep(depth - 1, then) if depth else then()
+
+    def measure() -> float:
+        time.sleep(0.5)  # the watcher starts
+        started = time.process_time()
+        time.sleep(_IDLE_S)
+        return (time.process_time() - started) / _IDLE_S * 1e6
+
+    for _ in range(_THREADS):
+        threading.Thread(target=deep, args=(_DEPTH, threading.Event().wait), daemon=True).start()
+    if case == "bare-idle":
+        return deep(_DEPTH, measure)
+    import autoprof
+
+    with autoprof.step(1):
+        with autoprof.stage("rollout"):
+            pass
+        with autoprof.stage("update") if case == "autoprof-open" else nullcontext():
+            return deep(_DEPTH, measure)
+
+
 def written() -> int:
     """Flush the timeline of this process, and return the bytes of its file."""
     from autoprof.run import runtime
@@ -167,6 +201,8 @@ def main(case: str) -> dict[str, float]:
     """Measure one case. Return the time of a span or step as `value`, and its bytes on disk."""
     if case == "step-bare":
         return {"value": asyncio.run(step()), "bytes": 0.0}
+    if case.endswith(("-idle", "-open", "-gap")):
+        return {"value": idle(case), "bytes": 0.0}
     if case == "autoprof-step":
         assert hasattr(samples.Worker.sample, "__wrapped__"), "autoprof did not apply the recipe"
         return {"value": asyncio.run(step()), "bytes": written() / _ROUNDS}
