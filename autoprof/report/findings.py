@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from statistics import median
 
 import msgspec
 
@@ -12,8 +13,8 @@ from autoprof.base.redact import writable
 from autoprof.report import hangs, model
 from autoprof.report.hang_state import OpenSpans
 from autoprof.report.model import Finding, StageShare, StepFigures, StepRow
-from autoprof.report.overview import MIN_STEPS, REGULAR, typical_steps, usual_stages
-from autoprof.report.rules import CAPTURE_RULES, KINDS, ROW_RULES, STEP_RULES, Around
+from autoprof.report.overview import MIN_STEPS, REGULAR, own_seconds, own_stages, typical_steps, usual_stages
+from autoprof.report.rules import CAPTURE_RULES, KINDS, ROW_RULES, STEP_RULES, Around, matters
 from autoprof.rundir import deaths
 from autoprof.rundir.records import RaisedLine
 from autoprof.rundir.runs import Run
@@ -125,6 +126,57 @@ def findings_of_run(rows: Sequence[StepRow], files: Mapping[int, str]) -> list[F
     return costliest_first(findings)
 
 
+# Steps grow if their median in the second half of the run is at least this number of times that in the first half.
+GROWTH_RATIO = 1.2
+# Smallest number of steps, and smallest share of growing minus shrinking pairs of steps, at which steps grow.
+MIN_GROWING, MIN_TREND = 8, 0.7
+# Number of groups of steps whose medians are compared in a long run.
+_MAX_GROUPS = 100
+_GROWTH = "growth"
+KINDS.append(_GROWTH)
+
+
+def growth(rows: Sequence[StepRow]) -> list[Finding]:
+    """Return the finding that steps take longer and longer. If they don't, return an empty list.
+
+    Args:
+        rows: The rows of the steps that are compared, in order.
+    """
+    if len(rows) < MIN_GROWING or _trend([own_seconds(row) for row in rows]) < MIN_TREND:
+        return []
+    halves = rows[: len(rows) // 2], rows[-(len(rows) // 2) :]
+    before_s, after_s = (median(own_seconds(row) for row in half) for half in halves)
+    if after_s < GROWTH_RATIO * before_s or not matters(after_s - before_s, before_s):
+        return []
+    names = {name for row in rows for name in own_stages(row)}
+    usual_s = [{name: median(own_stages(row).get(name, 0.0) for row in half) for name in names} for half in halves]
+    by_excess = sorted(names, key=lambda name: (usual_s[0][name] - usual_s[1][name], name))
+    excess = units.seconds(usual_s[1][by_excess[0]] - usual_s[0][by_excess[0]])
+    place = "outside of all stages" if by_excess[0] == model.OTHER else f"in {by_excess[0]}"
+    return [
+        Finding(
+            kind=_GROWTH,
+            text=f"steps take longer and longer: {units.seconds(before_s)} in the first half of the run, "
+            f"{units.seconds(after_s)} in the second: {excess} more {place}",
+            evidence=[
+                f"{name}: {units.seconds(usual_s[0][name])}, then {units.seconds(usual_s[1][name])}"
+                for name in by_excess[:3]
+                if usual_s[1][name] > usual_s[0][name]
+            ]
+            + [f"step {row.number}: {units.seconds(own_seconds(row))}" for row in (rows[0], rows[-1])],
+            seconds=after_s - before_s,
+        )
+    ]
+
+
+def _trend(values: Sequence[float]) -> float:
+    """Return the share of growing minus shrinking pairs of values: 1 if all later values are larger (Kendall's tau)."""
+    size = -(-len(values) // _MAX_GROUPS)
+    groups = [median(values[first : first + size]) for first in range(0, len(values), size)]
+    signs = [(b > a) - (b < a) for place, a in enumerate(groups) for b in groups[place + 1 :]]
+    return sum(signs) / len(signs)
+
+
 def overall(rows: Sequence[StepRow], stages: Sequence[StageShare]) -> list[Finding]:
     """Return the findings about all steps together.
 
@@ -134,16 +186,18 @@ def overall(rows: Sequence[StepRow], stages: Sequence[StageShare]) -> list[Findi
     """
     sync_stages = [stage for stage in stages if model.meaning(stage.name, stage_kind=stage.kind) == model.SYNC]
     sync_share = sum(stage.share or 0.0 for stage in sync_stages)
+    found = growth(rows)
     if not rows or sync_share < SYNC_SHARE:
-        return []
+        return found
     s_per_step = sum(stage.seconds for stage in sync_stages) / len(rows)
     return [
+        *found,
         Finding(
             kind=_SHARE,
             text=f"weight sync takes {units.share(sync_share)} of the step time, {units.seconds(s_per_step)} a step",
             evidence=[f"{stage.name}: {units.seconds(stage.median_s)} in the median" for stage in sync_stages],
             seconds=s_per_step,
-        )
+        ),
     ]
 
 
@@ -163,7 +217,12 @@ def unexplained(findings: Iterable[Finding]) -> list[Finding]:
     for finding in findings:
         findings_of_step[finding.step].append(finding)
 
+    # The last steps of a run whose steps grow are slow compared with the steps before.
+    growth_s = GROWTH_RATIO * sum(finding.seconds for finding in findings_of_step[None] if finding.kind == _GROWTH)
+
     def is_explained(finding: Finding) -> bool:
+        if finding.kind == "slow_step" and finding.seconds <= growth_s:
+            return True
         explaining_kinds = _EXPLAINED.get(finding.kind)
         # The time without a stage is similar in most steps. So it does not explain why one of the steps is slow.
         excluded_kinds = finding.kind, "no_stage"

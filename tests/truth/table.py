@@ -119,7 +119,7 @@ def planted(
         ranks=ranks,
         settings=row.settings,
         kind=kind,
-        step=None if kind == "death" else step,
+        step=None if kind in ("death", "growth") else step,
         words=words,
         known=known,
         quick=quick,
@@ -141,7 +141,13 @@ PLANTED = [
     planted("validation", "validation", "validate", validate=3, extra_s=0.1, at="validate"),
     planted("reward of a step", "slow_reward", at="reward"),
     planted("slow update", "slow_step", "update_actor", at="update_actor"),
-    planted("growing step", "slow_step", "update_actor", cause="", step=8, grow_s=0.25, known="no rule finds growth"),
+    # Ten steps, of which the last eight are regular: four steps lie between the middles of both halves.
+    planted(
+        "growing steps",
+        "growth",
+        "update_actor",
+        **{"cause": "", "at": "no stage", "seconds": 1.2, "steps": 10, "grow_s": 0.3},
+    ),
     planted("memory", "death", "in update_actor of step 6", "can't allocate memory", cause="oom", at="update_actor"),
     # Ranks.
     planted("slow rank", "slow_rank", "rank 2", "collect", ranks=4, rank=2, at="collect", stages=COLLECT, quick=True),

@@ -178,6 +178,38 @@ def test_weight_sync_in_every_other_step_is_as_usual(tmp_path: Path) -> None:
     assert "weight sync took 20.0 s, usually 5.00 s" in finding.text
 
 
+def steps_of(tmp_path: Path, *took: float) -> list[Finding]:
+    """Return the findings of a run whose steps take these seconds, each nearly all for the update."""
+    spans, at = [], 100.0
+    for number, seconds in enumerate(took, 1):
+        spans += [span("timer", "update_actor", at, at + seconds - 0.1, step=number), step(at + seconds, number, at)]
+        at += seconds
+    return build.figures(runs.read(timeline(tmp_path / "run", n1=spans))).findings
+
+
+def test_steps_that_take_longer_and_longer_are_a_finding_of_the_run(tmp_path: Path) -> None:
+    # The first step is a warm-up.
+    (finding,) = steps_of(tmp_path, 30, *range(20, 36))
+    assert (finding.kind, finding.step, finding.seconds) == ("growth", None, 8)
+    assert finding.text.endswith(
+        "23.5 s in the first half of the run, 31.5 s in the second: 8.00 s more in update_actor"
+    )
+
+
+@pytest.mark.parametrize(
+    "took",
+    [
+        (20, 21, 20, 22, 21, 20, 22, 21, 20, 21, 22, 20),
+        (20, 20.5, 21, 21.5, 22, 22.5, 23, 23.5, 24, 24.5),
+        (20, 21, 22, 23, 24, 25, 26, 27),
+        (24, 23.5, 23, 22.5, 22, 21.5, 21, 20.5, 20, 19.5),
+    ],
+    ids=["noise", "under a fifth", "seven regular steps", "shorter and shorter"],
+)
+def test_steps_that_do_not_grow_much_are_no_finding(tmp_path: Path, took: tuple[float, ...]) -> None:
+    assert steps_of(tmp_path, *took) == []
+
+
 DOCUMENTATION = ROOT / "docs" / "findings.md"
 
 
@@ -197,6 +229,11 @@ DOCUMENTATION = ROOT / "docs" / "findings.md"
             (overview.NO_STAGE_SHARE, rules.NO_STAGE_S, rules.LEAST_S),
             (0.2, 0.1, 1),
             "for over a fifth of a step (0.1 s at least in a regular step, 1 s in others), or for 1 s and 3 % of it at",
+        ),
+        (
+            (findings.GROWTH_RATIO, findings.MIN_GROWING),
+            (1.2, 8),
+            "is 1.2 times that of the first half, and of all pairs of steps most grow. This needs 8 steps",
         ),
         ((rules.TOOL_SHARE, rules.IDLE_SHARE), (0.3, 0.4), "three tenths of the samples' time"),
         ((rules.BARE_SHARE, rules.FULL_SHARE), (0.15, 0.92), "92 % of the device's memory"),
