@@ -30,6 +30,8 @@ class Loop:
 
     Options:
         steps: Number of steps.
+        first: Number of the first step, as after a resumption.
+        validated_before: True if a validation precedes the first step.
         stages: Name, role and seconds of each stage.
         spread: Relative variation of the seconds of stages, the same on all ranks.
         micro: Number of micro-batches of the update; each is a stage.
@@ -126,7 +128,10 @@ class Loop:
             opened.write(json.dumps(line | {"rank": RANK}) + "\n")
 
     def run(self) -> None:
-        for number in range(1, self.options["steps"] + 1):
+        if self.options.get("validated_before"):
+            self.run_stage("validate", "trainer", 0.5)
+        first = self.options.get("first", 1)
+        for number in range(first, first + self.options["steps"]):
             self.number = number
             self.spans = []
             with autoprof.step(self.number):
