@@ -81,7 +81,8 @@ def without_autoprof(stages: Mapping[str, float]) -> dict[str, float]:
 def free_time(span: StepSpan, sums: StepSums) -> list[Interval]:
     """Return the times of a step in which no stage and no timer ran, and autoprof did not delay the step."""
     start, end = span.start_ns, span.end_ns
-    covered = Union([*sums.profiling.pieces(), *((low, high) for _, low, high in _named(span, sums))])
+    named_intervals = _timers(span, sums) + _stages(sums, start, end)
+    covered = Union([*sums.profiling.pieces(), *((low, high) for _, low, high in named_intervals)])
     return list(covered.without(start, end))
 
 
@@ -105,7 +106,7 @@ def no_stage(span: StepSpan, sums: StepSums, parts: Mapping[str, float]) -> Stag
     low, high = max(free, key=lambda piece: piece[1] - piece[0], default=(start, start))
     if free_s <= long_s and (high - low) / 1e9 < long_part_s:
         return None
-    named_intervals = _named(span, sums)
+    named_intervals = _timers(span, sums) + _stages(sums, start, end)
     return StageGap(
         seconds=free_s,
         share=free_s / stages_s,
@@ -159,8 +160,8 @@ def _stages_ns_in(span: StepSpan, sums: StepSums, intervals: Sequence[Interval])
         covered = Union(sums.profiling.within(start, end))
         for spans in (
             _timers(span, sums),
-            _stages(sums.stages, start, end),
-            _stages(other_ranks, start, end),
+            _within(sums.stages, start, end),
+            _within(other_ranks, start, end),
         ):
             for low, high in covered.without(start, end):
                 for name, length in exclusive(spans, low, high).items():
@@ -170,20 +171,18 @@ def _stages_ns_in(span: StepSpan, sums: StepSums, intervals: Sequence[Interval])
     return stages_ns
 
 
-def _named(span: StepSpan, sums: StepSums) -> list[tuple[str, int, int]]:
-    """Return the name, the start and the end of the driver's timers and of the stages of all ranks."""
-    start, end = span.start_ns, span.end_ns
-    return _timers(span, sums) + _stages(sums.stages, start, end) + _stages(sums.other_ranks, start, end)
-
-
 def _timers(span: StepSpan, sums: StepSums) -> list[tuple[str, int, int]]:
     """Return the name, the start and the end of each timer of the step's driver."""
     return [(name, start, end) for name, start, end, file in sums.timers if file == span.file]
 
 
-def _stages(unions: Mapping[str, Union], start: int, end: int) -> list[tuple[str, int, int]]:
-    """Return the name of each stage with the intervals from `start` to `end` in which a process ran it."""
-    return [(name, low, high) for name, union in unions.items() for low, high in union.within(start, end)]
+def _stages(sums: StepSums, start: int, end: int) -> list[tuple[str, int, int]]:
+    """Return the name of each stage with the intervals from `start` to `end` in which any process ran it."""
+    return _within(sums.stages, start, end) + _within(sums.other_ranks, start, end)
+
+
+def _within(stages: Mapping[str, Union], start: int, end: int) -> list[tuple[str, int, int]]:
+    return [(name, low, high) for name, union in stages.items() for low, high in union.within(start, end)]
 
 
 def shares(rows: Sequence[StepRow]) -> list[StageShare]:
