@@ -78,13 +78,13 @@ def _together(nodeid: str) -> str:
 
     Tests of one module share a worker. The tests that share runs of verl have two workers, those with clusters of Ray
     have one, and all other real tests have one, because each run starts dozens of processes. Each release of an engine
-    has its own key, and so has each differential program.
+    has its own key, and so has each differential program and each program of the truth suite.
 
     Two runs of an older verl never overlap: from 0.7.1 on, their sockets for new weights have the same names. Runs of
     0.9.1 get other names from the import probe.
     """
     module = nodeid.partition("::")[0]
-    if module.startswith("tests/differential/"):
+    if module.startswith(("tests/differential/", "tests/truth/")):
         return nodeid
     if module.startswith(("tests/engines/", "tests/releases/")) and (release := _RELEASE.search(nodeid)):
         return f"{module} {release[0]}"

@@ -29,7 +29,7 @@ def figures(run: Path) -> RunFigures:
 
 
 def by_stage(spans: Iterable[tuple[str, float, float]]) -> dict[str, float]:
-    """Return the seconds of each stage. If stages overlap, a second counts for the one that began last."""
+    """Return the seconds of each stage. If stages overlap, a second counts for the latest to start."""
     spans = list(spans)
     points = sorted({point for _, begin, end in spans for point in (begin, end)})
     took: dict[str, float] = {}
@@ -64,7 +64,7 @@ def stage_differences(report: RunFigures, clock: Mapping[int, Mapping[str, float
 
 
 def timer_differences(row: StepRow, printed: Mapping[str, float]) -> list[str]:
-    """Return the timers of a step that differ from those that the trainer printed.
+    """Return the timers of a step that differ from the trainer's log.
 
     A trainer's timer includes the start and stop of profilers, which the report counts apart.
     """
@@ -80,7 +80,7 @@ def sum_differences(report: RunFigures, seconds: float) -> list[str]:
 
 
 def verl_differences(run: VerlRun, report: RunFigures, *, tokens: bool = True) -> list[str]:
-    """Return the stages, and the generated tokens, that differ from those that verl printed."""
+    """Return the stages and generated tokens that differ from verl's log."""
     wrong = []
     for row in report.steps:
         printed = {name: seconds for name, seconds in run.timed(row.number).items() if name not in NO_STAGES}
@@ -146,9 +146,9 @@ def row(
     Args:
         record: The fixture `record_property`.
         name: Name of the row.
-        expected: What the report should say.
-        wrong: What differs from this.
-        got: What the report says. By default, this follows from `wrong`.
+        expected: Expected statement of the report.
+        wrong: Differences from this statement.
+        got: Statement of the report. By default, this follows from `wrong`.
         planted_s: Planted seconds.
         reported_s: Seconds of the finding.
         known: Reason why the row fails.

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 COLLECT = [["collect", "rollout", 0.3], ["update_actor", "actor", 0.2]]
 SYNC = [["generate", "rollout", 0.2], ["update_actor", "actor", 0.2], ["update_weights", "actor", 0.05]]
 ALL = "cpu,stack,shapes,memory,module"
+# Kinds of findings about the whole run.
+OF_RUN = ("death", "growth")
 # Reason of the rows that wait for the names of causes outside of stages.
 UNNAMED = "no finding names a function outside of stages yet"
 
@@ -110,21 +112,11 @@ def planted(
     quick: bool = False,
     **fields: Any,
 ) -> Program:
-    """Return a row with a planted cause: `cause` in stage `at`, in a step and a rank. Fields are those of `healthy`."""
+    """Return a row with a planted cause: `cause` in stage `at` of a step and a rank. Other fields are as in `healthy`."""
     plant = {"cause": cause, "step": step, "stage": at, "rank": rank, "seconds": seconds}
     row = healthy(name, program, plant=plant, ranks=ranks, **fields)
-    return Program(
-        name=name,
-        program=program,
-        options=row.options,
-        ranks=ranks,
-        settings=row.settings,
-        kind=kind,
-        step=None if kind in ("death", "growth") else step,
-        words=words,
-        known=known,
-        quick=quick,
-    )
+    found_in = None if kind in OF_RUN else step
+    return replace(row, kind=kind, step=found_in, words=words, known=known, quick=quick)
 
 
 PLANTED = [

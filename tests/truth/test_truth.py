@@ -66,7 +66,7 @@ def read(folder: Path) -> tuple[dict[int, dict[str, float]], dict[int, int], flo
 
 
 def differences(row: Program, folder: Path) -> tuple[list[str], float, float]:
-    """Run a program, and return what is wrong in its report, the planted seconds, and those of the first finding."""
+    """Run a program. Return the errors of its report, the planted seconds and the seconds of the first finding."""
     folder.mkdir()
     report = truth.figures(execute(row, folder))
     stages, tokens, planted_s = read(folder)

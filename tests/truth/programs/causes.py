@@ -122,13 +122,3 @@ CAUSES: dict[str, Callable[[float], object]] = {
     "oom": out_of_memory,
     "": ignored,
 }
-# Where these causes are in the program, as a finding should name them.
-PLACES = {
-    "sleep": "sleeping_driver",
-    "data": "load_batch",
-    "import": "slow_module",
-    "gc": "collect_garbage",
-    "lock": "wait_for_lock",
-    "disk": "write_results",
-    "http": "log_metrics",
-}

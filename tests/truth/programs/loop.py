@@ -41,8 +41,8 @@ class Loop:
         validate, save: Every how many steps a validation or a checkpoint follows the update.
         extra_s: Seconds of a validation or a checkpoint.
         ahead: True if a thread generates for the next step during the update.
-        grow_s: Seconds by which each step's update takes longer than that of the step before.
-        nested: True if the update has stages of its own inside.
+        grow_s: Seconds by which the update takes longer in each further step.
+        nested: True if the update has a stage inside.
         plant: Table with `cause` (a name in `CAUSES`), `seconds`, `step`, `rank`, and `stage` (empty: after the first
             stage, or before it in step 1).
     """

@@ -15,7 +15,7 @@ import autoprof
 
 
 def serve(rank: int, orders: Any, results: Any) -> None:
-    """Generate what the driver orders, until it orders nothing more."""
+    """Work for each order of the driver until the order is None."""
     while (seconds := orders.get()) is not None:
         with autoprof.stage("generate", role="rollout", rank=rank):
             time.sleep(seconds)
