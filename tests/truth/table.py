@@ -112,7 +112,7 @@ def planted(
     quick: bool = False,
     **fields: Any,
 ) -> Program:
-    """Return a row with a planted cause: `cause` in stage `at` of a step and a rank. Other fields are as in `healthy`."""
+    """Return a row with a planted cause: `cause` in stage `at` of a step and rank. Other fields are as in `healthy`."""
     plant = {"cause": cause, "step": step, "stage": at, "rank": rank, "seconds": seconds}
     row = healthy(name, program, plant=plant, ranks=ranks, **fields)
     found_in = None if kind in OF_RUN else step
