@@ -20,7 +20,7 @@ from autoprof.cli import arguments, console, nodes
 from autoprof.cli.documents import Report
 from autoprof.config import settings
 from autoprof.config.selection import Steps
-from autoprof.report import findings, hang_state, hangs, silence
+from autoprof.report import causes, findings, hang_state, hangs, silence
 from autoprof.report.hang_state import OpenSpans
 from autoprof.report.timeline import journals_of
 from autoprof.rundir import deaths, journal, layout, runs
@@ -132,12 +132,20 @@ _CUT_OFF = "its process ended while writing it, or the disk was full"
 
 
 def check_deaths(report: Report, run: Run) -> bool:
-    """If processes died, put the likely first cause in front of the other problems of a report, and return True."""
+    """If processes died, put the likely first cause in front of the other problems of a report, and return True.
+
+    If the run was stuck before, the hang stays the first problem.
+    """
     deaths_of_run = deaths.find_in_run(run)
     if deaths_of_run:
         host_count = len(run.info.hosts)
-        report.problems.insert(0, deaths.sentence(deaths_of_run[0], host_count))
-        report.notes[:0] = deaths.evidence(deaths_of_run, host_count)
+        sentence, evidence = deaths.sentence(deaths_of_run[0], host_count), deaths.evidence(deaths_of_run, host_count)
+        hang = [text for text in report.problems if " stuck for " in text][-1:]
+        if hang and causes.hang_came_first(run, deaths_of_run):
+            others = [text for text in report.problems if text not in hang]
+            report.problems, report.notes = [*hang, f"then {sentence}", *others], [*report.notes, *evidence]
+        else:
+            report.problems, report.notes = [sentence, *report.problems], [*evidence, *report.notes]
     return bool(deaths_of_run)
 
 

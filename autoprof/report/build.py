@@ -14,7 +14,7 @@ from autoprof.base import units
 from autoprof.base.identity import HOST, pid_namespace
 from autoprof.base.redact import writable
 from autoprof.base.units import ranges, seconds
-from autoprof.report import findings, gap_places, hang_state, hangs, model
+from autoprof.report import causes, findings, gap_places, hang_state, hangs, model
 from autoprof.report.details import capture_figures, choose, choose_captures, details, more_to_judge
 from autoprof.report.model import CaptureFigures, Finding, RunFigures, StepFigures, StepRow
 from autoprof.report.overview import (
@@ -29,7 +29,7 @@ from autoprof.report.overview import (
     without_autoprof,
 )
 from autoprof.report.timeline import NO_FILE, RunTimeline, StepSpan, journals_of
-from autoprof.rundir import layout, runs
+from autoprof.rundir import deaths, layout, runs
 from autoprof.rundir.file_names import REPORT, tidy
 from autoprof.rundir.processes import RUNNING
 from autoprof.rundir.records import LOST_LINES
@@ -176,7 +176,7 @@ class _Reading:
             basis=basis(overview.rows) if overview.rows else "",
             median_s=median(row.seconds for row in typical_rows) if typical_rows else None,
             tokens_per_s=_tokens_per_s(typical_rows),
-            findings=[*death_findings, *findings.abridged(step_findings)],
+            findings=_ordered(run, death_findings, findings.abridged(step_findings)),
             details=[_with_findings(step, step_findings) for step in steps],
             comparison=None,
             notes=[
@@ -294,6 +294,14 @@ def _captures_by_step(
             summed = capture_figures(path, folder.number, capture, start_on_host_ns, operators)
             by_step.setdefault(folder.number, []).append(summed)
     return by_step
+
+
+def _ordered(run: Run, death_findings: list[Finding], others: list[Finding]) -> list[Finding]:
+    """Return the findings with deaths first, or second if a hang came before the deaths."""
+    first = [each for each in others if each.kind == hangs.HANG][-1:]
+    if death_findings and first and causes.hang_came_first(run, deaths.find_in_run(run)):
+        return [*first, *death_findings, *(each for each in others if each not in first)]
+    return [*death_findings, *others]
 
 
 def _tokens_per_s(rows: Sequence[StepRow]) -> float | None:

@@ -49,6 +49,7 @@ class OpenSpans(msgspec.Struct, frozen=True, kw_only=True):
         going_on: True if the run is running.
         now_ns: The time at which the spans were read, on the clock of this host.
         started_ns: The start of the run. If the run was resumed, the start of its last attempt.
+        ended_ns: The end of the run. 0 if it is unknown.
     """
 
     states: Sequence[ProcessState]
@@ -57,6 +58,7 @@ class OpenSpans(msgspec.Struct, frozen=True, kw_only=True):
     going_on: bool
     now_ns: int
     started_ns: int
+    ended_ns: int = 0
 
     def aged(self) -> list[tuple[float, ProcessState, OpenSpan]]:
         """Return all open spans, each with the seconds for which it has been open and the state of its process."""
@@ -102,7 +104,13 @@ def read_open_spans(run: Run, shifts_ns: Mapping[str, int]) -> OpenSpans:
     states = processes.without_past(run.processes, started_ns, shifts_ns)
     ends = processes.ends(states, going_on, now_ns, shifts_ns)
     return OpenSpans(
-        states=states, ends_ns=ends, shifts_ns=shifts_ns, going_on=going_on, now_ns=now_ns, started_ns=started_ns
+        states=states,
+        ends_ns=ends,
+        shifts_ns=shifts_ns,
+        going_on=going_on,
+        now_ns=now_ns,
+        started_ns=started_ns,
+        ended_ns=0 if going_on else round((run.info.ended or 0.0) * 1e9),
     )
 
 

@@ -361,7 +361,7 @@ def _finding_of_hang(
         age = took_s
     else:
         # If a process was killed, the last line of its journal may be older than its stacks.
-        until_ns = max(opened.ends_ns, default=written_ns) if going_on else written_ns
+        until_ns = max(opened.ends_ns, default=written_ns) if going_on else max(written_ns, opened.ended_ns)
         age = max(open_s or 0.0, (until_ns - since_ns) / 1e9)
     silent = silence.silent_processes(hang, opened) if took_s is None else []
     processes = [process for process in processes if process.silent_s is None]

@@ -124,7 +124,7 @@ def _likely_cause_first(deaths: Sequence[Death]) -> list[Death]:
         death.how in (GONE_DEAD, CRASH, KILLED) or (death.how == EXIT and not death.started) for death in deaths
     )
     # The times of two exceptions can be compared only on one host, because the clocks of hosts differ.
-    failed_hosts = {death.host for death in deaths if death.how == EXCEPTION and not _is_consequence(death)}
+    failed_hosts = {death.host for death in deaths if death.how == EXCEPTION and not is_consequence(death)}
     return sorted(
         deaths,
         key=lambda death: (
@@ -149,7 +149,7 @@ def _first_of_equal_exceptions(deaths: Sequence[Death]) -> list[Death]:
     return kept_deaths
 
 
-def _is_consequence(death: Death) -> bool:
+def is_consequence(death: Death) -> bool:
     """Return True if the exception of a death is probably a consequence of the death of another process."""
     exception = death.exception
     return exception is not None and bool(exception.named or _CONSEQUENCE.search(exception.message))
@@ -165,7 +165,7 @@ def _cause_rank(death: Death, another_process_failed: bool) -> int:
     if death.how == CRASH or death.killer or (death.how == KILLED and death.signal != "SIGTERM"):
         return 0
     if death.how == EXCEPTION and death.exception is not None:
-        return _GONE_RANK + 1 if death.exception.named or (another_process_failed and _is_consequence(death)) else 1
+        return _GONE_RANK + 1 if death.exception.named or (another_process_failed and is_consequence(death)) else 1
     return _GONE_RANK if death.how != EXIT or not death.started else 4
 
 
