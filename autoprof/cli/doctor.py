@@ -188,6 +188,7 @@ def examine_run(run: runs.Run) -> Report:
     report.problems += left_out
     if not check_deaths(report, run):
         _check_end(report, run)
+    _check_survivors(report, run)
     run.keep_captures()
     return report
 
@@ -379,8 +380,31 @@ def _check_captures(report: Report, run: runs.Run) -> None:
             report.notes.append(f"{part.relative_to(run.path)}: {_CUT_OFF}")
 
 
+def _check_survivors(report: Report, run: runs.Run) -> None:
+    """Add a problem about processes that are running although the process that started the run is gone."""
+    if not run.survivors:
+        return
+    ranks = [next((span for span in reversed(state.spans) if span.rank is not None), None) for state in run.survivors]
+    names = [
+        f"{hang_state.where(msgspec.structs.replace(rank, ids={}))} (pid {state.pid} on {state.host})"
+        if rank is not None
+        else f"pid {state.pid} on {state.host}"
+        for state, rank in zip(run.survivors, ranks, strict=True)
+    ]
+    more_text = f" and {len(names) - _MAX_SURVIVORS} more" if len(names) > _MAX_SURVIVORS else ""
+    count = units.count(len(names), "process is", "processes are")
+    report.problems.append(
+        f"{count} still running, although the process that started the run is gone: "
+        f"{', '.join(names[:_MAX_SURVIVORS])}{more_text}; autoprof stacks {run.id} shows where they are"
+    )
+
+
+# Maximum number of running processes that are named.
+_MAX_SURVIVORS = 8
+
+
 def _check_end(report: Report, run: runs.Run) -> None:
-    if run.state == UNFINISHED:
+    if run.state == UNFINISHED and not run.survivors:
         report.problems.append(
             "the process that started the run is gone without recording its end: it was killed by a signal, called "
             "os._exit or os.exec, or found the disk full; run.json is as it was at the start"

@@ -434,12 +434,12 @@ def _running_run(parsed: argparse.Namespace) -> runs.Run:
         NotFound: No run matches, or the run is not running.
     """
     chosen_run = arguments.find_run(parsed)
-    if parsed.name == runs.LATEST and not chosen_run.state.startswith("running"):
+    if parsed.name == runs.LATEST and not chosen_run.is_running:
         # An earlier run may still be running.
         for run in reversed(runs.runs(arguments.parent(parsed))):
-            if run.state.startswith("running"):
+            if run.is_running:
                 return run
-    if not chosen_run.state.startswith("running"):
+    if not chosen_run.is_running:
         raise runs.NotFound(f"run {chosen_run.id} is not running: its state is {chosen_run.outcome}")
     return chosen_run
 

@@ -16,8 +16,9 @@ _ENDS = ("SignalException", "KeyboardInterrupt", "SystemExit")
 def hang_came_first(run: Run, died: Sequence[Death]) -> bool:
     """Return True if the deaths of a run are a consequence of its last hang.
 
-    That is so if processes that had written their stacks for the hang died in the same step: they were killed, or a
-    collective timed out. A crash, another exception, or a kill for memory is a cause of its own.
+    That is so if processes of the hang outlive the process that started the run, or if processes that had written
+    their stacks for the hang died in the same step: they were killed, or a collective timed out. A crash, another
+    exception, or a kill for memory is a separate cause.
 
     Args:
         run: The run.
@@ -29,6 +30,8 @@ def hang_came_first(run: Run, died: Sequence[Death]) -> bool:
     stuck = {(process.host, process.pid) for process in hang.processes}
     died_stuck = [death for death in died if (death.host, death.pid) in stuck and death.step == hang.step]
     first = died[0]
+    if first.started and any((state.host, state.pid) in stuck for state in run.survivors):
+        return True
     if first in died_stuck:
         return _gave_up(first)
     return first.started and bool(died_stuck) and (_gave_up(first) or _ends_run(first))

@@ -360,6 +360,22 @@ def _stuck_call(
     )
 
 
+def _present_places(rank: int, others: Sequence[int], process_of: Mapping[int | None, Process]) -> str:
+    """Return a text about the functions in which the two sides of different calls are: a rank, and the other ranks."""
+    sides = [[rank], others]
+    texts = []
+    for side in sides:
+        here = [of for each in side if (of := process_of.get(each)) is not None and of.place]
+        side_places = {of.place for of in here}
+        if len(side_places) != 1:
+            return ""
+        who = here[0].name if len(side) == 1 else "the others"
+        texts.append(f"{who} {'is' if len(side) == 1 else 'are'} in {side_places.pop()}")
+    if len({text.partition(" in ")[2] for text in texts}) == 1:
+        return f"; all are in {texts[0].partition(' in ')[2]}"
+    return f"; {', '.join(texts)}"
+
+
 def flight_records(processes: Sequence[Process]) -> list[Record]:
     """Return the flight records of the processes.
 
@@ -375,7 +391,9 @@ def flight_records(processes: Sequence[Process]) -> list[Record]:
 
 def collective(stuck: Stuck, processes: Sequence[Process]) -> Sentence:
     """Return a sentence about the ranks that did not join a collective, or that called another collective."""
-    process_of = {process.joined_as: process for process in processes if process.world == stuck.world}
+    process_of: dict[int | None, Process] = {
+        process.joined_as: process for process in processes if process.world == stuck.world
+    }
     role = roles(processes).get(next(iter(process_of.values())).label, "") if process_of else ""
     stages = Counter(
         process.stage.name
@@ -403,6 +421,7 @@ def collective(stuck: Stuck, processes: Sequence[Process]) -> Sentence:
     text = f"{name_ranks(ranks, role)} called {first_call} as #{stuck.number}{stage}"
     others = [each for each in stuck.waiting if each not in ranks]
     text += f", {f'rank {others[0]}' if len(others) == 1 else 'the others'} {stuck.called}"
+    text += _present_places(ranks[0], others, process_of)
     other_texts = [f"rank {each} called {other}" for each, other in other_calls if other != first_call]
     caller_process = process_of.get(rank)
     file = caller_process.file if caller_process is not None else ""

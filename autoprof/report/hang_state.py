@@ -100,7 +100,7 @@ def read_open_spans(run: Run, shifts_ns: Mapping[str, int]) -> OpenSpans:
         shifts_ns: Dict from each host to the nanoseconds to add to its times.
     """
     now_ns = time.time_ns()
-    going_on, started_ns = run.state.startswith("running"), round(run.info.started * 1e9)
+    going_on, started_ns = run.is_running, round(run.info.started * 1e9)
     states = processes.without_past(run.processes, started_ns, shifts_ns)
     ends = processes.ends(states, going_on, now_ns, shifts_ns)
     return OpenSpans(
@@ -200,6 +200,7 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
         host: The host of the process.
         pid: The pid of the process.
         label: The title of the process without numbers. Processes with the same label do the same work.
+        title: The title of the process for sentences, without the paths of folders.
         rank: The rank of the process. None if it is unknown, or if several processes of the role have this rank.
         unix_ns: The time at which the process wrote its stacks.
         spans: The open spans of the process, oldest first.
@@ -239,6 +240,7 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     flight_record: str
     joined_as: int | None
     file: str
+    title: str = ""
     silent_s: float | None = None
     stopped: bool = False
 
@@ -275,10 +277,12 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """Return the name of the process in sentences: `actor rank 3`, or else the label, the pid and the host."""
+        """Return the name of the process in sentences: `actor rank 3`, or else its title, the pid and the host."""
         if self.rank is not None and self.role and any(span.rank == self.rank for span in self.spans):
             return f"{self.role} rank {self.rank}"
-        return f"{self.label or 'process'} (pid {self.pid} on {self.host})"
+        if self.flight_record and self.joined_as is not None:
+            return f"rank {self.joined_as} (pid {self.pid} on {self.host})"
+        return f"{self.title or self.label or 'process'} (pid {self.pid} on {self.host})"
 
 
 class Hang(msgspec.Struct, frozen=True, kw_only=True):
@@ -351,6 +355,7 @@ def _process(path: Path, left_out: list[str]) -> Process | None:
         host=writable(stacks.host),
         pid=stacks.pid,
         label=title_without_numbers(stacks.process),
+        title=short_title(stacks.process),
         rank=stacks.rank,
         unix_ns=stacks.unix_ns,
         spans=_kept(stacks.spans),
@@ -377,6 +382,13 @@ def _kept(spans: Sequence[OpenSpan]) -> list[OpenSpan]:
 
 def _writable(frame: Frame) -> Frame:
     return Frame(writable(frame.function), writable(frame.file), frame.line)
+
+
+def short_title(process: str) -> str:
+    """Return the title of a process for a sentence: without folders, and without the method of a Ray actor."""
+    title = writable(process.strip())
+    actor = re.search(r"ray::(\w+)", title)
+    return f"ray::{actor[1]}" if actor is not None else " ".join(word.rpartition("/")[2] for word in title.split())[:80]
 
 
 def title_without_numbers(process: str) -> str:

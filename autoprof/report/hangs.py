@@ -385,7 +385,8 @@ def _finding_of_hang(
     ]
     sentences = sentences or list(busy(processes)) or list(waiting(processes)) or list(_innermost(spans))
     evidence = [f"the stacks of all processes are in {hang.folder}"]
-    finding = _finding(hang.step, age, going_on, sentences, evidence, hang.folder)
+    is_at_least = not going_on and took_s is None and not opened.ended_ns
+    finding = _finding(hang.step, age, going_on, sentences, evidence, hang.folder, is_at_least)
     return finding, [*hang.left_out, *left_out]
 
 
@@ -488,7 +489,13 @@ def _innermost(spans: Sequence[Spans]) -> Iterator[Sentence]:
 
 
 def _finding(
-    step: int | None, age: float, going_on: bool, sentences: Sequence[Sentence], evidence: list[str], folder: str = ""
+    step: int | None,
+    age: float,
+    going_on: bool,
+    sentences: Sequence[Sentence],
+    evidence: list[str],
+    folder: str = "",
+    is_at_least: bool = False,
 ) -> Finding:
     """Return the finding about a stuck step. The first sentence is its text, the others become evidence.
 
@@ -499,10 +506,12 @@ def _finding(
         sentences: The sentences about the step, the most certain first.
         evidence: The last texts of the evidence.
         folder: The folder with the stacks of the processes. Empty for a step without stacks.
+        is_at_least: True if the step was stuck for longer, because the end of the run is unknown.
     """
     first, *others = sentences or [Sentence("no process reports where it is")]
     subject = "the run" if step is None else f"step {step}"
-    begin = f"{subject} {'has been' if going_on else 'was'} stuck for {seconds(age)}"
+    duration = f"at least {seconds(age)}" if is_at_least else seconds(age)
+    begin = f"{subject} {'has been' if going_on else 'was'} stuck for {duration}"
     return Finding(
         kind=HANG,
         text=f"{begin}: {first.text}",

@@ -12,7 +12,7 @@ from autoprof.base.redact import writable
 from autoprof.base.units import seconds
 from autoprof.report import places
 from autoprof.report.collectives import Stuck
-from autoprof.report.hang_state import Hang, OpenSpans, Process, roles, title_without_numbers
+from autoprof.report.hang_state import Hang, OpenSpans, Process, roles, short_title, title_without_numbers
 from autoprof.report.model import name_ranks, plural
 from autoprof.rundir import layout, processes
 from autoprof.rundir.processes import ProcessState
@@ -40,6 +40,7 @@ def silent_processes(hang: Hang, opened: OpenSpans) -> list[Process]:
                 host=writable(state.host),
                 pid=state.pid,
                 label=label,
+                title=short_title(state.process),
                 rank=rank,
                 unix_ns=known.unix_ns if known is not None else _until_ns(opened),
                 spans=spans,

@@ -318,10 +318,24 @@ class Run:
         current = state(self.info, Path(self.path))
         return f"{current} (off)" if current == "running" and layout.switched_off(RunDir(Path(self.path))) else current
 
+    @cached_property
+    def survivors(self) -> list[ProcessState]:
+        """Return the processes that are running although the process that started the run vanished."""
+        if self.state != UNFINISHED:
+            return []
+        return [process for process in self.processes if process.state == processes.RUNNING]
+
+    @property
+    def is_running(self) -> bool:
+        """Return True if the run is running, or if some of its processes outlive the process that started it."""
+        return self.state.startswith("running") or bool(self.survivors)
+
     @property
     def outcome(self) -> str:
         """Return the state of the run. If the state is `failed`, add the type of the exception and the exit status."""
         current = self.state
+        if self.survivors:
+            return f"{current} ({units.count(len(self.survivors), 'process', 'processes')} still running)"
         if current != FAILED:
             return current
         status = exit_status(Path(self.path))

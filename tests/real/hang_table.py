@@ -87,13 +87,26 @@ RIGHT = [
     ),
     late("launcher-term", "time.sleep(600) # HERE", "has not joined", "@HERE", launcher=True, act="TERM"),
     late("ranks-term", "time.sleep(600) # HERE", "has not joined", "@HERE", act="TERM"),
-    late("launcher-kill", "time.sleep(600) # HERE", "has not joined", "@HERE", launcher=True, act="KILL launcher"),
     late(
-        "sigkill", "os.kill(os.getpid(), signal.SIGKILL)", "was killed by SIGKILL", "reward", launcher=True, wait_s=60
+        "launcher-kill",
+        "time.sleep(600) # HERE",
+        "has not joined",
+        "@HERE",
+        launcher=True,
+        act="KILL launcher",
+        notes=("2 processes are still running", "actor rank 0 (pid "),
+    ),
+    late(
+        "sigkill",
+        "os.kill(os.getpid(), signal.SIGKILL)",
+        "was killed by SIGKILL",
+        "in update_actor",
+        launcher=True,
+        wait_s=60,
     ),
     late("segfault", "import ctypes; ctypes.string_at(0) # HERE", "SIGSEGV", "@HERE", launcher=True, wait_s=60),
     late("value-error", 'raise ValueError("no score") # HERE', "no score", "@HERE", launcher=True, wait_s=60),
-    late("exit", "os._exit(3)", "exited with status 3", "reward", launcher=True, wait_s=60),
+    late("exit", "os._exit(3)", "exited with status 3", "in update_actor", launcher=True, wait_s=60),
     late("http", _SERVER + 'import urllib.request\nurllib.request.urlopen(f"http://localhost:{port}") # HERE', "@HERE"),
     Row(
         "first-step",
@@ -107,7 +120,7 @@ RIGHT = [
     Row(
         "mismatch",
         "def body(number):\n    reduce()\n    if number == 4:\n        stuck()\n        if RANK == 1:\n"
-        "            dist.barrier() # HERE\n        else:\n            reduce()\n            reduce() # THERE\n"
+        "            dist.barrier() # HERE\n        else:\n            dist.all_reduce(torch.ones(4)) # THERE\n"
         "begin()\nsteps(body)",
         "actor rank 1",
         ("barrier", "@HERE"),

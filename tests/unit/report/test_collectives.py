@@ -56,7 +56,8 @@ def test_a_rank_with_another_shape_is_named_with_both(hung: HungRun) -> None:
         entries = [join(4, True), join(5, size=8 if rank == 1 else 4)]
         hung.stack(ALL_REDUCE, rank=rank, role="actor", stage="update_actor", record=flight_record(entries, 3))
     assert said(hung) == (
-        "actor rank 1 called all_reduce of [8] Float as #5 in update_actor, the others all_reduce of [4] Float"
+        "actor rank 1 called all_reduce of [8] Float as #5 in update_actor, the others all_reduce of [4] Float; "
+        "all are in actor.py:300 update"
     )
 
 
@@ -64,7 +65,10 @@ def test_a_rank_with_another_collective_is_named_with_both(hung: HungRun) -> Non
     for rank in range(3):
         entries = [join(5, name="nccl:broadcast" if rank == 1 else "nccl:all_reduce")]
         hung.stack(ALL_REDUCE, rank=rank, role="actor", stage="update_actor", record=flight_record(entries, 3))
-    assert said(hung) == "actor rank 1 called broadcast as #5 in update_actor, the others all_reduce"
+    assert (
+        said(hung)
+        == "actor rank 1 called broadcast as #5 in update_actor, the others all_reduce; all are in actor.py:300 update"
+    )
 
 
 def test_a_rank_that_is_late_because_it_waits_for_another_one_is_not_the_first_named(tmp_path: Path) -> None:
