@@ -169,7 +169,7 @@ class _Reading:
             state=run.state,
             started_ns=round(run.info.started * 1e9) or None,
             hosts=list(dict.fromkeys([*run.info.hosts, *(file.host for file in self._files)])),
-            versions={name: version for name, version in run.info.versions.items() if version},
+            versions=_versions(run),
             steps=overview.rows,
             stages=self._stages,
             kinds=shares_of_kinds(overview.rows, self._stages),

@@ -483,7 +483,7 @@ class RunFigures(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     started_ns: int | None  # The start of the run, in ns since the epoch.
     hosts: list[str]
-    versions: dict[str, str]
+    versions: dict[str, str]  # The versions of Python, the targets, torch and the GPU driver, by name.
     # The steps, ordered by number. If a step ran again after the run was resumed, only its last execution is listed.
     steps: list[StepRow]
     stages: list[StageShare]  # The stages, the longest seconds first, then `other`, then `autoprof's own`.

@@ -7,6 +7,7 @@ whole or not at all. An exception gets a line for the innermost step or stage th
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from _thread import get_ident
@@ -519,7 +520,7 @@ class _TimelineState(process.State):
 _state = _TimelineState()
 
 
-_MAX_TITLE_CHARS, _MAX_COMMAND_BYTES = 200, 4096
+_MAX_TITLE_CHARS, _MAX_COMMAND_BYTES, _MAX_VERSION_BYTES = 200, 4096, 4096
 
 
 class LoggedHook(Protocol):
@@ -674,7 +675,8 @@ class HookLog:
         states = {key: state for key, state in states.items() if state != "skipped"}
         self._facts = self._new_facts()
         hook_lines = [line for line in lines if begins_file or line.state == "failed"]
-        return self._facts | {"hooks": states}, [*hook_lines, *list(self.errors.values())]
+        versions = base_versions() | self.versions
+        return self._facts | {"hooks": states, "versions": versions}, [*hook_lines, *list(self.errors.values())]
 
     def _new_facts(self) -> dict[str, Any]:
         return {"process": process_title(), "node": self.node, "ray": self.ray, "versions": dict(self.versions)}
@@ -697,6 +699,16 @@ class HookLog:
                 self._timeline.write(*lines)
         if writing.failed:
             self._worth_writing = False
+
+
+def base_versions() -> dict[str, str]:
+    """Return the versions of torch, if this process has imported it, and of the driver of the host's GPUs, if any."""
+    torch_version = str(getattr(sys.modules.get("torch"), "__version__", ""))
+    # NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2024
+    nvidia = re.search(r"\d+\.\d[\d.]*", files.text("/proc/driver/nvidia/version", _MAX_VERSION_BYTES))
+    amd_version = files.text("/sys/module/amdgpu/version", _MAX_VERSION_BYTES).strip()
+    found = {"torch": torch_version, "nvidia driver": nvidia[0] if nvidia else "", "amdgpu driver": amd_version}
+    return {name: version for name, version in found.items() if version}
 
 
 def process_title() -> str:

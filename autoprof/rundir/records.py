@@ -152,7 +152,7 @@ class RunFile(Struct, frozen=True, kw_only=True, omit_defaults=True):
     autoprof: str  # The version of autoprof.
     settings: RunSettings  # The run's settings.
     hosts: list[str]  # The hosts of the processes that have a journal.
-    versions: dict[str, str]  # The versions of the targets, by package.
+    versions: dict[str, str]  # The versions of the targets, of torch and of the GPU driver, by name.
     recipes: list[str]  # The recipes of which at least one hook was applied.
     # `running`, `ended`, or `failed` if an exception ended the run. If the state is `running` but the process that
     # started the run no longer exists, it was killed, or ended by `os._exit`; commands then show `unfinished`.
@@ -356,7 +356,7 @@ class ProcessLine(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_fie
     python: str = ""  # The version of Python.
     node: str = ""  # Ray's id of the node.
     ray: str = ""  # The address of the node's Ray cluster.
-    versions: dict[str, str] = {}  # The versions of the imported targets, by package.
+    versions: dict[str, str] = {}  # The versions of the imported targets, of torch and of the GPU driver, by name.
     # The file to which the process writes its stderr, if no other process writes to that file. Ray's workers have one.
     stderr: str = ""
     memory: MemoryState = MemoryState()  # The memory of the process when the line was written.

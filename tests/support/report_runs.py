@@ -227,6 +227,7 @@ def write(
         "state": "ended",
         "ended": START_NS / 1e9 + 600,
         "hosts": list(HOSTS),
+        "python": "3.12.3",
         "versions": {"verl": "0.9.1", "ray": "2.60.0", "vllm": "0.27.1"},
     }
     (folder / "run.json").write_text(json.dumps(info))

@@ -78,6 +78,7 @@ def test_a_run_with_planted_causes(show: Show, tmp_path: Path) -> None:
     report_runs.write(run, captured=5, slow_tool=5, slow_rank=9)
     page = show(build.figures(runs.read(run))).page
     assert page.title() == "20261122-010203-abcdef · autoprof"
+    assert (page.locator(".about").text_content() or "").count("python\xa03.12.3, verl\xa00.9.1") == 1
     steps = chart(page, "run")
     # The hover text of a bar lists the stages of the step.
     assert steps.locator(".tall rect").count() == 12

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import shutil
+import sys
 import threading
 import time
 from collections import Counter
@@ -523,3 +524,22 @@ def test_a_process_that_is_killed_leaves_whole_lines(run: Runtime, after_lines: 
     found = [int(line["name"]) for line in lines if line["kind"] != "process"]
     assert found == list(range(len(found)))
     assert len(found) > after_lines - journal._FLUSH_LINES
+
+
+@pytest.mark.parametrize(
+    ("content", "version"),
+    [
+        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2024\n", "550.54.15"),
+        ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  575.57.08  Release Build\nGCC 12.3", "575.57.08"),
+        ("", None),
+    ],
+)
+def test_a_journal_names_torch_and_the_driver(
+    run: Runtime, monkeypatch: pytest.MonkeyPatch, content: str, version: str | None
+) -> None:
+    monkeypatch.setattr(journal.files, "text", lambda path, _=-1: content if "nvidia" in str(path) else "")
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(__version__="2.99.0"))  # type: ignore[arg-type]
+    run.timeline.begin_part()
+    versions = written(run)[0]["versions"]
+    assert versions["torch"] == "2.99.0"
+    assert versions.get("nvidia driver") == version
