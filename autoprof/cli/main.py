@@ -61,6 +61,7 @@ TASKS: dict[str, dict[str, tuple[str, str, dict[str, str]]]] = {
                 "autoprof report latest --step 7": "show step 7 in detail",
                 "autoprof report": "report on the last run",
                 "autoprof report latest --against 20261120": "compare the last run with another",
+                "autoprof report autoprof_runs": "show all runs of a folder beside each other",
                 "autoprof report --md - > report.md": "write Markdown",
             },
         ),

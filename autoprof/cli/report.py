@@ -12,7 +12,7 @@ import msgspec
 from autoprof.base import files
 from autoprof.base.redact import plain
 from autoprof.base.units import number, seconds, share
-from autoprof.cli import arguments, console
+from autoprof.cli import arguments, console, report_runs
 from autoprof.cli.console import complain
 from autoprof.report import build, html, markdown
 from autoprof.report.build import ReportRequest
@@ -28,7 +28,9 @@ _COSTS = "costs"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    arguments.add_run(parser)
+    parser.add_argument(
+        "names", nargs="*", metavar="RUN", help="a run, as for ls (default: latest); several runs or a folder: a table"
+    )
     parser.add_argument(
         "--step", type=int, metavar="N", help="the step to show in detail (default: slow and captured ones)"
     )
@@ -43,9 +45,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(parsed: argparse.Namespace) -> int:
     """Run the command and return its exit status."""
     try:
-        request = _request(parsed)
+        named_runs = report_runs.several(parsed)
+        request = None if named_runs else _request(parsed)
     except ValueError as error:
         return complain(f"report: {error}", 2)
+    try:
+        if request is None:
+            return report_runs.write(parsed, named_runs)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        return _cannot_write(error)
     with console.reading() as progress:
         figures = build.report_figures(request, progress)
     try:
@@ -54,7 +64,11 @@ def run(parsed: argparse.Namespace) -> int:
     except BrokenPipeError:
         raise
     except OSError as error:
-        return complain(f"report: {f'{error.filename}: {error.strerror}' if error.filename else error}", 1)
+        return _cannot_write(error)
+
+
+def _cannot_write(error: OSError) -> int:
+    return complain(f"report: {f'{error.filename}: {error.strerror}' if error.filename else error}", 1)
 
 
 def _request(parsed: argparse.Namespace) -> ReportRequest:
@@ -66,7 +80,7 @@ def _request(parsed: argparse.Namespace) -> ReportRequest:
     """
     if parsed.json and parsed.md == "-":
         raise ValueError("--json and --md can't both go to standard output")
-    run = arguments.find_run(parsed)
+    run = runs.find(arguments.parent(parsed), parsed.names[0] if parsed.names else "latest")
     against, against_step = _run_to_compare(parsed, run)
     request = ReportRequest(run=run, step=parsed.step, against=against, against_step=against_step)
     if against_step is not None and request.step is None:

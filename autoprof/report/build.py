@@ -169,13 +169,13 @@ class _Reading:
             state=run.state,
             started_ns=round(run.info.started * 1e9) or None,
             hosts=list(dict.fromkeys([*run.info.hosts, *(file.host for file in self._files)])),
-            versions=_versions(run),
+            versions=versions_of(run),
             steps=overview.rows,
             stages=self._stages,
             kinds=shares_of_kinds(overview.rows, self._stages),
             basis=basis(overview.rows) if overview.rows else "",
             median_s=median(row.seconds for row in typical_rows) if typical_rows else None,
-            tokens_per_s=_tokens_per_s(typical_rows),
+            tokens_per_s=tokens_per_s(typical_rows),
             findings=_ordered(run, death_findings, findings.abridged(step_findings)),
             details=[_with_findings(step, step_findings) for step in steps],
             comparison=None,
@@ -304,7 +304,12 @@ def _ordered(run: Run, death_findings: list[Finding], others: list[Finding]) -> 
     return [*death_findings, *others]
 
 
-def _tokens_per_s(rows: Sequence[StepRow]) -> float | None:
+def versions_of(run: Run) -> dict[str, str]:
+    """Return the versions of Python, the targets, torch and the GPU driver, by name."""
+    return {name: version for name, version in ({"python": run.info.python} | run.info.versions).items() if version}
+
+
+def tokens_per_s(rows: Sequence[StepRow]) -> float | None:
     """Return the response tokens per second of the steps, or None if their tokens are unknown."""
     counted_steps = [(row.response_tokens, row.seconds) for row in rows if row.response_tokens is not None]
     total_s = sum(took for _, took in counted_steps)

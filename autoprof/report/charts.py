@@ -14,6 +14,7 @@ import msgspec
 
 from autoprof.base import units
 from autoprof.report import model
+from autoprof.report.beside import RunRow
 from autoprof.report.model import OTHER, OWN, Lane, Part, SampleFigures, StepFigures, StepRow
 
 _FAMILIES = {
@@ -252,6 +253,36 @@ def steps_chart(steps: Sequence[StepRow], kinds: Mapping[str, str]) -> StepsChar
         y_ticks=_axis(top),
         rate_ticks=_axis(top_rate, "number", 3) if top_rate else [],
         rate=_line([(start + step_range / 2, rate) for start, rate in zip(starts, rates, strict=True)], top_rate),
+        key=key_of(families.values()),
+    )
+
+
+def runs_chart(runs: Sequence[RunRow], kinds: Mapping[str, str]) -> StepsChart:
+    """Return a chart with a bar for each run, which is stacked from the times of its stages, and its tokens per second.
+
+    Args:
+        runs: The runs, in the order of the bars.
+        kinds: The kind of each stage by its name, in the order of the stack.
+    """
+    families = {name: family(name, kind) for name, kind in kinds.items()}
+    means = [{name: run.stages.get(name, 0.0) for name in kinds} for run in runs]
+    top = 1.05 * max([sum(mean.values()) for mean in means] + [1e-9])
+    top_rate = 1.1 * max([run.tokens_per_s or 0.0 for run in runs], default=0.0)
+    hovers = []
+    for number, (run, mean) in enumerate(zip(runs, means, strict=True)):
+        stages = [f"{units.short(name)}: {units.seconds(took)}" for name, took in reversed(list(mean.items())) if took]
+        title = f"{number + 1}: {units.short(run.id)}: {units.seconds(run.median_s)} a step"
+        rate_text = f"{units.short(run.id)}: {units.number(run.tokens_per_s)} tokens/s"
+        hovers.append(Hover(number, 1, "\n".join([title, *stages]), rate_text))
+    return StepsChart(
+        width=max(1, len(runs)),
+        paths=_stacks(means, range(len(runs)), 1, top, families),
+        hovers=hovers,
+        marks=[],
+        x_ticks=_step_ticks(1, len(runs), len(runs)) if runs else [],
+        y_ticks=_axis(top),
+        rate_ticks=_axis(top_rate, "number", 3) if top_rate else [],
+        rate=_line([(number + 0.5, run.tokens_per_s) for number, run in enumerate(runs)], top_rate),
         key=key_of(families.values()),
     )
 

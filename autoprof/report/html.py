@@ -21,6 +21,7 @@ import msgspec
 from autoprof import __version__
 from autoprof.base import files, units
 from autoprof.report import charts, model
+from autoprof.report.beside import RunTable
 from autoprof.report.hang_state import open_for
 from autoprof.report.model import DeviceShares, Finding, RunFigures, StepFigures, StepRow
 from autoprof.report.overview import without_autoprof
@@ -92,6 +93,39 @@ def page(figures: RunFigures) -> str:
             for stage in figures.stages
             if stage.share is not None
         ],
+    )
+
+
+def write_runs(table: RunTable, path: Path) -> None:
+    """Write the page of a report on several runs to a file. The file appears only once it is complete.
+
+    Raises:
+        MissingExtra: jinja2 is not installed.
+        OSError: The page can't be written.
+    """
+    files.write(path, runs_page(table).encode("utf-8", "backslashreplace"))
+
+
+def runs_page(table: RunTable) -> str:
+    """Return the page of a report on several runs as HTML.
+
+    Raises:
+        MissingExtra: jinja2 is not installed.
+    """
+    script = _template_text("page.js")
+    kinds = {name: next(filter(None, (row.kinds.get(name) for row in table.runs)), "") for name in table.stages}
+    return (
+        _environment()
+        .get_template("runs.html")
+        .render(
+            table=table,
+            version=__version__,
+            style=_template_text("page.css"),
+            script=script,
+            policy=policy(script),
+            families={name: charts.family(name, kind) for name, kind in kinds.items()},
+            chart=charts.runs_chart(table.runs, kinds),
+        )
     )
 
 

@@ -7,8 +7,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from autoprof.base.redact import plain
-from autoprof.base.units import change, number, seconds, share
+from autoprof.base.units import change, moment, number, seconds, share
 from autoprof.report import model
+from autoprof.report.beside import RunTable
 from autoprof.report.details import place_of
 from autoprof.report.hang_state import open_for
 from autoprof.report.model import (
@@ -34,6 +35,35 @@ _SPECIAL = re.compile(r"([\\`*\[\]|~$]|(?<![^\W_])_|_(?![^\W_]))")
 def text(figures: RunFigures) -> str:
     """Return the report as Markdown."""
     return "".join(f"{block}\n\n" for block in _blocks(figures))
+
+
+def text_of_runs(table: RunTable) -> str:
+    """Return a report on several runs as Markdown."""
+    stages = table.stages[: _MAX_ROWS // 2]
+    rows = [
+        [
+            _safe(row.id),
+            moment(row.started_ns),
+            seconds(row.median_s),
+            row.basis or "-",
+            number(row.tokens_per_s),
+            *(seconds(row.stages.get(stage)) for stage in stages),
+        ]
+        for row in table.runs
+    ]
+    blocks = [
+        f"# autoprof: {several(len(table.runs), 'run')}",
+        _table(["run", "started", "a step", "of", "tokens/s", *map(_safe, stages)], rows),
+    ]
+    if table.versions:
+        versions = [
+            [_safe(row.id), *(_safe(row.versions.get(name, "-")) for name in table.versions)] for row in table.runs
+        ]
+        blocks += ["## Different versions", _table(["run", *map(_safe, table.versions)], versions)]
+    if any(row.words for row in table.runs):
+        commands = [[_safe(row.id), _safe(" ".join(row.words)) or "-"] for row in table.runs]
+        blocks += ["## Different commands", _table(["run", "words"], commands)]
+    return "".join(f"{block}\n\n" for block in blocks)
 
 
 def _blocks(run: RunFigures) -> Iterable[str]:

@@ -111,7 +111,7 @@
   }
 
   // Flame graphs. A node is [index of the caller, name, category, microseconds].
-  const flames = JSON.parse(document.getElementById("flames").textContent);
+  const flames = JSON.parse(document.getElementById("flames")?.textContent ?? "{}");
   const seconds = (us) => (us >= 1e6 ? (us / 1e6).toPrecision(3) + " s" : (us / 1e3).toPrecision(3) + " ms");
   const made = (tag, text, name = "") => Object.assign(document.createElement(tag), { textContent: text, className: name });
   const speedscope = (name, threads) => {

@@ -1,0 +1,110 @@
+"""`autoprof report` with several runs: shows them beside each other."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from autoprof.base import files
+from autoprof.base.redact import plain
+from autoprof.base.units import moment, number, seconds
+from autoprof.cli import arguments, console
+from autoprof.cli.console import complain
+from autoprof.report import beside, html, markdown
+from autoprof.report.beside import RunTable
+from autoprof.rundir import runs
+from autoprof.rundir.file_names import RUN
+from autoprof.rundir.runs import Run
+
+# Name of the page, in the folder of the first run.
+RUNS_PAGE = "runs.html"
+# Maximum number of columns of stages in the terminal, and of runs whose versions and commands are printed.
+_MAX_STAGES, _MAX_DIFFERENT = 4, 20
+
+
+def several(parsed: argparse.Namespace) -> list[Run]:
+    """Return the runs that the arguments name: several runs, or a folder with runs. Return an empty list for one run.
+
+    Raises:
+        NotFound: No run matches a name, or several do.
+        ValueError: Another argument needs a single run.
+    """
+    names = parsed.names
+    folders = [name for name in names if _is_folder_of_runs(Path(name))]
+    if len(names) < 2 and not folders:
+        return []
+    for option, value in (("--step", parsed.step), ("--against", parsed.against)):
+        if value is not None:
+            raise ValueError(f"{option} takes one run; got {', '.join(names)}")
+    found: list[Run] = []
+    for name in names:
+        found += runs.runs(Path(name)) if name in folders else [runs.find(arguments.parent(parsed), name)]
+    return found
+
+
+def _is_folder_of_runs(path: Path) -> bool:
+    return path.is_dir() and not (path / RUN).is_file() and bool(runs.runs(path))
+
+
+def write(parsed: argparse.Namespace, named_runs: Sequence[Run]) -> int:
+    """Report several runs, and return the exit status.
+
+    Raises:
+        OSError: A file can't be written.
+    """
+    with console.reading() as progress:
+        table = beside.table(named_runs, progress)
+    page = parsed.output or (None if parsed.json or parsed.md else Path(named_runs[0].path).parent / RUNS_PAGE)
+    if parsed.json:
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(table), indent=1).decode() + "\n")
+    if parsed.md == "-":
+        sys.stdout.write(markdown.text_of_runs(table))
+    elif parsed.md:
+        files.write(parsed.md, markdown.text_of_runs(table).encode("utf-8", "backslashreplace"))
+    out = sys.stderr if parsed.json or parsed.md == "-" else sys.stdout
+    if out is sys.stdout:
+        show(table)
+    status = 0
+    if page is not None:
+        try:
+            html.write_runs(table, page)
+            print(f"report: {page}", file=out)
+        except html.MissingExtra as error:
+            status = complain(f"report: {error}", 1)
+    if parsed.md and parsed.md != "-":
+        print(f"written: {parsed.md}", file=out)
+    return status
+
+
+def show(table: RunTable) -> None:
+    """Print a table of the runs, and their different versions and commands."""
+    stages = table.stages[:_MAX_STAGES]
+    header = ["run", "started", "steps", "a step", "tokens/s", *stages]
+    rows = [
+        [
+            row.id,
+            moment(row.started_ns).removesuffix(" UTC"),
+            str(row.steps),
+            seconds(row.median_s),
+            number(row.tokens_per_s),
+            *(seconds(row.stages.get(stage)) for stage in stages),
+        ]
+        for row in table.runs
+    ]
+    console.show(header, rows, drop=("started", *reversed(stages), "steps"))
+    if len(table.runs) > _MAX_DIFFERENT:
+        print("", "the page and the JSON have the different versions and commands", "", sep="\n")
+        return
+    if table.versions:
+        print()
+        versions = [[row.id, *(row.versions.get(name, "-") for name in table.versions)] for row in table.runs]
+        console.show(["run", *table.versions], versions)
+    if any(row.words for row in table.runs):
+        print()
+        for row in table.runs:
+            print(*console.wrapped(plain(f"{row.id}: {' '.join(row.words) or '-'}")), sep="\n")
+    print()
