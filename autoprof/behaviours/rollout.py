@@ -38,6 +38,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         action: `start`: record the step. `stop`: stop the recording. `lead`: only the trainer opens the engine's
             windows from now on.
         step: Global step to record.
+        loop: Number of the step's loop.
         replica: Number of the engine's replica.
         rank: First global rank that the replica owns.
         overrides: Settings of the window.
@@ -55,6 +56,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     replicas_in_one: bool = False
     reason: str = ""
     run: str = ""
+    loop: Annotated[int, msgspec.Meta(ge=1)] = 1
 
     @classmethod
     def read(cls, sent: dict[str, Any] | bytes | str) -> Request:
@@ -94,6 +96,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         rank = self.rank if rank is None else rank
         return Subject(
             step=self.step,
+            loop=self.loop,
             role=ROLE,
             stage=ROLE,
             stage_kind=values.GENERATE,
@@ -342,8 +345,14 @@ class _Engine(msgspec.Struct, eq=False):
         return range(self.number * self.size, (self.number + 1) * self.size)
 
     def request(self, action: Action, window: _RolloutWindow) -> Request:
-        rank = self.ranks.start
-        return Request(action=action, step=window.step, replica=self.number, rank=rank, overrides=window.overrides)
+        return Request(
+            action=action,
+            step=window.step,
+            loop=window.loop,
+            replica=self.number,
+            rank=self.ranks.start,
+            overrides=window.overrides,
+        )
 
     def send(self, action: Action, window: _RolloutWindow) -> Any:
         return self.method.remote(autoprof=self.request(action, window).fields())
@@ -371,8 +380,9 @@ class _LateAnswer(NamedTuple):
 
 
 class _RolloutWindow:
-    def __init__(self, step: int, overrides: dict[str, Any], call: Call, groups: list[Replicas]) -> None:
+    def __init__(self, step: int, loop: int, overrides: dict[str, Any], call: Call, groups: list[Replicas]) -> None:
         self.step = step
+        self.loop = loop
         self.overrides = overrides
         self.engines = [engine for group in groups for engine in group.engines(call)]
 
@@ -402,9 +412,9 @@ def first_ranks(call: Call, groups: list[Replicas]) -> dict[int, int]:
     return {engine.number: engine.ranks.start for group in groups for engine in group.engines(call)}
 
 
-def open_window(step: int, overrides: dict[str, Any], call: Call, groups: list[Replicas]) -> None:
-    """Register the engines and the settings of a captured step."""
-    _state.window = _RolloutWindow(step, overrides, call, groups)
+def open_window(step: int, loop: int, overrides: dict[str, Any], call: Call, groups: list[Replicas]) -> None:
+    """Register the engines and the settings of a captured step of a loop."""
+    _state.window = _RolloutWindow(step, loop, overrides, call, groups)
 
 
 def start(run: runtime.Runtime) -> Generator[Wait, Any, list[_Engine]]:

@@ -480,7 +480,12 @@ class OverHttp(Behaviour):
                 # A server with its own run uses its own settings.
                 overrides = announcement.overrides if _state.directories[url] == directory else {}
                 request = Request(
-                    action="start", step=announcement.step, replica=index, rank=index, overrides=overrides
+                    action="start",
+                    step=announcement.step,
+                    loop=announcement.loop,
+                    replica=index,
+                    rank=index,
+                    overrides=overrides,
                 )
                 starts.append((url, request))
         answers = yield from _ask_all(starts, settings)

@@ -35,7 +35,7 @@ from autoprof.rundir.records import EXPORT, CaptureMeta, Clock, Moment
 
 
 class Subject(msgspec.Struct, frozen=True, kw_only=True):
-    """The work that a capture records: the step, role, stage and rank.
+    """The work that a capture records: the step, the loop of the step, role, stage and rank.
 
     `rank` is the global rank. Only subjects of rollout engines have `replica` and `part`.
     """
@@ -47,6 +47,7 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
     replica: int | None = None
     part: str = ""
     stage_kind: str = ""
+    loop: int = 1
 
     def file_name(self, repeat: int, suffix: str = "") -> str:
         """Return the file name of the capture without an ending.
@@ -143,7 +144,7 @@ class Artifacts:
         key = self.subject, self._suffix
         self._started = now()
         self._repeat = _state.repeats[key] + 1
-        self.folder = self._run.rundir.make(self._run.rundir.step(self.subject.step))
+        self.folder = self._run.rundir.make(self._run.rundir.step(self.subject.step, self.subject.loop))
         name = self._claim_name()
         _state.repeats[key] = self._repeat
         self._raw = f"{self.folder}/{name}{self._tool.ending}{file_names.PART}"
@@ -384,6 +385,8 @@ class Artifacts:
         """Return the facts that are written into the trace itself, as a dict from name to value."""
         subject = self.subject
         fields = {"global_step": subject.step, "role": subject.role, "stage": subject.stage, "rank": subject.rank}
+        if subject.loop > 1:
+            fields["loop"] = subject.loop
         if subject.replica is not None:
             fields |= {"replica": subject.replica, "part": subject.part}
         if "steps" in self.more:

@@ -16,7 +16,6 @@ from autoprof.cli.console import complain
 from autoprof.cli.documents import Analysed, Analyses
 from autoprof.rundir import file_names, layout, runs
 from autoprof.rundir.file_names import META, NPU_ANALYSED
-from autoprof.rundir.layout import RunDir
 from autoprof.rundir.records import CaptureMeta
 from autoprof.rundir.runs import NotFound, Run
 
@@ -64,7 +63,7 @@ def _analyse(run: Run, number: int | None, progress: console.Reading) -> Iterato
         NoTorchNpu: This interpreter can't import torch_npu.
     """
     steps = run.steps if number is None else [runs.step(run, number)]
-    folders = [folder for step in steps for folder in _folders(RunDir(Path(run.path)).step(step.number))]
+    folders = [folder for step in steps for folder in _folders(Path(step.folder))]
     if not folders:
         subject = f"step {number} of {run.id}" if number is not None else run.id
         raise NotFound(f"{subject} has no complete torch_npu folders (*{file_names.NPU_FOLDER})")

@@ -92,6 +92,12 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", metavar="RUN", default="latest", help="a run, as for ls (default: latest)")
 
 
+def add_loop(parser: argparse.ArgumentParser, what: str) -> None:
+    """Add the option `--loop`. `what` says what the command does with the loop."""
+    text = f"{what}; a run in which several trainers train has a loop for each"
+    parser.add_argument("--loop", type=int, metavar="N", help=text)
+
+
 def add_dir(parser: argparse.ArgumentParser) -> None:
     """Add the option `--dir`. `parent` returns the folder that the user names with it."""
     parser.add_argument("--dir", help="parent of the run directories (default: AUTOPROF_DIR, ./autoprof_runs)")

@@ -297,7 +297,7 @@ def _check_steps(report: Report, run: runs.Run, open_spans: OpenSpans, executed_
     numbers = sorted(executed_s)
     executed = units.ranges(numbers) if numbers else "none"
     report.facts["steps executed"] = "; ".join([executed, *_open_steps(open_spans)])
-    report.facts["steps captured"] = ", ".join(str(step.number) for step in run.steps) or "none"
+    report.facts["steps captured"] = ", ".join(step.label for step in run.steps) or "none"
     if run.info.no_hooks:
         report.problems.append(f"no hook was applied: {run.info.no_hooks}")
         return
@@ -368,9 +368,9 @@ def _check_captures(report: Report, run: runs.Run) -> None:
                 continue
             if capture.state != "complete":
                 reason = capture.meta.reason or _CUT_OFF
-                report.problems.append(f"step {step.number}, {capture.name}: {capture.state}, {reason}")
+                report.problems.append(f"step {step.label}, {capture.name}: {capture.state}, {reason}")
             elif capture.meta.reason == NOT_ANALYSED:
-                report.notes.append(f"step {step.number}, {capture.name}: {NOT_ANALYSED}; run autoprof analyse")
+                report.notes.append(f"step {step.label}, {capture.name}: {NOT_ANALYSED}; run autoprof analyse")
     nsys_requested = "nsys" in run.info.settings.tool
     if nsys_requested and run.captures and all(capture.meta.tool != "nsys" for capture in run.captures):
         report.problems.append("AUTOPROF_TOOL asks for nsys, but no captured process ran under nsys")

@@ -36,6 +36,7 @@ class ListedStep(Struct):
     """A captured step."""
 
     number: int  # The trainer's global step.
+    loop: int  # The number of the step's loop: a process that runs several trainers has a loop for each.
     captures: list[ListedCapture]  # The captures of the step.
     merged: list[ListedCapture]  # The traces that were merged from these captures.
 

@@ -61,7 +61,7 @@ def _show(listed_runs: list[runs.Run], as_json: bool, captures: bool) -> int:
             run.id,
             time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.info.started)),
             ", ".join([run.outcome, *_open_texts(run)]),
-            units.ranges([step.number for step in run.steps]),
+            _step_numbers(run),
             str(len(run.captures)),
             units.size(run.bytes),
         ]
@@ -84,20 +84,29 @@ def _show(listed_runs: list[runs.Run], as_json: bool, captures: bool) -> int:
     return 0
 
 
+def _step_numbers(run: runs.Run) -> str:
+    """Return the numbers of the captured steps, for each loop of the run."""
+    loops: dict[int, list[int]] = {}
+    for step in run.steps:
+        loops.setdefault(step.loop, []).append(step.number)
+    texts = {loop: units.ranges(numbers) for loop, numbers in loops.items()}
+    return "; ".join(text if loop == 1 else f"loop {loop}: {text}" for loop, text in texts.items())
+
+
 def _capture_rows(run: runs.Run) -> list[list[str]]:
     """Return the rows of the table of captures.
 
     Each capture has a row. If there are many captures, those with the same step, stage and state share a row.
     """
-    captures = [(step.number, capture) for step in run.steps for capture in [*step.captures, *step.merged]]
+    captures = [(step.label, capture) for step in run.steps for capture in [*step.captures, *step.merged]]
     if len(captures) <= _MAX_LISTED:
-        return [[f"{step}", capture.name, _state(capture), units.size(capture.bytes)] for step, capture in captures]
-    groups: dict[tuple[int, str, str], list[int]] = {}
+        return [[step, capture.name, _state(capture), units.size(capture.bytes)] for step, capture in captures]
+    groups: dict[tuple[str, str, str], list[int]] = {}
     for step, capture in captures:
         stage = ".".join(capture.name.split(".")[:2])
         groups.setdefault((step, stage, _state(capture)), []).append(capture.bytes)
     return [
-        [f"{step}", f"{stage}: {units.count(len(sizes), 'capture')}", state, units.size(sum(sizes))]
+        [step, f"{stage}: {units.count(len(sizes), 'capture')}", state, units.size(sum(sizes))]
         for (step, stage, state), sizes in groups.items()
     ]
 

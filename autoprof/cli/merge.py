@@ -19,6 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("name", nargs="*", metavar="RUN", help="a run, as for ls (default: latest), or trace files")
     parser.add_argument("--step", type=int, metavar="N", help="the step; needed only if the run has several")
+    arguments.add_loop(parser, "the loop of the step")
     parser.add_argument("--role", metavar="PATTERNS", default="*", help="roles, as for AUTOPROF_ROLES (default: all)")
     parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="output file (default: in the step's folder)")
     parser.add_argument(
@@ -40,7 +41,9 @@ def run(parsed: argparse.Namespace) -> int:
             work = merge_step.plan_file_merge(paths, options)
         else:
             chosen_run = runs.find(arguments.parent(parsed), parsed.name[0] if paths else "latest")
-            work = merge_step.plan_step_merge(chosen_run, merge_step.chosen(chosen_run, parsed.step), options)
+            work = merge_step.plan_step_merge(
+                chosen_run, merge_step.chosen(chosen_run, parsed.step, parsed.loop), options
+            )
         with console.bar("merging", work.bytes) as advance:
             lines = list(merge_step.do(work, advance))
         if parsed.json:

@@ -13,6 +13,7 @@ import contextlib
 import errno
 import html as markup
 import os
+import re
 import secrets
 import shutil
 import socketserver
@@ -38,7 +39,7 @@ from autoprof.report.html import PERFETTO, TEMPLATES, script_sources, trace_name
 from autoprof.rundir.file_names import MERGED, META, REPORT, RUN, STEP
 from autoprof.rundir.layout import RunDir
 from autoprof.rundir.runs import NotFound, Run, Step
-from autoprof.traces import merge_step
+from autoprof.traces import clocks, merge_step, timeline
 from autoprof.traces.reader import TraceError
 
 # The only port of this machine that Perfetto's pages may load from (its Content-Security-Policy,
@@ -213,7 +214,7 @@ def _name(host: str) -> str:
     return name if port.isdecimal() or not port else ""
 
 
-def trace_item(run: str, step: int, name: str) -> str:
+def trace_item(run: str, step: str, name: str) -> str:
     """Return the HTML of the list item for the trace of a step. The server serves the trace under `name`."""
     return (
         f'<li><button type="button" data-perfetto="{PERFETTO}" data-trace="{markup.escape(name)}" '
@@ -241,6 +242,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     arguments.add_run(parser)
     parser.add_argument("--step", type=int, metavar="N", help="the step of the trace (default: the last captured one)")
+    arguments.add_loop(parser, "the loop of the step")
     parser.add_argument(
         "--port",
         type=_port,
@@ -262,12 +264,12 @@ def run(parsed: argparse.Namespace) -> int:
     with server:
         # If --json is set, only the document goes to stdout.
         with contextlib.redirect_stdout(sys.stderr if parsed.json else sys.stdout):
-            lines = fill(server, chosen_run, parsed.step)
+            lines = fill(server, chosen_run, parsed.step, parsed.loop)
         if not lines:
             return complain(f"open: {chosen_run.id} has neither a report nor a trace to show", 1)
         try:
             if parsed.json:
-                console.print_json(_opened(server, chosen_run, parsed.step))
+                console.print_json(_opened(server, chosen_run, _step(chosen_run, parsed.step, parsed.loop)))
                 sys.stdout.flush()
             else:
                 print(*lines, "Ctrl-C ends it", sep="\n", flush=True)
@@ -279,20 +281,20 @@ def run(parsed: argparse.Namespace) -> int:
     return 0
 
 
-def fill(server: Server, run: Run, number: int | None) -> list[str]:
+def fill(server: Server, run: Run, number: int | None, loop: int | None = None) -> list[str]:
     """Add the report of a run and the merged trace of a step to the server.
 
     If one of these files is missing or outdated, write the file first. `number` is the number of the step; None for the
-    last captured step.
+    last captured step. `loop` is the loop of the step, if several loops have the step.
 
     Returns:
         Output lines with the addresses. Empty if there is neither a report nor a trace.
 
     Raises:
-        NotFound: The run has no step with this number.
+        NotFound: The run has no step with this number, or several loops have it.
     """
     items, lines = [], []
-    step = _step(run, number)
+    step = _step(run, number, loop)
     report = _report(run)
     if report is not None:
         server.contents[REPORT] = Content(kind="text/html; charset=utf-8", file=report)
@@ -300,10 +302,10 @@ def fill(server: Server, run: Run, number: int | None) -> list[str]:
         lines.append(f"report: {server.url(REPORT)}")
     trace = _trace(run, step) if step is not None else None
     if step is not None and trace is not None:
-        name = trace_name(run.id, step.number)
+        name = trace_name(run.id, step.number, step.loop)
         server.contents[name] = _trace_content(trace)
-        items.append(trace_item(run.id, step.number, name))
-        lines.append(f"step {step.number} in Perfetto: {_perfetto_text(server, name)}")
+        items.append(trace_item(run.id, step.label, name))
+        lines.append(f"step {step.label} in Perfetto: {_perfetto_text(server, name)}")
     elif step is None:
         lines.append("no step was captured; --step N shows a step from the timeline")
     if not items:
@@ -313,10 +315,9 @@ def fill(server: Server, run: Run, number: int | None) -> list[str]:
     return [f"both: {server.url()}" if len(items) > 1 else f"page: {server.url()}", *lines]
 
 
-def _opened(server: Server, run: Run, number: int | None) -> Opened:
+def _opened(server: Server, run: Run, step: Step | None) -> Opened:
     """Return the document with the addresses that the server offers."""
-    step = _step(run, number)
-    name = trace_name(run.id, step.number) if step is not None else ""
+    name = trace_name(run.id, step.number, step.loop) if step is not None else ""
     trace = name if name and name in server.contents else None
     return Opened(
         run=run.id,
@@ -377,7 +378,7 @@ def _trace(run: Run, step: Step, tell: Callable[[str], object] = print) -> Path 
             for line in lines:
                 tell(plain(line))
     except (NotFound, TraceError, OSError) as error:
-        complain(f"open: no trace of step {step.number}: {error}", 1)
+        complain(f"open: no trace of step {step.label}: {error}", 1)
         return None
     return work.output
 
@@ -386,26 +387,31 @@ def _trace_content(trace: Path) -> Content:
     return Content(kind="application/gzip", file=trace, for_perfetto=True)
 
 
+# The numbers of the loop and of the step in a name that `trace_name` makes.
+_NUMBERS = re.compile(r"(?:-loop([0-9]{1,6}))?-step([0-9]{1,9})\.json\.gz$")
+
+
 def _other_trace(run: Run, name: str) -> Content | None:
     """Return the merged trace of another step of the report, which the button of this step asks for.
 
     Return None if no step of the run has a trace with this name.
     """
-    digits = name.removesuffix(".json.gz").rpartition("-step")[2]
-    if not digits.isdecimal() or len(digits) > 9 or name != trace_name(run.id, int(digits)):
+    numbers = _NUMBERS.search(name)
+    if numbers is None or name != trace_name(run.id, step := int(numbers[2]), loop := int(numbers[1] or 1)):
         return None
     try:
-        trace = _trace(run, merge_step.chosen(run, int(digits)), tell=lambda line: None)
+        trace = _trace(run, merge_step.chosen(run, step, loop), tell=lambda line: None)
     except NotFound:
         return None
     return None if trace is None else _trace_content(trace)
 
 
-def _step(run: Run, number: int | None) -> Step | None:
-    """Return the step with this number. Without a number, return the last captured step, if any."""
+def _step(run: Run, number: int | None, loop: int | None) -> Step | None:
+    """Return the step with this number. Without a number, return the last captured step, of the loop if it is given."""
     if number is not None:
-        return merge_step.chosen(run, number)
-    return run.steps[-1] if run.steps else None
+        return merge_step.chosen(run, number, loop)
+    steps = clocks.steps_by_loop(run.steps, timeline.attempts_of(run)) if run.steps else []
+    return next((step for step in reversed(steps) if loop in (None, step.loop)), None)
 
 
 def _is_outdated(output: Path, parts: list[Path]) -> bool:

@@ -16,7 +16,17 @@ from autoprof.cli import arguments, console, report_runs
 from autoprof.cli.console import complain
 from autoprof.report import build, html, markdown
 from autoprof.report.build import ReportRequest
-from autoprof.report.model import NOTHING_COMMON, NOTHING_SLOWER, OTHER, OWN, Finding, RunFigures, StepFigures, several
+from autoprof.report.model import (
+    NOTHING_COMMON,
+    NOTHING_SLOWER,
+    OTHER,
+    OWN,
+    Finding,
+    RunFigures,
+    StepFigures,
+    listed,
+    several,
+)
 from autoprof.report.overview import without_autoprof
 from autoprof.rundir import runs
 from autoprof.rundir.file_names import REPORT, is_whole_run, same_place
@@ -34,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--step", type=int, metavar="N", help="the step to show in detail (default: slow and captured ones)"
     )
+    arguments.add_loop(parser, "the loop to show (default: all)")
     parser.add_argument("--against", metavar="RUN|N|RUN:N", help="compare with a run, a step, or another run's step")
     text = f"output file (default: {REPORT} in the run's folder; with --step or --against the name contains them)"
     parser.add_argument("-o", "--output", metavar="FILE", type=Path, help=text)
@@ -82,7 +93,7 @@ def _request(parsed: argparse.Namespace) -> ReportRequest:
         raise ValueError("--json and --md can't both go to standard output")
     run = runs.find(arguments.parent(parsed), parsed.names[0] if parsed.names else "latest")
     against, against_step = _run_to_compare(parsed, run)
-    request = ReportRequest(run=run, step=parsed.step, against=against, against_step=against_step)
+    request = ReportRequest(run=run, loop=parsed.loop, step=parsed.step, against=against, against_step=against_step)
     if against_step is not None and request.step is None:
         raise ValueError(f"--against {parsed.against} is a step; name with --step the step to compare with it")
     for option, path in (("-o", parsed.output), ("--md", parsed.md)):
@@ -159,6 +170,12 @@ def show(figures: RunFigures, chosen: int | None = None) -> None:
 
     The text is about the whole run if no step is chosen, or if the figures have no details of the step.
     """
+    for part in figures.loops:
+        show(part)
+        print()
+    if figures.loops:
+        _print_notes(figures.notes)
+        return
     step = next((step for step in figures.details if step.number == chosen), None)
     if step is None:
         _print_run(figures)
@@ -181,29 +198,41 @@ def show(figures: RunFigures, chosen: int | None = None) -> None:
         for detail in figures.details
         for condition in detail.captured_for
     ]
-    for note in [*notes, *figures.notes[:_MAX_NOTES]]:
+    _print_notes([*notes, *figures.notes], _MAX_NOTES + len(notes))
+
+
+def _print_notes(notes: Sequence[str], most: int = _MAX_NOTES) -> None:
+    for note in notes[:most]:
         print(*console.wrapped(plain(note)), sep="\n")
-    if len(figures.notes) > _MAX_NOTES:
-        print(f"and {several(len(figures.notes) - _MAX_NOTES, 'more note')} in the page")
+    if len(notes) > most:
+        print(f"and {several(len(notes) - most, 'more note')} in the page")
+
+
+def _subject(figures: RunFigures) -> str:
+    """Return the id of the run, and the loop if the data is about one of several loops."""
+    return f"{figures.id}, {figures.title}" if figures.loop else figures.id
 
 
 def _print_run(figures: RunFigures) -> None:
     if figures.steps:
         rate = f", {number(figures.tokens_per_s)} generated tokens/s" if figures.tokens_per_s is not None else ""
         state = "" if figures.state == "ended" else f"; {figures.state}"
-        line = f"{figures.id}: {seconds(figures.median_s)} a step ({figures.basis}){rate}{state}"
+        line = f"{_subject(figures)}: {seconds(figures.median_s)} a step ({figures.basis}){rate}{state}"
         print(*console.wrapped(plain(line)), "", sep="\n")
     rows = [
         [stage.name, seconds(stage.seconds), share(stage.share), seconds(stage.median_s)] for stage in figures.stages
     ]
     _print_stages(rows)
+    if figures.validations:
+        lines = [validation.text for validation in figures.validations]
+        print(*console.wrapped(plain(f"outside of steps: {listed(lines)}")), "", sep="\n")
 
 
 def _print_step(figures: RunFigures, step: StepFigures) -> None:
     medians = {stage.name: stage.median_s for stage in figures.stages}
     row = next((row for row in figures.steps if row.number == step.number), None)
     usual_text = f", usually {seconds(row.usual_s)}" if row is not None and row.usual_s != row.seconds else ""
-    print(plain(f"{figures.id}, step {step.number} ({step.kind}): {seconds(step.seconds)}{usual_text}"))
+    print(plain(f"{_subject(figures)}, step {step.number} ({step.kind}): {seconds(step.seconds)}{usual_text}"))
     print()
     total_s = sum(without_autoprof(step.stages).values()) or 1.0
     _print_stages(

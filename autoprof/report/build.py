@@ -26,6 +26,7 @@ from autoprof.report.overview import (
     shares,
     shares_of_kinds,
     typical_steps,
+    validations,
     without_autoprof,
 )
 from autoprof.report.timeline import NO_FILE, RunTimeline, StepSpan, journals_of
@@ -34,6 +35,7 @@ from autoprof.rundir.file_names import REPORT, tidy
 from autoprof.rundir.processes import RUNNING
 from autoprof.rundir.records import LOST_LINES
 from autoprof.rundir.runs import Run, Step
+from autoprof.traces.clocks import programs_of, steps_by_loop
 
 # Function that is called before the timeline and before each trace is read. Its arguments are the number of traces that
 # were read, the number of all traces (None before the timeline), and the name of the file to read.
@@ -49,7 +51,11 @@ def unseen(done: int, total: int | None, name: str) -> None:
 
 
 def figures(
-    run: runs.Run, chosen: Sequence[int] = (), progress: Progress = unseen, operators: int = MAX_OPERATORS
+    run: runs.Run,
+    chosen: Sequence[int] = (),
+    progress: Progress = unseen,
+    operators: int = MAX_OPERATORS,
+    loop: int | None = None,
 ) -> RunFigures:
     """Return the data of the report on a run. If cached data is current, use the cached data.
 
@@ -58,36 +64,45 @@ def figures(
         chosen: The numbers of the steps to show in detail. If empty, the steps that `details.choose` picks.
         progress: Function that is called before the timeline and before each trace is read.
         operators: The maximum number of operators, and of kernels, to keep of each trace.
+        loop: The number of the loop to show. If None, all loops of the run.
 
     Raises:
-        NotFound: A chosen step is neither in the timeline nor among the captures.
+        NotFound: A chosen step is neither in the timeline nor among the captures, several loops have the step, or the
+            loop does not exist.
     """
     progress(0, None, "the timeline")
-    path = Path(run.path)
     # A large run that has ended does not change. So its data is cached, and the next report reads only the steps whose
     # details the cache lacks.
-    stamps = {} if run.state.startswith("running") else layout.stamps_of_run(path)
-    is_cached = bool(stamps) and (layout.is_large(stamps) or run.bytes > WORTH_BYTES_OF_TRACES)
-    content = [sorted(stamps.items()), run.path, run.outcome, operators, HOST, pid_namespace()] if is_cached else []
-    key = sha256(msgspec.msgpack.encode(content)).hexdigest()
-    whole = layout.get_cached(path, _PART, _WholeRun) if is_cached else None
+    key, whole = _cached(run, operators, loop)
     reading = None
-    if whole is None or whole.key != key:
-        reading = _Reading(run, progress, operators)
-        reading.check(chosen)
-        whole = reading.whole(key)
-        if is_cached and all(state.state != RUNNING for state in run.processes):
-            layout.put_cached(path, _PART, whole)
-        if is_cached:
-            run.keep_captures()
+    if whole is None or (chosen and whole.figures.loops):
+        timeline, clocks = _timeline_of(run)
+        shown_loop = _chosen_loop(run, timeline, loop, chosen)
+        if shown_loop is None:
+            whole = _whole_of_loops(run, timeline, clocks, progress, operators)
+        elif chosen and loop is None and len(timeline.attempts.loops) > 1:
+            return figures(run, chosen, progress, operators, shown_loop)
+        else:
+            reading = _Reading(run, timeline, clocks, shown_loop, progress, operators)
+            reading.check(chosen)
+            whole = reading.whole()
+        _put_cached(run, key, whole)
     if not chosen:
         return whole.figures
     steps = {step.number: step for step in whole.figures.details}
     if more_numbers := [number for number in dict.fromkeys(chosen) if number not in steps]:
-        reading = reading or _Reading(run, progress, operators)
+        if reading is None:
+            timeline, clocks = _timeline_of(run)
+            reading = _Reading(run, timeline, clocks, loop or 1, progress, operators)
         reading.check(more_numbers)
         steps |= {step.number: step for step in reading.more_steps(more_numbers, whole)}
     return msgspec.structs.replace(whole.figures, details=[steps[number] for number in dict.fromkeys(chosen)])
+
+
+def _timeline_of(run: runs.Run) -> tuple[RunTimeline, list[str]]:
+    """Return the timeline of a run, and notes on the clocks of its hosts."""
+    files, clocks = journals_of(Path(run.path))
+    return RunTimeline(files, Path(run.path), programs_of(run, files)), clocks
 
 
 # Total size of a run's captures, in bytes, from which the run gets a cache. Reading such captures takes seconds.
@@ -97,40 +112,81 @@ _PART = "report"
 
 
 class _WholeRun(msgspec.Struct, array_like=True):
-    """The data of the report on a whole run. It does not depend on the steps that the user chose.
+    """The data of the report on a whole run or loop. It does not depend on the steps that the user chose.
 
     Attributes:
-        key: The key of the state that the files of the run had.
         figures: The data. `details` contains the steps that `details.choose` picks.
         judged: The numbers of the steps whose details the rules have judged.
         step_findings: The findings of all steps. `figures.findings` lists only the costliest steps of each kind.
+        key: The key of the state that the files of the run had, if the data is cached.
     """
 
-    key: str
     figures: RunFigures
-    judged: list[int]
-    step_findings: list[Finding]
+    judged: list[int] = []
+    step_findings: list[Finding] = []
+    key: str = ""
+
+
+def _cached(run: runs.Run, operators: int, loop: int | None) -> tuple[str, _WholeRun | None]:
+    """Return the key of the present state of a run and the cached data of this state, if any.
+
+    The key is empty if the data of the run is not worth a cache, or if the run is running.
+    """
+    path = Path(run.path)
+    stamps = {} if run.state.startswith("running") else layout.stamps_of_run(path)
+    if not stamps or not (layout.is_large(stamps) or run.bytes > WORTH_BYTES_OF_TRACES):
+        return "", None
+    content = [sorted(stamps.items()), run.path, run.outcome, operators, loop, HOST, pid_namespace()]
+    key = sha256(msgspec.msgpack.encode(content)).hexdigest()
+    whole = layout.get_cached(path, _PART, _WholeRun)
+    return key, whole if whole is not None and whole.key == key else None
+
+
+def _put_cached(run: runs.Run, key: str, whole: _WholeRun) -> None:
+    """Write the data of a run to the cache, unless the key is empty or a process of the run is still running."""
+    if not key:
+        return
+    if all(state.state != RUNNING for state in run.processes):
+        layout.put_cached(Path(run.path), _PART, msgspec.structs.replace(whole, key=key))
+    run.keep_captures()
 
 
 class _Reading:
-    """The timeline of a run, the rows of its steps, and the findings that need no details of steps."""
+    """The timeline of a run's loop, the rows of its steps, and the findings that need no details of steps."""
 
-    def __init__(self, run: runs.Run, progress: Progress, operators: int) -> None:
-        path = Path(run.path)
+    def __init__(
+        self, run: runs.Run, timeline: RunTimeline, clocks: list[str], loop: int, progress: Progress, operators: int
+    ) -> None:
+        """Args:
+        run: The run.
+        timeline: The timeline of the whole run.
+        clocks: Notes on the clocks of the hosts.
+        loop: The number of the loop.
+        progress: Function that is called before each trace is read.
+        operators: The maximum number of operators, and of kernels, to keep of each trace.
+        """
         self._run, self._progress, self._operators = run, progress, operators
-        self._files, self._clocks = journals_of(path)
-        self._folders = {step.number: step for step in run.steps}
+        self._files, self._clocks, self._loop = timeline.journals, clocks, loop
+        self._loops = timeline.attempts.loops
+        steps = steps_by_loop(run.steps, timeline.attempts)
+        if len(self._loops) > 1:
+            timeline = timeline.of_loop(loop)
+            steps = [step for step in steps if step.loop == loop]
+        # Findings on processes do not name a loop. The loop that ran last is the most likely one.
+        self._is_last = loop == max(self._loops, default=loop)
+        self._timeline = timeline
+        self._folders = {step.number: step for step in steps}
         self._shifts = {file.host: file.shift_ns for file in self._files}
         self._open_spans = hang_state.read_open_spans(run, self._shifts)
-        self._recorded = Recorded(run.steps, self._shifts)
-        self._timeline = RunTimeline(self._files, path)
+        self._recorded = Recorded(steps, self._shifts)
         overview = self._overview = Overview(self._timeline, self._folders, self._recorded)
         overview.rows = gap_places.with_places(overview.rows, overview.spans, self._timeline)
         self._rows = overview.cut_off | {row.number: row for row in overview.rows}
         self._stages = shares(overview.rows)
-        self._failures = findings.failures_of_run(self._open_spans)
-        self._hang_findings, self._hang_notes = hangs.hangs_of_run(
-            run.path, self._open_spans, {row.number: row.seconds for row in overview.rows}
+        self._failures = findings.failures_of_run(self._open_spans) if self._is_last else []
+        executed_s = {row.number: row.seconds for row in overview.rows}
+        self._hang_findings, self._hang_notes = (
+            hangs.hangs_of_run(run.path, self._open_spans, executed_s) if self._is_last else ([], [])
         )
         drivers = {number: self._files[span.file].name for number, span in overview.spans.items()}
         self._row_findings = [
@@ -148,8 +204,8 @@ class _Reading:
             if number not in self._rows and number not in self._folders:
                 raise runs.NotFound(_no_step(self._run, number, self._overview.rows))
 
-    def whole(self, key: str) -> _WholeRun:
-        """Return the data of the report on the whole run, with the findings of all steps."""
+    def whole(self) -> _WholeRun:
+        """Return the data of the report on the whole loop, with the findings of all steps."""
         overview, run, timeline = self._overview, self._run, self._timeline
         numbers = choose(overview.rows, overview.cut_off.values()) or sorted(self._folders)[-1:]
         steps = self._steps(numbers)
@@ -158,7 +214,7 @@ class _Reading:
         for step in self._steps(more_numbers, with_captures=False):
             found += findings.findings_of_step(step)
         step_findings = self._step_findings(found)
-        death_findings = findings.deaths_of_run(run)
+        death_findings = findings.deaths_of_run(run) if self._is_last else []
         typical_rows = typical_steps(overview.rows)
         open_rows, open_left_out = self._open_spans.rows()
         unread_notes = [*run.left_out, *timeline.notes()]
@@ -181,7 +237,7 @@ class _Reading:
             comparison=None,
             notes=[
                 *run.left_out,
-                *_notes(overview, timeline),
+                *_notes(overview, timeline, self._loop),
                 *_notes_on_lost_lines(run),
                 *self._clocks,
                 *self._hang_notes,
@@ -192,8 +248,11 @@ class _Reading:
             open=open_rows,
             open_left_out=open_left_out,
             going_on=run.state.startswith("running"),
+            validations=validations(timeline, overview.rows),
+            loop=self._loop if len(self._loops) > 1 else 0,
+            trainer=writable(self._loops[self._loop].trainer) if self._loop in self._loops else "",
         )
-        return _WholeRun(key, figures, [*numbers, *more_numbers], step_findings)
+        return _WholeRun(figures, [*numbers, *more_numbers], step_findings)
 
     def more_steps(self, numbers: Sequence[int], whole: _WholeRun) -> list[StepFigures]:
         """Return the details of steps that `whole` does not contain, with their findings.
@@ -220,9 +279,7 @@ class _Reading:
             number: timed.get(number) or _span_of_captures(self._rows, self._folders[number]) for number in numbers
         }
         captured = [self._folders[number] for number in numbers if with_captures and number in self._folders]
-        captures = _captures_by_step(
-            Path(self._run.path), captured, spans, self._shifts, self._progress, self._operators
-        )
+        captures = _captures_by_step(captured, spans, self._shifts, self._progress, self._operators)
         unread = {number: len(self._folders[number].captures) - len(read) for number, read in captures.items()}
         return details(list(spans.values()), self._rows, self._timeline, captures, unread, self._recorded)
 
@@ -230,6 +287,76 @@ class _Reading:
 def _with_findings(step: StepFigures, step_findings: Sequence[Finding]) -> StepFigures:
     found = [finding for finding in step_findings if finding.step == step.number]
     return msgspec.structs.replace(step, findings=found)
+
+
+# Maximum number of loops that a report shows: the last loops of the run.
+_MAX_LOOPS = 10
+
+
+def _chosen_loop(run: runs.Run, timeline: RunTimeline, loop: int | None, chosen: Sequence[int]) -> int | None:
+    """Return the number of the loop to show. Return None if the report shows several loops.
+
+    Raises:
+        NotFound: The loop does not exist, or several loops have a chosen step.
+    """
+    loops = timeline.attempts.loops
+    names = {number: model.loop_title(number, each.trainer) for number, each in loops.items()}
+    if loop is not None and loop not in (loops or {1}):
+        raise runs.NotFound(f"{run.id} has no loop {loop}; its loops: {model.listed(names.values()) or 'loop 1'}")
+    if loop is not None or len(loops) < 2:
+        return loop or 1
+    if not chosen:
+        return None
+    having = [number for number in loops if any(step in timeline.of_loop(number).steps for step in chosen)]
+    if len(having) == 1:
+        return having[0]
+    steps = f"{model.plural(chosen, 'step', 'steps')} {model.listed(map(str, chosen))}"
+    if not having:
+        raise runs.NotFound(f"{run.id} has no {steps}; its loops: {model.listed(names.values())}")
+    listed_loops = " and ".join(names[number] for number in having)
+    raise runs.NotFound(f"{run.id} has {steps} in {listed_loops}; choose with --loop")
+
+
+def _whole_of_loops(
+    run: runs.Run, timeline: RunTimeline, clocks: list[str], progress: Progress, operators: int
+) -> _WholeRun:
+    """Return the data of a run with several loops."""
+    numbers = sorted(timeline.attempts.loops)
+    shown = [
+        _Reading(run, timeline, clocks, number, progress, operators).whole().figures for number in numbers[-_MAX_LOOPS:]
+    ]
+    run_notes = [*run.left_out, *_notes_on_lost_lines(run), *clocks, *timeline.notes()]
+    parts = [
+        msgspec.structs.replace(part, notes=[note for note in part.notes if note not in run_notes], open=[])
+        for part in shown
+    ]
+    if len(numbers) > len(parts):
+        run_notes.insert(0, f"the last {len(parts)} of {len(numbers)} loops are shown; --loop N shows an earlier one")
+    figures = msgspec.structs.replace(
+        shown[-1],
+        steps=[],
+        stages=[],
+        kinds=[],
+        basis="",
+        median_s=None,
+        tokens_per_s=None,
+        findings=sorted(
+            (
+                msgspec.structs.replace(finding, text=f"{part.title}: {finding.text}")
+                for part in parts
+                for finding in part.findings
+            ),
+            key=lambda finding: -finding.seconds,
+        ),
+        details=[],
+        notes=run_notes,
+        verdict="",
+        validations=[],
+        loop=0,
+        trainer="",
+        loops=parts,
+    )
+    return _WholeRun(figures)
 
 
 def trimmed(figures: RunFigures) -> RunFigures:
@@ -273,7 +400,6 @@ def _span_of_captures(rows: dict[int, StepRow], folder: Step) -> StepSpan:
 
 
 def _captures_by_step(
-    path: Path,
     folders: Sequence[Step],
     spans: Mapping[int, StepSpan],
     shifts: Mapping[str, int],
@@ -291,7 +417,7 @@ def _captures_by_step(
             progress(read_count, total, capture.name)
             read_count += 1
             start_on_host_ns = step_start_ns - shifts.get(capture.meta.host, 0) if step_start_ns else None
-            summed = capture_figures(path, folder.number, capture, start_on_host_ns, operators)
+            summed = capture_figures(folder, capture, start_on_host_ns, operators)
             by_step.setdefault(folder.number, []).append(summed)
     return by_step
 
@@ -316,10 +442,9 @@ def tokens_per_s(rows: Sequence[StepRow]) -> float | None:
     return sum(tokens for tokens, _ in counted_steps) / total_s if total_s else None
 
 
-def _notes(overview: Overview, timeline: RunTimeline) -> list[str]:
+def _notes(overview: Overview, timeline: RunTimeline, loop: int) -> list[str]:
     notes = []
-    if timeline.attempts.count > 1:
-        times = timeline.attempts.count
+    if (times := len(timeline.attempts.periods(loop))) > 1:
         notes.append(f"the run was started {times} times; for a step that ran again, its last run is shown")
     if open_ends := list(overview.cut_off):
         subject = (
@@ -381,12 +506,14 @@ class ReportRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         run: The run that the report shows.
+        loop: The loop that the report shows, and compares. None for all loops of the run.
         step: The only step to show in detail. If None, the report shows the steps that `details.choose` picks.
         against: The run to compare with. None for a report without a comparison.
         against_step: If `step` is set, the step of `against` to compare with. If None, the step with the number `step`.
     """
 
     run: Run
+    loop: int | None = None
     step: int | None = None
     against: Run | None = None
     against_step: int | None = None
@@ -397,7 +524,8 @@ class ReportRequest(msgspec.Struct, frozen=True, kw_only=True):
 
         Only the page of a whole run without a comparison is named `REPORT`. `autoprof open` shows this page.
         """
-        name_parts = [] if self.step is None else [f"step{self.step}"]
+        name_parts = [] if self.loop is None else [f"loop{self.loop}"]
+        name_parts += [] if self.step is None else [f"step{self.step}"]
         if self.against is not None:
             name_parts += ["against", tidy(self.against.id)]
             name_parts += [] if self.against_step is None else [f"step{self.against_step}"]
@@ -413,17 +541,22 @@ def report_figures(request: ReportRequest, progress: Progress = unseen) -> RunFi
     """
     own_step, run = request.step, request.run
     if request.against is None:
-        return figures(run, [] if own_step is None else [own_step], progress)
+        return figures(run, [] if own_step is None else [own_step], progress, loop=request.loop)
     from autoprof.report import comparison  # most reports need no comparison
 
     other_step = own_step if request.against_step is None else request.against_step
     own_steps, other_steps = ([] if step is None else [step] for step in (own_step, other_step))
     is_same_run = bool(own_steps) and request.against.path == run.path
     if is_same_run:
-        own_figures = other_figures = figures(run, own_steps + other_steps, progress, comparison.MAX_OPERATORS)
+        both = own_steps + other_steps
+        own_figures = other_figures = figures(run, both, progress, comparison.MAX_OPERATORS, request.loop)
     else:
-        own_figures = figures(run, own_steps, progress, comparison.MAX_OPERATORS)
-        other_figures = figures(request.against, other_steps, progress, comparison.MAX_OPERATORS)
+        own_figures = figures(run, own_steps, progress, comparison.MAX_OPERATORS, request.loop)
+        other_figures = figures(request.against, other_steps, progress, comparison.MAX_OPERATORS, request.loop)
+    for each in (own_figures, other_figures):
+        if each.loops:
+            titles = model.listed(part.title for part in each.loops)
+            raise runs.NotFound(f"{each.id} has several loops: {titles}; choose with --loop the loop to compare")
     other_side, own_side = (
         comparison.side(other_figures, other_step, not is_same_run),
         comparison.side(own_figures, own_step, not is_same_run),

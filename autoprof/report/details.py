@@ -22,11 +22,11 @@ from autoprof.report.model import CaptureFigures, DeviceShares, SampleFigures, S
 from autoprof.report.overview import REGULAR, Recorded, typical_steps
 from autoprof.report.samples import INSIDE, Samples
 from autoprof.report.timeline import WHOLE, Distinct, RunTimeline, StepSpan
-from autoprof.rundir import file_names, layout
+from autoprof.rundir import file_names
 from autoprof.rundir.file_names import NSYS_REPORT, SNAPSHOT, TRACE
 from autoprof.rundir.journal import Journal, SpanReader, ranges
 from autoprof.rundir.records import Line
-from autoprof.rundir.runs import CaptureFile
+from autoprof.rundir.runs import CaptureFile, Step
 from autoprof.traces.clocks import is_of
 from autoprof.traces.reader import NO_JSON, Reader, TraceError
 from autoprof.traces.summary import DeviceSums, summarize
@@ -70,21 +70,20 @@ def _recorded_ns(capture: CaptureFile) -> int:
     return capture.meta.clock.stop.unix_ns - capture.meta.clock.start.unix_ns
 
 
-def capture_figures(run: Path, step: int, capture: CaptureFile, zero_ns: int | None, operators: int) -> CaptureFigures:
+def capture_figures(step: Step, capture: CaptureFile, zero_ns: int | None, operators: int) -> CaptureFigures:
     """Return the data that the report shows for one capture. If the trace can't be read, the state is `DAMAGED`.
 
     Args:
-        run: The directory of the run.
-        step: The number of the step whose folder contains the capture.
+        step: The step whose folder contains the capture.
         capture: The files of the capture.
         zero_ns: The start of the step, on the clock of the capture's host. None if unknown.
         operators: The maximum number of operators, and of kernels, to keep.
     """
-    folder = layout.RunDir(run).step(step)
+    folder = Path(step.folder)
     path = _file(folder, capture.name)
     unread = CaptureFigures(
         name=writable(capture.name),
-        step=step,
+        step=step.number,
         role=capture.meta.role or capture.name.split(".")[0],
         stage=capture.meta.stage,
         stage_kind=capture.meta.stage_kind or values.kind_of(capture.meta.stage),
@@ -109,7 +108,7 @@ def capture_figures(run: Path, step: int, capture: CaptureFile, zero_ns: int | N
     if path.is_dir():
         return msgspec.structs.replace(unread, tool=unread.tool or "npu", opens_with=_ASCEND)
     try:
-        sums = summarize(path, _stage_ranges(capture, step))
+        sums = summarize(path, _stage_ranges(capture, step.number))
     except (TraceError, OSError) as error:
         return msgspec.structs.replace(unread, state=DAMAGED, reason=writable(str(error).replace(f"{path}: ", "")))
     peaks = sorted(sums.memory, key=lambda peak: (peak.device != "cpu", peak.allocated_bytes))

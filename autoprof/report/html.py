@@ -68,7 +68,7 @@ def page(figures: RunFigures) -> str:
     """
     script, perfetto = (_template_text(name) for name in ("page.js", "perfetto.js"))
     kinds = _kinds(figures)
-    numbers = [step.number for step in figures.details]
+    parts = [_part(part, kinds) for part in figures.loops or [figures]]
     template = _environment().get_template("page.html")
     return template.render(
         run=figures,
@@ -77,23 +77,38 @@ def page(figures: RunFigures) -> str:
         script=script,
         perfetto=perfetto,
         policy=policy(script, perfetto),
-        flames=embedded(_flames(figures.details)),
+        flames=embedded({name: flame for part in parts for name, flame in part["flames"].items()}),
         families={name: charts.family(name, kind) for name, kind in kinds.items()},
-        run_chart=charts.steps_chart(figures.steps, kinds) if figures.steps else None,
-        steps=[_step(step, kinds) for step in figures.details],
-        numbers=numbers,
-        # The step whose section is unfolded when the page opens: the step of the costliest finding.
-        first=next((each.step for each in figures.findings if each.step in numbers), numbers[0] if numbers else None),
-        rows=rows(figures.steps),
+        parts=parts,
         open_title=model.open_title(figures.going_on),
         open_for=open_for,
-        many=len(figures.steps) > charts.MAX_BARS,
-        stages=[
+    )
+
+
+def _part(figures: RunFigures, kinds: dict[str, str]) -> dict[str, Any]:
+    """Return the variables of the template for one loop: the whole page, or a part of it if the run has several loops.
+
+    `prefix` distinguishes the ids and flame graphs of this loop from those of other loops.
+    """
+    prefix = f"loop{figures.loop}-" if figures.loop else ""
+    numbers = [step.number for step in figures.details]
+    return {
+        "run": figures,
+        "prefix": prefix,
+        "flames": {f"{prefix}{name}": flame for name, flame in _flames(figures.details).items()},
+        "chart": charts.steps_chart(figures.steps, kinds) if figures.steps else None,
+        "steps": [_step(step, kinds) for step in figures.details],
+        "numbers": numbers,
+        # The step whose section is unfolded when the page opens: the step of the costliest finding.
+        "first": next((each.step for each in figures.findings if each.step in numbers), next(iter(numbers), None)),
+        "rows": rows(figures.steps),
+        "many": len(figures.steps) > charts.MAX_BARS,
+        "stages": [
             Share(stage.name, stage.share, charts.family(stage.name, kinds[stage.name]))
             for stage in figures.stages
             if stage.share is not None
         ],
-    )
+    }
 
 
 def write_runs(table: RunTable, path: Path) -> None:
@@ -133,9 +148,12 @@ def _template_text(name: str) -> str:
     return (TEMPLATES / name).read_text(encoding="utf-8")
 
 
-def trace_name(run: str, step: int) -> str:
-    """Return the name under which `autoprof open` serves the merged trace of a step beside the page."""
-    return f"{tidy(run)}-step{step}.json.gz"
+def trace_name(run: str, step: int, loop: int = 0) -> str:
+    """Return the name under which `autoprof open` serves the merged trace of a step beside the page.
+
+    From the second loop on, the name contains the number of the loop.
+    """
+    return f"{tidy(run)}{f'-loop{loop}' if loop > 1 else ''}-step{step}.json.gz"
 
 
 def _flames(steps: Sequence[StepFigures]) -> dict[str, list[Any]]:
@@ -156,8 +174,10 @@ def _kinds(figures: RunFigures) -> dict[str, str]:
 
     Stages that only warm-up or captured steps have are included.
     """
-    kinds = {stage.name: stage.kind for stage in figures.stages}
-    kinds |= {name: row.kinds.get(name, "") for row in figures.steps for name in row.stages if name not in kinds}
+    kinds: dict[str, str] = {}
+    for part in figures.loops or [figures]:
+        kinds |= {stage.name: stage.kind for stage in part.stages if not kinds.get(stage.name)}
+        kinds |= {name: row.kinds.get(name, "") for row in part.steps for name in row.stages if name not in kinds}
     return {name: kinds[name] for name in sorted(kinds, key=lambda name: (name == model.OWN, name == model.OTHER))}
 
 
@@ -251,6 +271,7 @@ def _environment() -> jinja2.Environment:
     )
     for name in ("seconds", "change", "rate", "number", "share", "size", "moment", "short"):
         environment.filters[name] = getattr(units, name)
+    environment.filters["capitalize_first"] = lambda text: text[:1].upper() + text[1:]
     environment.filters |= {"without_step": sentence_without_step, "after_step": sentence_after_step}
     environment.globals |= {
         "device_shares": device_shares,

@@ -71,6 +71,20 @@ def _blocks(run: RunFigures) -> Iterable[str]:
     yield f"# autoprof: {_safe(run.id)}"
     if run.command:
         yield f"{_code(run.command[:300])}, {_safe(run.state)}."
+    for part in run.loops:
+        yield f"# {_safe(part.title[:1].upper() + part.title[1:])}"
+        yield from _loop_blocks(part)
+    if not run.loops:
+        yield from _loop_blocks(run)
+    elif run.open:
+        yield from _open_spans_lines(run)
+    if run.notes:
+        yield "## Notes"
+        yield "\n".join(f"- {_safe(note)}" for note in run.notes[:_MAX_ROWS])
+
+
+def _loop_blocks(run: RunFigures) -> Iterable[str]:
+    """Yield the blocks about the steps of one loop."""
     if run.steps:
         rate = f", {number(run.tokens_per_s)} generated tokens/s" if run.tokens_per_s is not None else ""
         yield f"{seconds(run.median_s)} a step ({run.basis}){rate}."
@@ -85,6 +99,8 @@ def _blocks(run: RunFigures) -> Iterable[str]:
             for each in run.stages
         ]
         yield _table(["stage", "kind", "seconds", "share", "median"], rows)
+    if run.validations:
+        yield "\n".join(f"- {_safe(validation.text)}" for validation in run.validations[:_MAX_ROWS])
     slow_rows = sorted((row for row in run.steps if row.slow), key=lambda row: row.usual_s - row.seconds)[:_MAX_STEPS]
     if slow_rows:
         yield "## Slow steps"
@@ -94,8 +110,7 @@ def _blocks(run: RunFigures) -> Iterable[str]:
         yield from _open_spans_lines(run)
     for step in run.details:
         yield from _step(step)
-    if run.notes:
-        yield "## Notes"
+    if run.loop and run.notes:
         yield "\n".join(f"- {_safe(note)}" for note in run.notes[:_MAX_ROWS])
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
+from autoprof.base import units
 from autoprof.config import values
 from autoprof.traces.flame import FlameThread
 from autoprof.traces.summary import EngineFigures, Operator
@@ -70,6 +71,10 @@ def seconds_of(stages: Mapping[str, float], wanted: str, kinds_of: Mapping[str, 
 def open_title(going_on: bool) -> str:
     """Return the title of the table of open spans. `going_on` is True for a run that is running."""
     return "Open now" if going_on else "Open at its end"
+
+
+def loop_title(loop: int, trainer: str) -> str:
+    return f"loop {loop}" + (f" ({trainer})" if trainer else "")
 
 
 def several(count: int, what: str) -> str:
@@ -474,6 +479,23 @@ class OpenSpanRow(msgspec.Struct, frozen=True, kw_only=True):
     step: int | None = None  # The global step. None if unknown.
 
 
+class ValidationRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A validation outside of steps, such as the validation before the first step."""
+
+    name: str  # The name of the stage.
+    start_ns: int  # The start, in ns since the epoch.
+    seconds: float
+    after: int | None = None  # The number of the step before the validation. None before the first step.
+    before: int | None = None  # The number of the next step. None after the last step.
+
+    @property
+    def text(self) -> str:
+        """Return a text such as `validation before step 1: 12.3 s`."""
+        place = f"after step {self.after}" if self.after is not None else f"before step {self.before}"
+        place = "without steps" if self.after is None and self.before is None else place
+        return f"validation {place}: {units.seconds(self.seconds)}"
+
+
 class RunFigures(msgspec.Struct, frozen=True, kw_only=True):
     """The data of a whole report."""
 
@@ -506,4 +528,16 @@ class RunFigures(msgspec.Struct, frozen=True, kw_only=True):
     # the other steps. The data is computed from the regular steps. A run without regular steps uses the captured steps,
     # and a run without captured steps too uses the warm-ups.
     basis: str = ""
+    # Validations outside of steps, in order. Their time is not part of any other data.
+    validations: list[ValidationRow] = []
+    loop: int = 0  # The number of the loop that this data is about, from 1. 0 if the run has one loop.
+    trainer: str = ""  # The class of the trainer; empty if unknown.
+    # The loops of a run with several loops: each trainer has one. The data of each loop has the same form as this
+    # struct. The steps, the stages and the other data of steps are then empty here.
+    loops: list[RunFigures] = []
     schema: int = SCHEMA
+
+    @property
+    def title(self) -> str:
+        """Return a text such as `loop 2 (GRPOTrainer)`."""
+        return loop_title(self.loop, self.trainer)

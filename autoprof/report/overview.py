@@ -14,7 +14,7 @@ import msgspec
 
 from autoprof.base.intervals import Interval, Union, exclusive
 from autoprof.config import values
-from autoprof.report.model import OTHER, OWN, StageGap, StageShare, StepRow, several
+from autoprof.report.model import OTHER, OWN, StageGap, StageShare, StepRow, ValidationRow, several
 from autoprof.report.timeline import RunTimeline, StepSpan, StepSums
 from autoprof.rundir.journal import Journal
 from autoprof.rundir.runs import CaptureFile, Step
@@ -240,6 +240,32 @@ def _stage_shares(
     ]
 
 
+def validations(timeline: RunTimeline, rows: Sequence[StepRow]) -> list[ValidationRow]:
+    """Return the validations outside of steps, in order.
+
+    A validation is named after the last step before it in the same attempt. If there is no such step, it is named after
+    the next step.
+    """
+    found = []
+    for name, start, end, _ in sorted(timeline.validations, key=lambda timer: timer[1]):
+        since, until = timeline.attempts.around(start)
+        if any(row.start_ns <= start < row.start_ns + row.seconds * 1e9 for row in rows):
+            continue
+        steps = [row for row in rows if since <= row.start_ns < until]
+        earlier = [row for row in steps if row.start_ns <= start]
+        later = [row for row in steps if row.start_ns > start]
+        found.append(
+            ValidationRow(
+                name=name,
+                start_ns=start,
+                seconds=(end - start) / 1e9,
+                after=max(earlier, key=lambda row: row.start_ns).number if earlier else None,
+                before=min(later, key=lambda row: row.start_ns).number if later else None,
+            )
+        )
+    return found
+
+
 # A step is slow if it takes more than SLOW_RATIO times the median of the steps around it, and more than SLOW_S seconds
 # longer than this median.
 SLOW_RATIO, SLOW_S = 1.2, 1.0
@@ -395,7 +421,7 @@ class Overview:
                 number, sums.driver, sums.first_ns, sums.last_ns, "", None, None, *timeline.between[number]
             )
             for number, sums in sorted(timeline.steps.items())
-            if number not in self.spans and sums.last_ns > sums.first_ns
+            if number not in self.spans and sums.trains and sums.last_ns > sums.first_ns
         }
         # Remove `no_stage`, because it leads to a finding, and only ended steps shall have this finding.
         self.cut_off = {

@@ -7,9 +7,10 @@ run contains sums and zones, until a journal changes.
 
 from __future__ import annotations
 
+import copy
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,6 +24,7 @@ from autoprof.rundir import layout
 from autoprof.rundir.journal import (
     EVER,
     INDEX,
+    WHOLE_FILE,
     Journal,
     JournalIndex,
     SpanReader,
@@ -34,12 +36,14 @@ from autoprof.rundir.journal import (
 from autoprof.rundir.layout import Stamp
 from autoprof.rundir.records import EXPORT, Line
 from autoprof.traces import clocks
-from autoprof.traces.clocks import Attempts
+from autoprof.traces.clocks import NO_PROGRAMS, Attempts, Loop
 from autoprof.traces.event_rows import OTHER_NAMES
 from autoprof.traces.reader import TraceError
 
 # Name of verl's timer around the whole step.
 WHOLE = "step"
+# A step number that no zone of a journal contains.
+NO_STEP = 2 * EVER
 # Number that replaces the number of the driver's journal if the step's driver is unknown.
 NO_FILE = -1
 # Maximum number of distinct names of spans, roles and steps. Some programs put a number into every name, and the page
@@ -170,6 +174,8 @@ class StepSums(Struct):
         tokens: Dict from the kind of span (`turn` or `request`) to (prompt tokens, response tokens). Tokens of requests
             are used only if there are no turns.
         samples: The number of samples.
+        trains: True if a span of the step does not belong to a validation. A validation before the first step has the
+            number of the step before.
         first_ns: The start of the first span with the step's number. The span of the step itself does not count.
         last_ns: The last end of a span with the step's number. The span of the step itself does not count.
     """
@@ -181,6 +187,7 @@ class StepSums(Struct):
     profiling: Union = msgspec.field(default_factory=Union)
     tokens: dict[str, tuple[float, float]] = {}
     samples: int = 0
+    trains: bool = False
     first_ns: int = EVER
     last_ns: int = 0
 
@@ -212,6 +219,7 @@ class _Index(JournalIndex):
     spans: list[StepSpan]
     steps: dict[int, StepSums]
     unnumbered: list[Timer]
+    validations: list[Timer]
     before: dict[int, list[int]]
     first_steps: list[int]
     left_out: list[tuple[str, str, int]]
@@ -231,7 +239,8 @@ class RunTimeline:
         steps: The sums of all steps, by the number of the step.
         between: Dict from the number of each step to (start, end) in ns. Journal lines with the step's number in this
             time belong to the last execution of the step.
-        attempts: The attempts of the run.
+        validations: The validations of trainers outside of steps: name, start, end and the number of the journal.
+        attempts: The attempts and loops of the run.
         zones: The zones of each journal, in the order of `journals`.
         kinds: The kinds of stages, by the name of the stage, if the name does not show the kind.
         profiling: The times in which autoprof delayed the run: a process started or stopped a recording, waited for a
@@ -239,7 +248,47 @@ class RunTimeline:
         reader: The reader of the journals. It has counted the journal lines that were left out.
     """
 
-    def __init__(self, journals: Sequence[Journal], run: Path | None = None) -> None:
+    def __init__(
+        self, journals: Sequence[Journal], run: Path | None = None, programs: Mapping[int, str] = NO_PROGRAMS
+    ) -> None:
+        """Read the journals.
+
+        Args:
+            journals: The journals of the run.
+            run: The directory of the run, whose cache is used. None to use no cache.
+            programs: Dict from the number of a journal to the command of its process, as in `Attempts.finish`.
+        """
+        self.attempts = Attempts()
+        self._begin(journals)
+        stamps = journal_stamps(journals)
+        cached = run is not None and layout.is_large(stamps)
+        if not (run and cached and self._read_index(run, stamps)):
+            for number in range(len(journals)):
+                self.zones.append(self._read_journal(number))
+            self.attempts.finish(programs)
+            self._count_exports()
+            if run and cached and not self.reader.failed:
+                self._write_index(run, stamps)
+        self._finish()
+
+    def of_loop(self, loop: int) -> RunTimeline:
+        """Return the timeline of one loop: only the spans that began in the periods of this loop.
+
+        The parts of the journals with these spans are read again.
+        """
+        timeline = copy.copy(self)
+        timeline._begin(self.journals)
+        timeline._periods = self.attempts.periods(loop)
+        periods = [(NO_STEP, since, until) for since, until in timeline._periods]
+        for number, zones in enumerate(self.zones):
+            timeline._read_journal(number, ranges(zones, periods))
+        timeline._count_exports()
+        timeline.zones = self.zones
+        timeline._finish()
+        return timeline
+
+    def _begin(self, journals: Sequence[Journal]) -> None:
+        """Set all sums to the state before any journal is read."""
         self.journals = journals
         self.spans: dict[int, StepSpan] = {}
         self.steps: dict[int, StepSums] = defaultdict(StepSums)
@@ -247,21 +296,17 @@ class RunTimeline:
         self.kinds: dict[str, str] = {}
         self.profiling = Union()
         self._exports: list[_Export] = []
-        self.attempts = Attempts()
+        self.validations: list[Timer] = []
+        # The periods whose spans are counted, or an empty list to count all spans.
+        self._periods: list[tuple[int, int]] = []
         self.reader = SpanReader()
         self._distinct = Distinct()
         self._unnumbered: list[Timer] = []
         # Dict from the number of a step that the trainer executed several times to the ends of its earlier executions.
         self._before: dict[int, list[int]] = defaultdict(list)
-        stamps = journal_stamps(journals)
-        cached = run is not None and layout.is_large(stamps)
-        if not (run and cached and self._read_index(run, stamps)):
-            for number in range(len(journals)):
-                self.zones.append(self._read_journal(number))
-            self.attempts.finish()
-            self._count_exports()
-            if run and cached and not self.reader.failed:
-                self._write_index(run, stamps)
+
+    def _finish(self) -> None:
+        """Correct the sums after all journals were read."""
         self.between = {number: self._time_range_of_step(number) for number in self.spans.keys() | self.steps.keys()}
         self._leave_out_earlier_runs()
         self._number_timers()
@@ -274,13 +319,16 @@ class RunTimeline:
             for number, span in self.spans.items()
         }
 
-    def _read_journal(self, file: int) -> list[Zone]:
-        """Add the spans of the journal with the number `file` to the sums. Return the zones of the journal."""
+    def _read_journal(self, file: int, parts: Sequence[tuple[int, int]] = WHOLE_FILE) -> list[Zone]:
+        """Add the spans of the journal with the number `file` to the sums. Return the zones of the journal.
+
+        `parts` are the parts to read, as in `SpanReader.batches`.
+        """
         journal = self.journals[file]
         shift, zones = journal.shift_ns, []
         work: list[Interval] = []
         exports: list[tuple[int, int, int]] = []
-        for batch in self.reader.batches(journal):
+        for batch in self.reader.batches(journal, parts):
             zone = Zone(batch.begin)
             zones.append(zone)
             # The samples of a step may be written after its spans.
@@ -293,11 +341,13 @@ class RunTimeline:
                 if not 0 < span.start_ns <= span.end_ns:
                     self.reader.left_out[journal.name, "without a time"] += 1
                     continue
+                if self._periods and not any(since <= start < until for since, until in self._periods):
+                    continue
                 if start < zone.start_ns:
                     zone.start_ns = start
                 if end > zone.end_ns:
                     zone.end_ns = end
-                if span.role == "trainer" or span.kind == "step":
+                if not self._periods and (span.role == "trainer" or span.kind == "step"):
                     self.attempts.add(file, span, start, end)
                 if span.kind in ("stage", "step"):
                     work.append((start, end))
@@ -308,6 +358,8 @@ class RunTimeline:
                 if number is None:
                     if span.kind == "timer":
                         self._unnumbered.append((self._name(span), start, end, file))
+                    elif span.stage_kind == "validate" and span.role == "trainer" and not span.rank:
+                        self.validations.append((self._name(span), start, end, file))
                     continue
                 if number != current_step or sums is None:
                     if number not in self.steps and not self._distinct.has("step", number):
@@ -331,7 +383,7 @@ class RunTimeline:
             later_stages = Union(
                 piece
                 for sums in steps
-                for stage in sums.stages.values()
+                for stage in (*sums.stages.values(), *sums.other_ranks.values())
                 for piece in stage.within(export.start_ns, export.end_ns)
                 if piece[0] > export.start_ns
             )
@@ -355,6 +407,8 @@ class RunTimeline:
             return
         if kind == "timer" and name == WHOLE:
             return
+        if not (sums.trains or span.ids.get("validate")):
+            sums.trains = True
         if start < sums.first_ns:
             sums.first_ns = start
         if end > sums.last_ns:
@@ -450,7 +504,10 @@ class RunTimeline:
         self.spans = {span.number: span for span in index.spans}
         self.steps.update(index.steps)
         self._before.update(index.before)
+        self.validations = index.validations
         self.attempts.starts, self.attempts.first_steps = index.attempts, set(index.first_steps)
+        self.attempts.loop_of = index.loop_of
+        self.attempts.loops = {number: Loop(*loop) for number, loop in index.loops.items()}
         self.reader.left_out.update({(file, reason): count for file, reason, count in index.left_out})
         self._distinct.beyond.update(index.beyond)
         return True
@@ -465,6 +522,9 @@ class RunTimeline:
             unnumbered=self._unnumbered,
             before=dict(self._before),
             attempts=self.attempts.starts,
+            loop_of=self.attempts.loop_of,
+            loops={number: (loop.trainer, loop.on_disk) for number, loop in self.attempts.loops.items()},
+            validations=self.validations,
             trainers=sorted(self.attempts.trainers),
             first_steps=sorted(self.attempts.first_steps),
             left_out=[(*where, count) for where, count in self.reader.left_out.items()],

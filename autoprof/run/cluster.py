@@ -92,6 +92,7 @@ class StepAnnouncement(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         step: The global step.
+        loop: The number of the step's loop.
         captured: True if a window is open in this step.
         overrides: The settings of that window (`Settings.overridden`).
         off: True if autoprof does nothing in this step.
@@ -101,6 +102,7 @@ class StepAnnouncement(msgspec.Struct, frozen=True, kw_only=True):
     captured: bool
     overrides: dict[str, Any] = {}
     off: bool = False
+    loop: int = 1
 
 
 @values.thread_safe

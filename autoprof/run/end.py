@@ -122,7 +122,7 @@ def _report_cut_off(run: Runtime) -> None:
     written = [str(part) for part in run.rundir.parts() if _age_s(part) < _STALE_S]
     attempt_s = time.time() - run.info.started
     captures = []
-    for _, folder in run.rundir.steps():
+    for folder in run.rundir.steps():
         names = files.names_in(folder)
         for name in [name.removesuffix(TAKEN) for name in names if name.endswith(TAKEN)]:
             written_or_complete = f"{name}{META}" in names or any(

@@ -46,6 +46,8 @@ COLLECTING = ".collect"
 # File in which `autoprof collect` writes its result.
 COLLECTED = "collected.json"
 STEP = "global_step_"
+# From the second loop of a process on, the name of a step's folder has this suffix, with the number of the loop.
+LOOP = ".loop"
 # Cache of a large run. The first command that reads the run writes it. `autoprof collect` does not copy hidden files.
 CACHE = ".cache.msgpack"
 REPORT = "report.html"

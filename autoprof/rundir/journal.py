@@ -70,6 +70,7 @@ def journal_stamps(journals: Sequence[Journal]) -> dict[str, Stamp]:
     return {name: current for name, current in stamps.items() if current is not None}
 
 
+WHOLE_FILE = ((0, sys.maxsize),)
 _CHUNK_BYTES = 1 << 20
 # Maximum length of a line that is read. It is longer than any line that autoprof writes.
 _MAX_LINE_BYTES = 1 << 20
@@ -166,7 +167,7 @@ class SpanReader:
         self.left_out: Counter[tuple[str, str]] = Counter()
         self.failed: dict[str, str] = {}
 
-    def batches(self, journal: Journal, ranges: Sequence[tuple[int, int]] = ((0, sys.maxsize),)) -> Iterator[Batch]:
+    def batches(self, journal: Journal, ranges: Sequence[tuple[int, int]] = WHOLE_FILE) -> Iterator[Batch]:
         """Yield the ended spans of a journal, in groups. Never raises.
 
         Args:
@@ -308,7 +309,9 @@ class JournalIndex(Struct, kw_only=True):
         stamps: Dict from the name of a journal to its stamp when the index was made.
         shifts_ns: For each journal, in the order of their names, the nanoseconds that were added to its times.
         zones: For each journal, in the order of their names, its zones.
-        attempts: The start of each attempt of the run, in nanoseconds since the epoch.
+        attempts: The start of each attempt of the run, and of each further loop, in nanoseconds since the epoch.
+        loop_of: The number of the loop that starts at each of these times.
+        loops: Dict from the number of each loop to the name of its trainer's class and its number in its process.
         trainers: The indexes of the journals with spans of a trainer. The attempts are found in these journals.
         beyond: Dict from a reason to the number of spans that are in no zone for that reason.
     """
@@ -317,6 +320,8 @@ class JournalIndex(Struct, kw_only=True):
     shifts_ns: list[int]
     zones: list[list[Zone]]
     attempts: list[int]
+    loop_of: list[int]
+    loops: dict[int, tuple[str, int]]
     trainers: list[int]
     beyond: dict[str, int]
 

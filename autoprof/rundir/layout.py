@@ -21,7 +21,7 @@ import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Raw, Struct
@@ -209,17 +209,32 @@ def _writable(content: Any, depth: int) -> Any:
     return [_writable(value, depth - 1) for value in content] if isinstance(content, list) else content
 
 
-def step_folders(run: str | Path) -> list[tuple[int, str]]:
-    """Return the numbers and names of the step folders in a run directory, sorted by number."""
-    numbered_folders = [(name.removeprefix(file_names.STEP), name) for name in files.folders_in(run)]
-    # Readers compute the name of the folder from the number. So a folder with any other spelling is skipped.
-    return sorted(
-        (int(number), name) for number, name in numbered_folders if number.isdecimal() and name == _step(int(number))
-    )
+class StepFolder(NamedTuple):
+    """The folder of a captured step: the number of the step's loop, the number of the step, and the folder's name."""
+
+    loop: int
+    number: int
+    name: str
 
 
-def _step(number: int) -> str:
-    return f"{file_names.STEP}{number:06d}"
+def step_folders(run: str | Path) -> list[StepFolder]:
+    """Return the step folders in a run directory, sorted by loop and number."""
+    folders = [step_folder(name) for name in files.folders_in(run)]
+    return sorted(folder for folder in folders if folder is not None)
+
+
+def step_folder(name: str) -> StepFolder | None:
+    """Return the step and the loop that the name of a folder contains. Return None for any other name."""
+    number, _, loop = name.removeprefix(file_names.STEP).partition(file_names.LOOP)
+    if not (number.isdecimal() and (loop or "1").isdecimal()):
+        return None
+    # Readers compute the name of the folder from the numbers. So a folder with any other spelling is skipped.
+    folder = StepFolder(int(loop or 1), int(number), name)
+    return folder if name == _step(folder.number, folder.loop) else None
+
+
+def _step(number: int, loop: int = 1) -> str:
+    return f"{file_names.STEP}{number:06d}" + (f"{file_names.LOOP}{loop}" if loop > 1 else "")
 
 
 class RunDir:
@@ -290,13 +305,13 @@ class RunDir:
         """
         log_line(self.unwritable(error) if isinstance(error, OSError) else f"{what}: {described(error)}")
 
-    def step(self, number: int) -> Path:
+    def step(self, number: int, loop: int = 1) -> Path:
         """Return the folder of a global step."""
-        return self.path / _step(number)
+        return self.path / _step(number, loop)
 
-    def steps(self) -> list[tuple[int, Path]]:
-        """Return the numbers and paths of the existing step folders, sorted by number."""
-        return [(number, self.path / name) for number, name in step_folders(self.path)]
+    def steps(self) -> list[Path]:
+        """Return the paths of the existing step folders, sorted by loop and number."""
+        return [self.path / folder.name for folder in step_folders(self.path)]
 
     def parts(self) -> Iterator[Path]:
         """Yield the paths of incomplete files: a process is writing them, or died while it was writing them.

@@ -184,7 +184,11 @@ class Clock(Struct, frozen=True):
 
 @thread_safe
 class CaptureMeta(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """`global_step_<step>/<capture>.meta.json`: facts about a capture that has ended. It may have failed."""
+    """`global_step_<step>/<capture>.meta.json`: facts about a capture that has ended. It may have failed.
+
+    If a process runs several trainers one after the other, each trainer has a loop. From the second loop on, the folder
+    of a step is `global_step_<step>.loop<loop>`.
+    """
 
     step: Number | None  # The global step.
     role: str  # The role. In a whole-step capture, all roles of the process, joined by `+`.
@@ -211,6 +215,7 @@ class CaptureMeta(Struct, frozen=True, kw_only=True, omit_defaults=True):
     # True if the trace contains GPU work. The field is only written if GPU work may be missing from the trace.
     device_events: bool | None = None
     device_reason: str = ""  # The possible reason why the trace contains no GPU work.
+    loop: Number = 1  # The number of the step's loop. Each trainer of a process has a loop.
 
 
 class MergedMeta(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -513,7 +518,11 @@ class Line(Struct, frozen=True, omit_defaults=True, gc=False):
 EXPORT = "export"
 # Dict from the kind of a span to its meaning, its ids and its counts.
 SPAN_KINDS = {
-    "step": "the trainer's step; a generation batch if there is no trainer",
+    "step": (
+        "the trainer's step; a generation batch if there is no trainer: `loop` (the number of the step's loop, from "
+        "the process's second trainer on), `trainer` (its class, if a `step.loop` hook shows it), `before_s` (the "
+        "seconds from the begin of the loop to its first step, from the second loop on)"
+    ),
     "stage": "a stage or another call: `rollout` in the trainer, `generate_sequences` in an agent loop",
     "timer": (
         "a timer of the trainer itself, with the trainer's name for it: verl's `marked_timer`, in the trainer's "

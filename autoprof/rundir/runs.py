@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -24,7 +25,6 @@ from autoprof.rundir.file_names import (
     RAW_ENDINGS,
     RUN,
     SNAPSHOT,
-    STEP,
     TRACE,
     is_merged,
 )
@@ -40,11 +40,16 @@ def describe_no_run(path: Path) -> str:
     """Return a message that `path` is not a run directory. It names the path to give instead, or the contents."""
     for parent in path.absolute().parents:
         if (parent / RUN).is_file():
-            step = f" --step {int(number)}" if (number := path.name.removeprefix(STEP)).isdecimal() else ""
-            return f"{path} is not a run but a part of one; give {parent}{step}"
+            folder = layout.step_folder(path.name)
+            return f"{path} is not a run but a part of one; give {parent}{_options(folder) if folder else ''}"
     if not path.is_dir():
         return f"{path} is not a run but a file; a run is a folder with a {RUN}"
     return f"{path} is not a run: it has no {RUN}; {folder_contents(path)}"
+
+
+def _options(folder: layout.StepFolder) -> str:
+    """Return the options that name a step in a command."""
+    return f" --step {folder.number}" + (f" --loop {folder.loop}" if folder.loop > 1 else "")
 
 
 def folder_contents(path: Path) -> str:
@@ -180,6 +185,7 @@ class Step:
 
     Attributes:
         number: The global step.
+        loop: The number of the step's loop.
         captures: The captures, sorted by name.
         merged: The merged traces, sorted by name.
         all_captures: The captures, then the merged traces.
@@ -187,10 +193,14 @@ class Step:
         folder: The path of the folder.
         stamp: The inode, size and time of change of the folder, as in `layout.stamp`.
         is_cached: True if the captures come from the cache.
+        shares_folder: True if the folder also has captures of a step of another loop.
     """
 
-    def __init__(self, number: int, folder: str, cached: _CachedStep | None = None) -> None:
+    shares_folder = False
+
+    def __init__(self, number: int, folder: str, cached: _CachedStep | None = None, loop: int = 1) -> None:
         self.number = number
+        self.loop = loop
         self.folder = folder
         self.left_out: list[str] = []
         self.stamp = layout.stamp(folder)
@@ -209,6 +219,17 @@ class Step:
         self.captures = [capture for capture in captures if not is_merged(capture.name)]
         self.merged = [capture for capture in captures if is_merged(capture.name)]
         self.all_captures = [*self.captures, *self.merged]
+
+    def of_loop(self, loop: int) -> Step:
+        """Return the same step with another number of its loop."""
+        step = copy.copy(self)
+        step.loop = loop
+        return step
+
+    @property
+    def label(self) -> str:
+        """Return the number of the step, and the number of the loop unless it is the first."""
+        return f"{self.number}" if self.loop == 1 else f"{self.number} (loop {self.loop})"
 
     def problems(self) -> list[str]:
         """Return the problems that were found in the files of the step that have been read so far."""
@@ -264,10 +285,10 @@ class Run:
 
     @cached_property
     def steps(self) -> list[Step]:
-        """Return the steps that have a folder, sorted by number."""
+        """Return the steps that have a folder, sorted by loop and number."""
         cached = layout.get_cached(Path(self.path), _PART, dict[str, _CachedStep]) or {}
         folders = layout.step_folders(self.path)
-        return [Step(number, f"{self.path}/{name}", cached.get(name)) for number, name in folders]
+        return [Step(number, f"{self.path}/{name}", cached.get(name), loop) for loop, number, name in folders]
 
     def keep_captures(self) -> None:
         """Write the captures of a large run into the cache of the run, so that the next command is faster.
@@ -349,7 +370,7 @@ class Run:
         for step in self.steps:
             groups = {"captures": step.captures, "merged": step.merged}
             lists = {name: [capture.described() for capture in captures] for name, captures in groups.items()}
-            steps.append({"number": step.number, **lists})
+            steps.append({"number": step.number, "loop": step.loop, **lists})
         return {"id": self.id, "path": self.path, "info": info, "steps": steps, "left_out": self._problems()}
 
 
@@ -466,22 +487,43 @@ def read(path: Path) -> Run:
 
 
 def step(run: Run, number: int | None) -> Step:
-    """Return a captured step of a run. Without a number, return the only captured step of the run.
+    """Return a captured step of a run, as `choose_step` does."""
+    return choose_step(run.id, run.steps, number, None, {})
+
+
+def in_several_loops(run_id: str, number: int, loops: Sequence[str]) -> str:
+    """Return the message that several loops have a step."""
+    return f"{run_id} has step {number} in {' and '.join(loops)}; choose with --loop"
+
+
+def choose_step(
+    run_id: str, steps: Sequence[Step], number: int | None, loop: int | None, names: Mapping[int, str]
+) -> Step:
+    """Return one of the captured steps of a run. Without a number, return the only captured step.
+
+    Args:
+        run_id: The id of the run, for messages.
+        steps: The captured steps.
+        number: The global step.
+        loop: The number of the step's loop; None if only one loop has the step.
+        names: Dict from the number of each loop to its name, for messages.
 
     Raises:
-        NotFound: The run has no captured step with this number; or no number is given, and the run has no captured
-            step or several.
+        NotFound: The run has no captured step with this number, or several loops have such a step; or no number is
+            given, and the run has no captured step or several.
     """
-    numbers = [captured.number for captured in run.steps]
-    if number is None and len(run.steps) == 1:
-        return run.steps[0]
-    for captured in run.steps:
-        if captured.number == number:
-            return captured
-    if number is None and run.steps:
-        raise NotFound(f"{run.id} has several steps; choose with --step: {units.ranges(numbers)}")
+    captured_steps = [captured for captured in steps if loop in (None, captured.loop)]
+    numbers = sorted({captured.number for captured in captured_steps})
+    matching = [captured for captured in captured_steps if number in (None, captured.number)]
+    if len(matching) == 1:
+        return matching[0]
+    if number is not None and matching:
+        loops = [names.get(captured.loop, f"loop {captured.loop}") for captured in matching]
+        raise NotFound(in_several_loops(run_id, number, loops))
+    if number is None and matching:
+        raise NotFound(f"{run_id} has several steps; choose with --step: {units.ranges(numbers)}")
     wanted_step = "captured step" if number is None else f"step {number}"
-    raise NotFound(f"{run.id} has no {wanted_step}; {no_step(number, numbers)}")
+    raise NotFound(f"{run_id} has no {wanted_step}; {no_step(number, numbers)}")
 
 
 def no_step(number: int | None, numbers: Sequence[int]) -> str:

@@ -8,16 +8,17 @@ has several attempts, and may repeat steps.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 from msgspec import Raw, Struct
 
 from autoprof.rundir import file_names
-from autoprof.rundir.journal import EVER, lines
+from autoprof.rundir.journal import EVER, Journal, lines
 from autoprof.rundir.layout import RunDir
 from autoprof.rundir.records import CaptureMeta, Line, Offset
+from autoprof.rundir.runs import CaptureFile, Run, Step
 from autoprof.traces.reader import NO_JSON, Reader, TraceError
 
 BASE = "baseTimeNanoseconds"
@@ -201,28 +202,88 @@ def offset_ns(clocks: Clocks, host: str, unix_ns: int) -> int:
     return nearest.offset_ns
 
 
+def steps_by_loop(steps: Sequence[Step], attempts: Attempts) -> list[Step]:
+    """Return the captured steps of a run with the numbers of their loops in the run, sorted by loop and number.
+
+    Different programs of a run write into the same folder. Such a step becomes a step for each program, with the
+    captures that began while the program was training.
+    """
+    found = []
+    for step in steps:
+        loops = [number for number, loop in attempts.loops.items() if loop.on_disk == step.loop] or [step.loop]
+        for loop in loops:
+            of_loop = step.of_loop(loop)
+            if len(loops) > 1:
+                periods = attempts.periods(loop)
+                of_loop.captures = [capture for capture in step.captures if _began_in(capture, periods)]
+                of_loop.merged = [capture for capture in step.merged if f".loop{loop}" in f".{capture.name}"]
+                of_loop.shares_folder = True
+            if of_loop.captures or len(loops) == 1:
+                found.append(of_loop)
+    return sorted(found, key=lambda each: (each.loop, each.number))
+
+
+def _began_in(capture: CaptureFile, periods: Sequence[tuple[int, int]]) -> bool:
+    start_ns = capture.meta.clock.start.unix_ns
+    return any(since <= start_ns < until for since, until in periods)
+
+
+def programs_of(run: Run, files: Sequence[Journal]) -> dict[int, str]:
+    """Return the command of the process of each journal, for `Attempts.finish`.
+
+    A run that was started again repeats its program, perhaps with other arguments. Then the dict is empty.
+    """
+    if run.info.earlier:
+        return {}
+    commands = {state.file: state.process for state in run.processes}
+    return {number: commands[file.name] for number, file in enumerate(files) if file.name in commands}
+
+
 _DRIVER_KINDS = ("step", "timer", "stage")
+NO_PROGRAMS: Mapping[int, str] = {}
 
 
 def is_of(line: Line, since_ns: int, until_ns: int) -> bool:
-    """Return True if a journal line belongs to the attempt that runs from `since_ns` to `until_ns`."""
+    """Return True if a journal line belongs to the period that runs from `since_ns` to `until_ns`."""
     return line.end_ns > since_ns and line.start_ns < until_ns
 
 
-class Attempts:
-    """Attempts of a run, which are found from the spans of the run's trainers.
+class Loop(Struct):
+    """Steps of one trainer of a run.
 
     Attributes:
-        starts: The start of each attempt, in ns since the epoch. `finish` fills this list.
+        trainer: The name of the trainer's class; empty if unknown.
+        on_disk: The number of the loop in its process, which the names of step folders contain.
+    """
+
+    trainer: str = ""
+    on_disk: int = 1
+
+
+class Attempts:
+    """Attempts and loops of a run, which are found from the spans of the run's trainers.
+
+    If a process runs several trainers one after the other, each trainer has a loop. A run that was started once, and in
+    which another program trains after the first program, has a loop for each program. So the time of a run consists of
+    periods, each with one loop. In a run with one loop, each attempt is a period.
+
+    Attributes:
+        starts: The start of each period, in ns since the epoch. `finish` fills this list.
+        loop_of: The number of the loop of each period.
+        loops: The loops of the run, by number, from 1.
         trainers: The numbers of the journals that contain spans of a trainer.
-        first_steps: For each process with steps, the start of its first step that has ended.
+        first_steps: For each process with steps, the start of the first step of each loop that has ended.
     """
 
     def __init__(self) -> None:
         # Dict from the number of each trainer's journal to the first start and the last end of the trainer's spans.
         self._lives: dict[int, tuple[int, int]] = {}
-        self._stepped: set[int] = set()
+        # For each journal, the start of each loop of its process, by number.
+        self._loop_starts: dict[int, dict[int, int]] = {}
+        self._trainers: dict[tuple[int, int], str] = {}
         self.starts: list[int] = []
+        self.loop_of: list[int] = []
+        self.loops: dict[int, Loop] = {}
         self.trainers: set[int] = set()
         self.first_steps: set[int] = set()
 
@@ -231,32 +292,76 @@ class Attempts:
 
         The spans of a journal must be added in the order in which the journal contains them.
         """
-        if span.kind == "step" and file not in self._stepped:
-            self._stepped.add(file)
-            self.first_steps.add(start_ns)
+        if span.kind == "step":
+            self._add_step(file, span, start_ns)
         if span.role == "trainer" and span.kind in _DRIVER_KINDS:
             start, end = self._lives.get(file, (start_ns, end_ns))
             self._lives[file] = min(start, start_ns), max(end, end_ns)
             self.trainers.add(file)
 
-    def finish(self) -> None:
-        """Compute the attempts. Call this method after all spans were added."""
+    def _add_step(self, file: int, span: Line, start_ns: int) -> None:
+        loop, before_s = span.ids.get("loop"), span.ids.get("before_s")
+        number = loop if isinstance(loop, int) and loop > 0 else 1
+        loop_starts = self._loop_starts.setdefault(file, {})
+        if number not in loop_starts:
+            self.first_steps.add(start_ns)
+            loop_starts[number] = start_ns - (int(before_s * 1e9) if isinstance(before_s, float) else 0)
+            self._trainers[file, number] = str(span.ids.get("trainer") or "")
+
+    def finish(self, programs: Mapping[int, str] = NO_PROGRAMS) -> None:
+        """Compute the attempts and the loops. Call this method after all spans were added.
+
+        Args:
+            programs: Dict from the number of a journal to the command of its process. If the trainers of two attempts
+                have different commands, they are different programs. If empty, all trainers are the same program.
+        """
+        attempts: list[tuple[int, list[int]]] = []
         last_end = -1
-        for start, end in sorted(self._lives.values()):
+        for start, end, file in sorted((*life, file) for file, life in self._lives.items()):
             # Trainers that run at the same time are ranks of one attempt.
             if start >= last_end:
-                self.starts.append(start)
+                attempts.append((start, []))
+            attempts[-1][1].append(file)
             last_end = max(last_end, end)
+        earlier_loops: dict[str, int] = {}
+        for start, files in attempts:
+            loops_before = earlier_loops.setdefault(programs.get(files[0], ""), max(self.loops, default=0))
+            self._add_periods(start, files, loops_before)
         self._lives.clear()
 
-    @property
-    def count(self) -> int:
-        return len(self.starts)
+    def _add_periods(self, start: int, files: Sequence[int], loops_before: int) -> None:
+        """Add a period for each loop of an attempt.
+
+        Args:
+            start: The start of the attempt.
+            files: The numbers of the journals of the attempt's trainers.
+            loops_before: The number of loops of other programs.
+        """
+        starts: dict[int, int] = {}
+        for file in files:
+            for number, loop_start in self._loop_starts.get(file, {}).items():
+                starts[number] = min(loop_start, starts.get(number, loop_start))
+                trainer = self._trainers[file, number]
+                loop = self.loops.setdefault(loops_before + number, Loop(trainer, number))
+                loop.trainer = loop.trainer or trainer
+        for place, number in enumerate(sorted(starts) or [1]):
+            self.starts.append(starts[number] if place else start)
+            self.loop_of.append(loops_before + number)
+            self.loops.setdefault(loops_before + number, Loop("", number))
+
+    def periods(self, loop: int) -> list[tuple[int, int]]:
+        """Return the start and the end of each period of a loop, as `around` does."""
+        ends = [*self.starts[1:], EVER]
+        return [
+            (start if place else 0, end)
+            for place, (start, end, number) in enumerate(zip(self.starts, ends, self.loop_of, strict=True))
+            if number == loop
+        ]
 
     def around(self, at_ns: int) -> tuple[int, int]:
-        """Return the start and the end of the attempt that runs at the time `at_ns`.
+        """Return the start and the end of the period that contains the time `at_ns`.
 
-        The first attempt starts at 0. The last attempt ends at `EVER`.
+        The first period starts at 0. The last period ends at `EVER`.
         """
         position = bisect_right(self.starts, at_ns)
         since = self.starts[position - 1] if position > 1 else 0

@@ -28,6 +28,7 @@ from autoprof.rundir.file_names import (
     same_place,
     tidy,
 )
+from autoprof.rundir.journal import EVER
 from autoprof.rundir.layout import RunDir
 from autoprof.rundir.records import CaptureMeta, MergedMeta
 from autoprof.rundir.runs import CaptureFile, NotFound, Run, Step
@@ -215,6 +216,8 @@ def _order(capture: CaptureFile) -> tuple[int, str, int, int, int, str]:
 
 
 ROLLOUT = "rollout"
+# The period of a run without loops.
+ALWAYS = [(0, EVER)]
 
 # Pattern that matches every role.
 ALL = "*"
@@ -264,18 +267,42 @@ class Work(Struct, frozen=True):
         return sum(each.path.stat().st_size for each in self.inputs)
 
 
-def chosen(run: Run, number: int | None) -> Step:
-    """Return the step `number` of a run. If `number` is None, return the step that `runs.step` chooses.
+def chosen(run: Run, number: int | None, loop: int | None = None) -> Step:
+    """Return the step `number` of a run. If `number` is None, return the only captured step.
+
+    Args:
+        run: The run.
+        number: The global step.
+        loop: The number of the step's loop; None if only one loop has the step.
 
     Raises:
-        NotFound: The step has no captures and no spans in the timeline.
+        NotFound: The step has no captures and no spans in the timeline, or several loops have the step.
     """
+    attempts = timeline_reader.attempts_of(run)
+    names = {
+        place: f"loop {place}" + (f" ({each.trainer})" if each.trainer else "")
+        for place, each in attempts.loops.items()
+    }
+    captured_steps = clocks.steps_by_loop(run.steps, attempts)
     try:
-        return runs.step(run, number)
+        return runs.choose_step(run.id, captured_steps, number, loop, names)
     except NotFound:
-        if number is None or not timeline_reader.spans_of_step(Path(run.path), number):
+        if number is None or any(step.number == number and loop in (None, step.loop) for step in captured_steps):
             raise
-        return Step(number, str(RunDir(Path(run.path)).step(number)))
+        folder = RunDir(Path(run.path)).step(number)
+        having = [
+            place
+            for place in (attempts.loops or {1})
+            if loop in (None, place)
+            and timeline_reader.spans_of_step(Path(run.path), number, periods=attempts.periods(place) or ALWAYS)
+        ]
+        if len(having) > 1:
+            raise NotFound(runs.in_several_loops(run.id, number, [names[place] for place in having])) from None
+        if not having:
+            raise
+        on_disk = attempts.loops[having[0]].on_disk if attempts.loops else 1
+        folder = RunDir(Path(run.path)).step(number, on_disk)
+        return Step(number, str(folder), loop=having[0])
 
 
 def plan_step_merge(run: Run, step: Step, options: MergeOptions) -> Work:
@@ -286,11 +313,12 @@ def plan_step_merge(run: Run, step: Step, options: MergeOptions) -> Work:
         TraceError: The clocks of the step's hosts are not known precisely enough, or the chosen output file has a
             name that is not allowed.
     """
-    folder = RunDir(Path(run.path)).step(step.number)
+    folder = Path(step.folder)
     role_settings = Settings(roles=tuple(word.strip() for word in options.roles.split(",")))
     captures = [capture for capture in step.captures if any(map(role_settings.takes_role, capture_roles(capture)))]
     timeline_messages: list[str] = []
-    spans_of = timeline_reader.spans_of_step(Path(run.path), step.number, timeline_messages)
+    periods = timeline_reader.attempts_of(run).periods(step.loop) or ALWAYS
+    spans_of = timeline_reader.spans_of_step(Path(run.path), step.number, timeline_messages, periods)
     timeline: Timeline = {
         journal: spans_to_draw
         for journal, spans in spans_of.items()
@@ -306,7 +334,8 @@ def plan_step_merge(run: Run, step: Step, options: MergeOptions) -> Work:
     all_roles = drawn_roles.union(*map(capture_roles, captures))
     # The file name contains the roles, not the pattern: the patterns `actor*` and `!ref` would give the same file name.
     role_names = "" if options.roles == ALL else "+".join(sorted(all_roles)) or "other"
-    name = _name(role_names)
+    loop_name = f"loop{step.loop}" if step.shares_folder and step.loop > 1 else ""
+    name = _name("+".join(filter(None, [loop_name, role_names])))
     # A folder of a step means that the step was captured. So don't create a folder for a step without captures.
     default_output = (
         folder / f"{name}{TRACE}" if step.captures else Path(run.path, "journal", f"{folder.name}.{name}{TRACE}")
@@ -425,7 +454,7 @@ def merge_replicas(path: Path) -> None:
     of the merge. Never raise.
     """
     for step in runs.read(path).steps:
-        folder = RunDir(path).step(step.number)
+        folder = Path(step.folder)
         replicas: dict[str, list[CaptureFile]] = {}
         for capture in step.captures:
             if capture_role(capture) == ROLLOUT and capture.meta.replica is not None:

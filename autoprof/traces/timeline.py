@@ -16,7 +16,8 @@ from autoprof.config.values import role_place
 from autoprof.rundir import journal, layout, processes, runs
 from autoprof.rundir.journal import EVER, Journal, JournalIndex, SpanReader
 from autoprof.rundir.records import Line
-from autoprof.traces.clocks import Attempts, is_of
+from autoprof.rundir.runs import Run
+from autoprof.traces.clocks import Attempts, Loop, is_of, programs_of
 from autoprof.traces.rewrite import RewrittenEvent, Tally, description, lay_out, microseconds
 
 # Maximum number of spans of a step that are kept. No viewer shows more.
@@ -62,7 +63,25 @@ def _index(run: Path, files: list[Journal]) -> JournalIndex | None:
     return None if index.beyond.get("step") or any(index.shifts_ns[trainer] for trainer in index.trainers) else index
 
 
-def spans_of_step(run: Path, number: int, messages: list[str] | None = None) -> dict[Journal, list[Line]]:
+def attempts_of(run: Run) -> Attempts:
+    """Return the attempts and loops of a run."""
+    files = [file for file in journal.journals(run.path) if file.path.is_file()]
+    index = _index(Path(run.path), files)
+    attempts = Attempts()
+    if index is not None:
+        attempts.starts, attempts.loop_of = index.attempts, index.loop_of
+        attempts.loops = {number: Loop(*loop) for number, loop in index.loops.items()}
+        return attempts
+    for place, file in enumerate(files):
+        for span in journal.search(file, (b'"role":"trainer"',)):
+            attempts.add(place, span, span.start_ns, span.end_ns)
+    attempts.finish(programs_of(run, files))
+    return attempts
+
+
+def spans_of_step(
+    run: Path, number: int, messages: list[str] | None = None, periods: Sequence[tuple[int, int]] = ((0, EVER),)
+) -> dict[Journal, list[Line]]:
     """Return the spans of a step, as a dict from each journal to its spans.
 
     The spans of a step are the spans with the number of the step, and the spans without a number that begin during the
@@ -73,6 +92,7 @@ def spans_of_step(run: Path, number: int, messages: list[str] | None = None) -> 
         run: The directory of the run.
         number: The number of the step.
         messages: A list. If spans are left out, a message about them is appended.
+        periods: The periods of the step's loop, as in `Attempts.periods`. Spans that begin outside are left out.
     """
     files = [file for file in journal.journals(run) if file.path.is_file()]
     index = _index(run, files)
@@ -93,9 +113,11 @@ def spans_of_step(run: Path, number: int, messages: list[str] | None = None) -> 
         for span in ended_spans(place, file, (b'"step":%d,' % number, b'"role":"trainer"'), (number, 0, 0)):
             if index is None:
                 attempts.add(place, span, span.start_ns, span.end_ns)
-            if span.step == number:
+            if span.step == number and _is_in(span, periods):
                 with_number.append((file, span))
-        with_number += [(file, span) for span in open_spans.get(file.name, ()) if span.step == number]
+        with_number += [
+            (file, span) for span in open_spans.get(file.name, ()) if span.step == number and _is_in(span, periods)
+        ]
     attempts.finish()
     if index is not None:
         attempts.starts = index.attempts
@@ -125,6 +147,10 @@ def spans_of_step(run: Path, number: int, messages: list[str] | None = None) -> 
     if span_count > MAX_SPANS and messages is not None:
         messages.append(f"{span_count - MAX_SPANS} spans of the timeline left out: the step has more than {MAX_SPANS}")
     return by_process
+
+
+def _is_in(span: Line, periods: Sequence[tuple[int, int]]) -> bool:
+    return any(since <= span.start_ns < until for since, until in periods)
 
 
 _encode = msgspec.json.Encoder().encode

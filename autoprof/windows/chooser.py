@@ -124,6 +124,12 @@ class OpenTriggers:
             window.end()
         self._update_windows()
 
+    def begin_anew(self) -> None:
+        """Let all requests continue with the steps of a new loop, whose numbers may be lower."""
+        for window in self._open:
+            window.end()
+            window.begin_anew()
+
     def close(self, reason: str) -> None:
         """Close all requests. `reason` becomes a part of their states."""
         for window in self._open:
@@ -196,6 +202,10 @@ class _Window:
             return self.steps.matches(step, step - self._first + 1)
         return self._left > 0 and step >= (self.trigger.since or 0)
 
+    def begin_anew(self) -> None:
+        """Accept steps of a new loop."""
+        self._first = 0
+
     def begin(self, step: int) -> None:
         """Note that the capture of `step` begins. The step counts as captured."""
         self._left -= 1
@@ -254,7 +264,20 @@ class Chooser(OpenTriggers):
     def __init__(self, of_trainer: bool = False) -> None:
         super().__init__(of_trainer)
         self._captured: set[int] = set()
+        # Number of the steps that were captured in earlier loops.
+        self._captured_before = 0
         self._monitor: Monitor | None = None
+
+    def loop_began(self) -> None:
+        """Note that the next step begins a new loop. Its steps are not compared with the steps of the earlier loop."""
+        self._captured_before += len(self._captured)
+        self._captured = set()
+        self._monitor = None
+        self.begin_anew()
+
+    @property
+    def _captured_count(self) -> int:
+        return self._captured_before + len(self._captured)
 
     def step_began(self, run: Runtime, step: int, step_in_run: int) -> None:
         """Note that a step has begun, for the comparison of steps. Do nothing if no setting compares steps."""
@@ -321,7 +344,7 @@ class Chooser(OpenTriggers):
 
     def any_after(self, settings: Settings, step: int, step_in_run: int) -> bool:
         """Return True if the current settings and requests allow the capture of a step after `step`."""
-        if len(self._captured) >= settings.max_steps:
+        if self._captured_count >= settings.max_steps:
             return False
         if self.any_to_come or (self._monitor is not None and self._monitor.any_left(step_in_run)):
             return True
@@ -329,7 +352,7 @@ class Chooser(OpenTriggers):
 
     def likely(self, settings: Settings, step: int, step_in_run: int) -> bool:
         """Return True if `step` will be captured unless settings or requests change."""
-        if self.off or len(self._captured) >= settings.max_steps:
+        if self.off or self._captured_count >= settings.max_steps:
             return False
         if self._monitor is not None and self._monitor.foresee(step_in_run) is not None:
             return True
@@ -337,6 +360,6 @@ class Chooser(OpenTriggers):
 
     def _full(self, settings: Settings, step: int) -> str:
         """Return the reason why `step` can't be captured if `AUTOPROF_MAX_STEPS` is reached, else an empty text."""
-        if step in self._captured or len(self._captured) < settings.max_steps:
+        if step in self._captured or self._captured_count < settings.max_steps:
             return ""
-        return f"AUTOPROF_MAX_STEPS: {len(self._captured)} steps were captured, and no more will be"
+        return f"AUTOPROF_MAX_STEPS: {self._captured_count} steps were captured, and no more will be"

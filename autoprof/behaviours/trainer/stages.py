@@ -323,7 +323,9 @@ class Stage(NamedCall):
         settings = stage.run.settings.overridden(announcement.overrides)
         if not settings.takes(role, range(rank, rank + 1), stage.kind):
             return None
-        subject = Subject(step=announcement.step, role=role, stage=name, rank=rank, stage_kind=stage.kind)
+        subject = Subject(
+            step=announcement.step, loop=announcement.loop, role=role, stage=name, rank=rank, stage_kind=stage.kind
+        )
         return subject, settings.for_role(role)
 
 

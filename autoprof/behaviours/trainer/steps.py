@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Generator, Mapping
+from functools import partial
 from typing import Any, ClassVar, Literal
+from weakref import ref
 
 import msgspec
 
@@ -28,6 +30,7 @@ from autoprof.hooks.dispatch import InThread, ask
 from autoprof.hooks.wrapper import wrap
 from autoprof.run import clocks, cluster, end, runtime
 from autoprof.run.journal import Span
+from autoprof.rundir.records import Id
 from autoprof.windows.chooser import Chooser
 
 
@@ -71,6 +74,7 @@ class OpenStep(msgspec.Struct, eq=False):
     Attributes:
         run: Run of this process.
         number: Number of the step.
+        loop: Number of the step's loop, from 1.
         step_in_run: Number of steps that this process has begun, with this step.
         span: Span of the step, or None after its end.
         captured: True if the step is captured.
@@ -81,6 +85,7 @@ class OpenStep(msgspec.Struct, eq=False):
 
     run: runtime.Runtime
     number: int
+    loop: int
     step_in_run: int
     span: Span | None
     captured: bool = False
@@ -107,7 +112,7 @@ class OpenStep(msgspec.Struct, eq=False):
         if was_off and self.off:  # the workers know from an earlier announcement that autoprof is off
             return
         announcement = cluster.StepAnnouncement(
-            step=self.number, captured=self.captured, overrides=self.overrides, off=self.off
+            step=self.number, loop=self.loop, captured=self.captured, overrides=self.overrides, off=self.off
         )
         cluster.announce_step(run.info.id, announcement)
 
@@ -161,11 +166,91 @@ class OpenStep(msgspec.Struct, eq=False):
             span.end(error, at_ns=at_ns)
 
 
+class Loops:
+    """Loops of this process: each belongs to one trainer, which runs steps with rising numbers.
+
+    A `step.loop` hook shows which object is the trainer, and when its loop ends. Without such a hook, a step with a
+    lower number than the step before begins a new loop. A step that has the same number as the step before is the same
+    step again.
+
+    Attributes:
+        number: Number of the current loop, from 1.
+        loop_began: True if the current step begins a loop after another loop.
+        trainer: Name of the trainer's class, or an empty string if it is unknown.
+        executed_before: Number of steps that this process had begun before the current loop.
+        finished: Number of the last finished step when the last `step.loop` call ended, or None if it was unknown.
+    """
+
+    def __init__(self) -> None:
+        self.number = 1
+        self.loop_began = False
+        self.trainer = ""
+        self.executed_before = 0
+        self.finished: int | None = None
+        # Number of the last step of the current loop.
+        self._last: int | None = None
+        # Number of `step.loop` calls that are running.
+        self._running = 0
+        # True if a `step.loop` call has ended after the last step.
+        self._has_ended = False
+        # True if the next step belongs to another trainer than the last step.
+        self._has_new_trainer = False
+        self._trainer_ref: Callable[[], Any] = lambda: None
+        # Start of the `step.loop` call that is running or was running last, by the monotonic clock; 0 if none.
+        self._entered_ns = 0
+
+    def enter(self, trainer: Any, executed: int) -> bool:
+        """Note that a `step.loop` call of `trainer` begins. Return True if the next step begins a new loop.
+
+        Args:
+            trainer: Object that runs the steps, or None if the call has no such object.
+            executed: Number of steps that this process has begun.
+        """
+        self._running += 1
+        if self._running > 1 or trainer is None:
+            return False
+        try:
+            trainer_ref = ref(trainer)
+        except TypeError as error:  # the class has no weak references
+            seam.pass_on(error)
+            return False
+        self._entered_ns = time.monotonic_ns()
+        if self._last is not None and self._trainer_ref() is not trainer:
+            self._has_new_trainer = True
+            self.executed_before = executed
+        self._trainer_ref, self.trainer = trainer_ref, seam.name_of(type(trainer))
+        return self._has_new_trainer
+
+    def leave(self, finished: int | None) -> None:
+        """Note that a `step.loop` call has ended. `finished` is the number of the last finished step, if known."""
+        self._running = max(0, self._running - 1)
+        self._has_ended |= not self._running
+        self.finished = finished
+
+    def begin_step(self, number: int) -> dict[str, Id]:
+        """Note that a step begins. Return the ids of the step on the timeline.
+
+        `loop_began` is True after this call if the step begins a new loop after another loop.
+        """
+        last, self._last = self._last, number
+        falls = last is not None and (number < last or (self._has_ended and number == last))
+        begins = self._has_new_trainer or (falls and (self._has_ended or not self._running))
+        self._has_new_trainer = self._has_ended = False
+        self.loop_began = begins
+        self.number += begins
+        # A run with one loop has no ids of loops.
+        ids: dict[str, Id] = {"loop": self.number} if self.number > 1 else {}
+        if begins and self._running and self._entered_ns:
+            ids["before_s"] = (time.monotonic_ns() - self._entered_ns) / 1e9
+        return ids | {"trainer": self.trainer} if self.trainer else ids
+
+
 class _StepState(process.State):
     """Steps of this process.
 
     Attributes:
         current: Open step, if any.
+        loops: Loops of this process.
         chooser: Object that decides which steps are captured.
         executed: Number of steps begun.
         owner: Target whose hooks open steps, or an empty string before the first step.
@@ -179,6 +264,7 @@ class _StepState(process.State):
     def reset(self) -> None:
         self.current: OpenStep | None = None
         self.chooser = Chooser(of_trainer=True)
+        self.loops = Loops()
         self.executed = 0
         self.owner = ""
         self.finished: int | None = None
@@ -260,7 +346,7 @@ class StepBehaviour(Behaviour):
             return state.finished + 1
         if self.inner and state.current is not None and state.current.updated_ns is None:
             return state.current.number
-        return (int(call.at(self.resumed)) if self.resumed else 0) + state.executed + 1
+        return (int(call.at(self.resumed)) if self.resumed else 0) + state.executed - state.loops.executed_before + 1
 
     def begin(self, call: Call, number: int | None = None) -> Generator[Wait, Any, None]:
         """Open a step and, if the step is to be captured, its window. Without `number`, use `number_of`."""
@@ -274,15 +360,19 @@ class StepBehaviour(Behaviour):
             yield from finish(call)
         state.executed += 1
         whole_step.step_began()
-        span = Span(run.timeline, "step", "step", step=number, role="trainer", rank=own_rank())
-        step = OpenStep(run, number, state.executed, span)
+        loops = state.loops
+        ids = loops.begin_step(number)
+        if loops.loop_began:
+            state.chooser.loop_began()
+        span = Span(run.timeline, "step", "step", step=number, role="trainer", rank=own_rank(), ids=ids)
+        step = OpenStep(run, number, loops.number, state.executed, span)
         earlier_handler, call.on_interrupt = call.on_interrupt, step.drop
         state.current = step
         yield from ask(step.announce, lambda: rollout.first_ranks(call, self.replicas))
         if step.captured:
             log.info(f"step {number} is captured")
             clocks.measure(run.rundir, run.hooks)
-            rollout.open_window(number, step.overrides, call, self.replicas)
+            rollout.open_window(number, loops.number, step.overrides, call, self.replicas)
             note_worker(run, step.overrides, call, self.workers)
             if self.engines == "step" or run.settings.mode == "continuous":
                 yield from rollout.start(run)
@@ -428,12 +518,28 @@ class Loop(Behaviour):
     layer: ClassVar[int] = LOOP
 
     def around(self, call: Call) -> Around:
-        call.on_interrupt = drop
+        loops = state.loops
+        call.on_interrupt = partial(self._drop, loops)
+        if loops.enter(_trainer_of(call), state.executed) and state.finished == loops.finished:
+            state.finished = None
         outcome = yield CALL
+        loops.leave(state.finished)
+        call.on_interrupt = drop
         yield from finish(call, outcome.error)
         step_ended(may_continue=False)
         yield from rollout.collect_late_answers()
         yield InThread(end.let_workers_write, call.run)
+
+    def _drop(self, loops: Loops) -> None:
+        """End the open step and the loop after an interruption."""
+        loops.leave(state.finished)
+        drop()
+
+
+def _trainer_of(call: Call) -> Any:
+    """Return the object whose method was called. Return None for a function."""
+    code = getattr(call.function, "__code__", None)
+    return call.instance if code is not None and code.co_varnames[:1] == ("self",) else None
 
 
 class Counter(StepBehaviour):

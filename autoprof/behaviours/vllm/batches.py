@@ -267,6 +267,7 @@ class _OfflineEngine:
         request = Request(
             action="start",
             step=announcement.step,
+            loop=announcement.loop,
             replica=replica,
             rank=replica * ranks_per_replica,
             overrides=announcement.overrides,
