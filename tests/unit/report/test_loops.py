@@ -77,7 +77,7 @@ def test_all_outputs_have_a_section_for_each_loop(tmp_path: Path) -> None:
     page = html.page(found)
     for each in ("loop1-step-3", "loop2-step-3", "loop1-run", "loop2-run"):
         assert page.count(f'id="{each}"') == 1
-    assert page.count('data-plot="loop2-lanes-3"') == 1
+    assert page.count('data-chart="loop2-lanes-3"') == 1
 
 
 def test_one_loop_is_shown_alone(tmp_path: Path) -> None:
