@@ -22,6 +22,7 @@ from autoprof.config import settings
 from autoprof.config.selection import Steps
 from autoprof.report import causes, findings, hang_state, hangs, silence
 from autoprof.report.hang_state import OpenSpans
+from autoprof.report.remedies import Advised, name_of, remedied
 from autoprof.report.timeline import journals_of
 from autoprof.rundir import deaths, journal, layout, runs
 from autoprof.rundir.file_names import COLLECTED, META, NOT_ANALYSED, SNAPSHOT
@@ -273,10 +274,13 @@ def _check_hangs(report: Report, run: runs.Run, open_spans: OpenSpans, executed_
     """
     hang_findings, notes = hangs.hangs_of_run(run.path, open_spans, executed_s)
     report.notes += notes
-    for finding in [*hang_findings, *findings.failures_of_run(open_spans)]:
+    advised = Advised(name_of(run), run.state.startswith("running"))
+    for finding in remedied([*hang_findings, *findings.failures_of_run(open_spans)], advised):
         report.problems.append(finding.text)
         subject = "the run" if finding.step is None else f"step {finding.step}"
-        report.notes += [f"{subject}: {line}" for line in finding.evidence]
+        # This command is doctor: it does not recommend itself.
+        command = "" if finding.command.startswith("autoprof doctor") else f" {finding.command}"
+        report.notes += [f"{subject}: {line}" for line in [*finding.evidence, f"{finding.remedy}{command}"]]
 
 
 def _read_silent(run: runs.Run, open_spans: OpenSpans) -> None:

@@ -266,6 +266,7 @@ def _print_findings(findings: Sequence[Finding], text_without_findings: str) -> 
     width = max(map(len, [*costs, _COSTS]))
     print(f"{_COSTS.ljust(width)}  finding")
     printed_evidence: set[str] = set()
+    printed_remedies: set[str] = {""}
     for cost, finding in zip(costs, findings, strict=False):
         new_evidence = [
             line for line in finding.evidence if line.startswith("also in ") and line not in printed_evidence
@@ -273,5 +274,11 @@ def _print_findings(findings: Sequence[Finding], text_without_findings: str) -> 
         printed_evidence.update(new_evidence)
         lines = console.wrapped(plain("; ".join([finding.text, *new_evidence])), width + 2, plain(finding.file or ""))
         print(cost.ljust(width) + lines[0][width:], *lines[1:], sep="\n")
+        if finding.remedy not in printed_remedies:
+            print(*console.wrapped(plain(finding.remedy), width + 2), sep="\n")
+        # A command is not wrapped, so that it can be copied.
+        if finding.command and finding.command not in printed_remedies:
+            print(" " * (width + 2) + plain(finding.command))
+        printed_remedies |= {finding.remedy, finding.command}
     if len(findings) > _MAX_FINDINGS:
         print(f"and {several(len(findings) - _MAX_FINDINGS, 'more finding')}")

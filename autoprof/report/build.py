@@ -29,6 +29,7 @@ from autoprof.report.overview import (
     validations,
     without_autoprof,
 )
+from autoprof.report.remedies import with_remedies
 from autoprof.report.timeline import NO_FILE, RunTimeline, StepSpan, journals_of
 from autoprof.rundir import deaths, layout, runs
 from autoprof.rundir.file_names import REPORT, tidy
@@ -340,14 +341,7 @@ def _whole_of_loops(
         basis="",
         median_s=None,
         tokens_per_s=None,
-        findings=sorted(
-            (
-                msgspec.structs.replace(finding, text=f"{part.title}: {finding.text}")
-                for part in parts
-                for finding in part.findings
-            ),
-            key=lambda finding: -finding.seconds,
-        ),
+        findings=findings.findings_of_loops(parts),
         details=[],
         notes=run_notes,
         verdict="",
@@ -541,7 +535,8 @@ def report_figures(request: ReportRequest, progress: Progress = unseen) -> RunFi
     """
     own_step, run = request.step, request.run
     if request.against is None:
-        return figures(run, [] if own_step is None else [own_step], progress, loop=request.loop)
+        chosen = [] if own_step is None else [own_step]
+        return with_remedies(figures(run, chosen, progress, loop=request.loop), run)
     from autoprof.report import comparison  # most reports need no comparison
 
     other_step = own_step if request.against_step is None else request.against_step
@@ -561,4 +556,5 @@ def report_figures(request: ReportRequest, progress: Progress = unseen) -> RunFi
         comparison.side(other_figures, other_step, not is_same_run),
         comparison.side(own_figures, own_step, not is_same_run),
     )
-    return msgspec.structs.replace(trimmed(own_figures), comparison=comparison.compare(other_side, own_side))
+    compared = msgspec.structs.replace(trimmed(own_figures), comparison=comparison.compare(other_side, own_side))
+    return with_remedies(compared, run)

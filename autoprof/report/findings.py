@@ -12,7 +12,7 @@ from autoprof.base import units
 from autoprof.base.redact import writable
 from autoprof.report import hangs, model
 from autoprof.report.hang_state import OpenSpans
-from autoprof.report.model import Finding, StageShare, StepFigures, StepRow
+from autoprof.report.model import Finding, RunFigures, StageShare, StepFigures, StepRow
 from autoprof.report.overview import MIN_STEPS, REGULAR, own_seconds, own_stages, typical_steps, usual_stages
 from autoprof.report.rules import CAPTURE_RULES, KINDS, ROW_RULES, STEP_RULES, Around, matters
 from autoprof.rundir import deaths
@@ -258,6 +258,15 @@ def abridged(findings: Iterable[Finding]) -> list[Finding]:
             _mention_others(each, "step", [str(step) for step in omitted_steps]) for each in listed_findings
         ]
     return costliest_first(kept_findings)
+
+
+def findings_of_loops(loops: Iterable[RunFigures]) -> list[Finding]:
+    """Return the findings of several loops, each with the title of its loop, the costliest first."""
+    return costliest_first(
+        msgspec.structs.replace(finding, text=f"{loop.title}: {finding.text}")
+        for loop in loops
+        for finding in loop.findings
+    )
 
 
 def verdict(rows: Sequence[StepRow], has_unread_files: bool) -> str:

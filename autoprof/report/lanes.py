@@ -24,7 +24,7 @@ from autoprof.rundir.records import Line
 _MAX_SPANS = 500
 # Kinds of spans that are not work: the window of a capture, the step itself, autoprof's own time.
 _NO_WORK = ("window", "step", PROFILING)
-# Share of a stage by which a rank ends later than the other ranks, if they are said to have waited for it.
+# Share of a stage by which a rank must end later than the other ranks, to be the rank for which they waited.
 _CLEARLY_LATER = 0.1
 # Shortest gap in the work of all workers that is shown.
 _MIN_GAP_NS = 50_000_000

@@ -227,6 +227,10 @@ def _findings(findings: Sequence[Finding], nothing: str) -> str:
         lines += [f"  - {_safe(line)}" for line in each.evidence]
         if each.file:
             lines.append(f"  - in {_code(each.file)}")
+        if each.remedy:
+            lines.append(f"  - {_safe(each.remedy)}")
+        if each.command:
+            lines.append(f"  - {_code(each.command)}")
     return "\n".join(lines)
 
 

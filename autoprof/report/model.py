@@ -323,6 +323,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     step: int | None = None  # The number of the step. None for a finding about the whole run.
     file: str | None = None  # The name of the trace or journal that shows the cause.
+    remedy: str = ""  # One sentence that says what to do. It names settings of the trainer's release, if they help.
+    command: str = ""  # A command for a shell that helps to find or remove the cause. Empty if no command helps.
 
 
 class StageShare(msgspec.Struct, frozen=True, kw_only=True):

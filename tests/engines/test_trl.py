@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from autoprof.report.remedies import SETTINGS, setting_names
 from tests.support import engines, helpers, processes, truth
 from tests.support.helpers import assert_no_failure, clean_environment, problems, wait_for_line
 from tests.support.trl_runs import NAMES, SCRIPT, Ran
@@ -285,3 +286,14 @@ def test_doctor_gives_the_reason_of_each_skipped_hook(name: str, tmp_path: Path)
     for key, (state, reason) in ours.items():
         assert state == "applied" or reason.startswith(f"trl is {version}, the hook is for "), (key, state, reason)
     assert ours["trl/profiling-enter"][0] == "applied" or version.startswith("0.2")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_settings_that_remedies_name_exist(name: str) -> None:
+    fields_code = "(field.name for field in dataclasses.fields(trl.GRPOConfig))"
+    code = f"import dataclasses, trl; print(trl.__version__, *{fields_code})"
+    printed = helpers.run([engines.python_of(name), "-c", code], cwd=Path.cwd()).stdout.splitlines()[-1]
+    release, *fields = printed.split()
+    names = [setting for topic in SETTINGS["trl"] for setting in setting_names("trl", release, topic)]
+    assert names
+    assert set(names) <= set(fields)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from autoprof.report.model import OWN
+from autoprof.report.remedies import SETTINGS, setting_names
 from tests.real.assets import tiny_model
 from tests.support import trainer_runs, truth
 from tests.support.helpers import ROOT
@@ -272,3 +273,14 @@ def test_a_resumed_run_continues_the_step_numbers_of_openrlhf(resumed: Ran) -> N
 def test_the_engine_of_a_resumed_run_is_captured_once(resumed: Ran) -> None:
     assert len([span for span in resumed.spans() if span["name"] == "rollout" and span["step"] == 3]) == 2
     assert "aten::linear" in worker_operators(resumed, 3, 0)
+
+
+def test_the_settings_that_remedies_name_exist() -> None:
+    packages = trainer_runs.packages_of("openrlhf")
+    (release,) = (
+        path.name.removesuffix(".dist-info").partition("-")[2] for path in packages.glob("openrlhf-*.dist-info")
+    )
+    options = set(re.findall(r'"(--[^"]+)"', (packages / "openrlhf" / "cli" / "train_ppo_ray.py").read_text()))
+    names = [name for topic in SETTINGS["openrlhf"] for name in setting_names("openrlhf", release, topic)]
+    assert names
+    assert set(names) <= options

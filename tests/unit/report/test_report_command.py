@@ -46,7 +46,11 @@ def test_findings_are_printed_and_the_page_is_in_the_run(autoprof: Autoprof, run
     assert lines[findings - 2].split()[0] == "other"
     assert "tool python took 15.0 s in prompt 9, rollout 2" in lines[findings + 1]
     assert "journal/n2-401.jsonl" in lines[findings + 1]
-    assert "actor rank 5 was slow in update_actor" in lines[findings + 2]
+    assert lines[findings + 2 : findings + 4] == [
+        "        Set a timeout for the tool.",
+        f"        autoprof report {runs / SLOW} --step 7",
+    ]
+    assert "actor rank 5 was slow in update_actor" in lines[findings + 4]
     assert lines[-1] == f"report: {runs / SLOW / 'report.html'}"
     page = (runs / SLOW / "report.html").read_text()
     assert "tool python took 15.0 s" in page
@@ -132,7 +136,7 @@ def test_the_json_is_the_figures(autoprof: Autoprof, runs: Path, tmp_path: Path)
     done = autoprof("report", SLOW, "--dir", str(runs), "--step", "7", "--json")
     assert done.returncode == 0, done.stderr
     figures = msgspec.json.decode(done.stdout, type=RunFigures)
-    assert figures == build.figures(run_reader.read(runs / SLOW), [7])
+    assert figures == build.report_figures(ReportRequest(run=run_reader.read(runs / SLOW), step=7))
     page = tmp_path / "page.html"
     both = autoprof("report", SLOW, "--dir", str(runs), "--step", "7", "--json", "-o", str(page))
     assert json.loads(both.stdout) == json.loads(done.stdout)
