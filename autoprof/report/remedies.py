@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -26,6 +27,7 @@ class Advised(NamedTuple):
         name: The name of the run, as a word of a shell.
         going_on: True if the run is running.
         captured: The numbers of the captured steps.
+        captured_ranks: For each captured rank of the steps in detail, the number of the step and the rank.
         timed: The numbers of the steps in the timeline.
         trainer: The trainer: a key of `SETTINGS`. Empty if the settings of the trainer are unknown.
         version: The version of the trainer.
@@ -35,6 +37,7 @@ class Advised(NamedTuple):
     name: str
     going_on: bool
     captured: frozenset[int] = frozenset()
+    captured_ranks: frozenset[tuple[int | None, int]] = frozenset()
     timed: frozenset[int] = frozenset()
     trainer: str = ""
     version: str = ""
@@ -88,16 +91,21 @@ def capture(**chosen: str) -> Command:
     return command
 
 
-def capture_all(**chosen: str) -> Command:
-    """Return the same function as `capture`, for traces of processes that the setting `ranks` leaves out by default."""
+_SLOW_RANK = re.compile(r" rank (\d+) was slow in ")
 
-    def command(run: Advised, finding: Finding) -> str:
-        # Only findings that come from traces have such a file. For other findings, the traces may lack the process.
-        if finding.step in run.captured and not (finding.file or "").startswith("journal/"):
-            return look(run, finding)
-        return _capture_next(run, chosen)
 
-    return command
+def capture_rank(run: Advised, finding: Finding) -> str:
+    """Return the command to get traces of the slow rank of the finding, and of another rank to compare it with."""
+    match = _SLOW_RANK.search(finding.text)
+    rank = int(match[1]) if match else 0
+    if (finding.step, rank) in run.captured_ranks:
+        return look(run, finding)
+    return _capture_next(run, {"when": "rank>1.2x", "ranks": f"0,{rank or 1}"})
+
+
+def capture_slowest(run: Advised, finding: Finding) -> str:
+    """Return the command to get traces of the slowest replicas."""
+    return _capture_next(run, {"when": "replica>1.3x", "ranks": "slowest:2"})
 
 
 def _capture_next(run: Advised, chosen: Mapping[str, str]) -> str:
@@ -132,12 +140,12 @@ REMEDIES = {
     "tool_time": Remedy("Run tool calls in parallel, or make the tools faster", look, ("tool calls",)),
     "slow_rank": Remedy(
         "Compare the batch and the host of this rank with the other ranks",
-        capture_all(when="rank>1.2x", ranks="slowest:2"),
+        capture_rank,
         ("balance",),
     ),
     "slow_replica": Remedy(
         "Compare the requests and the host of this replica with the other replicas",
-        capture_all(when="replica>1.3x", ranks="slowest:2"),
+        capture_slowest,
     ),
     "weight_sync": Remedy("Capture the next slow weight sync", capture(when="weight_sync>2x")),
     "weight_sync_share": Remedy("Send weights in larger pieces, or less often", look, ("weight sync",)),
@@ -230,9 +238,12 @@ def with_remedies(figures: RunFigures, run: Run) -> RunFigures:
     """Return the same figures with the remedy and the command of each finding."""
     captured = frozenset(row.number for row in figures.steps if row.captured)
     captured |= {step.number for step in figures.details if step.captures}
+    ranks = frozenset(
+        (step.number, each.rank) for step in figures.details for each in step.captures if each.rank is not None
+    )
     timed = frozenset(row.number for row in figures.steps)
     trainer = _trainer(figures.versions, figures.command)
-    advised = Advised(name_of(run), figures.going_on, captured, timed, *trainer, figures.loop)
+    advised = Advised(name_of(run), figures.going_on, captured, ranks, timed, *trainer, figures.loop)
     comparison = figures.comparison
     if comparison is not None:
         comparison = msgspec.structs.replace(comparison, findings=remedied(comparison.findings, advised))

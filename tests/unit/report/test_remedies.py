@@ -60,7 +60,7 @@ def test_each_output_has_the_remedy_and_the_command(
         "slow_tool": ("Set a timeout for the tool.", f"autoprof open {RUN} --step 5"),
         "slow_rank": (
             f"{REMEDIES['slow_rank'].advice}. Settings of verl 0.9.1: trainer.balance_batch.",
-            "export AUTOPROF_WHEN='rank>1.2x' AUTOPROF_RANKS=slowest:2",
+            "export AUTOPROF_WHEN='rank>1.2x' AUTOPROF_RANKS=0,5",
         ),
     }
     assert {each.kind: (each.remedy, each.command) for each in whole.findings} == expected
@@ -95,6 +95,15 @@ def test_a_remedy_names_the_settings_of_the_release() -> None:
     assert named("openrlhf", "0.10.0", "checkpoint").endswith(" --save_steps.")
     assert named("openrlhf", "0.11.2", "checkpoint").endswith(" --ckpt.save_steps.")
     assert named("trl", "unknown", "checkpoint") == named("", "", "checkpoint") == "Save less often."
+
+
+def test_a_slow_rank_that_was_captured_is_shown() -> None:
+    finding = Finding(kind="slow_rank", text="step 5: actor rank 3 was slow in x: 2 s", evidence=[], seconds=1, step=5)
+    advised = Advised("run", False, captured=frozenset([5]), captured_ranks=frozenset([(5, 0)]))
+    chosen = "export AUTOPROF_WHEN='rank>1.2x' AUTOPROF_RANKS=0,3"
+    assert remedied([finding], advised)[0].command == chosen
+    advised = advised._replace(captured_ranks=frozenset([(5, 0), (5, 3)]))
+    assert remedied([finding], advised)[0].command == "autoprof open run --step 5"
 
 
 def test_programs_with_other_settings_name_none() -> None:
@@ -140,7 +149,8 @@ def in_shell(command: str, folder: Path, more: str = "") -> subprocess.Completed
 def commands(run: Path, *, going_on: bool = False, captured: bool = True, names: tuple[str, ...] = ()) -> set[str]:
     """Return the commands of all kinds of findings about step 5 of a run."""
     steps = frozenset([5])
-    advised = Advised(remedies.name_of(runs.read(run)), going_on, steps if captured else frozenset(), steps)
+    name = remedies.name_of(runs.read(run))
+    advised = Advised(name, going_on, captured=steps if captured else frozenset(), timed=steps)
     kinds = names or tuple(REMEDIES)
     made = [Finding(kind=kind, text="", evidence=[], seconds=1.0, step=step) for kind in kinds for step in (5, None)]
     return {finding.command for finding in remedied(made, advised)} - {""}
@@ -228,7 +238,7 @@ def test_the_commands_of_a_running_run_work(tmp_path: Path, monkeypatch: pytest.
         assert made == {
             f"autoprof stacks {folder.name}",
             f"autoprof trigger {folder.name}",
-            f"autoprof trigger {folder.name} --ranks slowest:2",
+            f"autoprof trigger {folder.name} --ranks 0,1",
             f"autoprof trigger {folder.name} --tool memory",
         }
         for command in made:
