@@ -31,7 +31,7 @@ from autoprof.config.values import GROUP, MERGE
 from autoprof.run.journal import Span
 from autoprof.run.runtime import Runtime
 from autoprof.rundir import file_names, layout
-from autoprof.rundir.records import EXPORT, CaptureMeta, Clock, Moment
+from autoprof.rundir.records import EXPORT, HAND_OVER, CaptureMeta, Clock, Moment
 
 
 class Subject(msgspec.Struct, frozen=True, kw_only=True):
@@ -307,7 +307,8 @@ class Artifacts:
             # descriptor of standard output, and threads of C could write into the file.
             with files.low_numbers_taken():
                 self.costs(EXPORT, lambda: self._tool.export(raw))
-            self._hand_over(self._meta(state, reason, clock))
+            meta = self._meta(state, reason, clock)
+            self.costs(HAND_OVER, lambda: self._hand_over(meta))
         except BaseException as error:  # this function is the root of a thread
             if seam.error_for_user(error) is None:
                 self.fail(f"the trace could not be exported: {reason_of(error)}")

@@ -181,13 +181,13 @@ class Capture:
     def _begin(self) -> bool:
         if not self.claim():
             return False
-        self.artifacts.open()
         self.artifacts.costs("profiler start", self._start)
         self.state = "recording"
         return True
 
     def _start(self) -> None:
         subject = self.subject
+        self.artifacts.open()
         self.artifacts.start()
         if self.ranged:
             self._end_range = self.tool.mark(f"{subject.role}.{subject.stage}")

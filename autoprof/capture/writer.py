@@ -1,7 +1,8 @@
 """Background threads that write recordings, and the start of the finisher process.
 
-While torch exports a trace, it holds the interpreter's lock all the time (torch 2.13, `kineto_results.save`): 1 s for
-100 MB. After the export, the finisher process compresses the trace. The finisher may outlive this process.
+While torch exports a trace and frees the recording, it holds the interpreter's lock all the time (torch 2.13,
+`kineto_results.save`): 1 s for 100 MB, and with stacks three times as long. After the export, the finisher process
+compresses the trace. The finisher may outlive this process.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ from autoprof.rundir.journal import (
     ranges,
 )
 from autoprof.rundir.layout import Stamp
-from autoprof.rundir.records import EXPORT, Line
+from autoprof.rundir.records import EXPORT, HAND_OVER, Line
 from autoprof.traces import clocks
 from autoprof.traces.clocks import NO_PROGRAMS, Attempts, Loop
 from autoprof.traces.event_rows import OTHER_NAMES
@@ -351,7 +351,7 @@ class RunTimeline:
                     self.attempts.add(file, span, start, end)
                 if span.kind in ("stage", "step"):
                     work.append((start, end))
-                elif span.kind == PROFILING and span.name == EXPORT:
+                elif span.kind == PROFILING and span.name in (EXPORT, HAND_OVER):
                     exports.append((number or 0, start, end))
                 elif span.kind == PROFILING:
                     self.profiling.add(start, end)

@@ -514,8 +514,9 @@ class Line(Struct, frozen=True, omit_defaults=True, gc=False):
     stage_kind: str = ""  # The [kind](recipes.md#kinds) of a stage or timer, if it has one.
 
 
-# The name of the `profiling` span for an export, in which a thread writes the trace while the process continues.
-EXPORT = "export"
+# The names of the `profiling` spans of a thread that writes a trace: the export, which holds the interpreter's lock all
+# the time (torch 2.13), and the start of the process that compresses the trace.
+EXPORT, HAND_OVER = "export", "hand-over"
 # Dict from the kind of a span to its meaning, its ids and its counts.
 SPAN_KINDS = {
     "step": (
@@ -545,7 +546,8 @@ SPAN_KINDS = {
     "window": "a recording of an engine, from start to stop: `replica`",
     "profiling": (
         "the cost of a capture for the run: `profiler start` (Kineto's first start takes seconds), `profiler stop`, "
-        "`export` of the trace in a thread, `writing` while a process waits for the file: `replica`"
+        "`export` of the trace in a thread, `hand-over` to the process that compresses it, `writing` while a process "
+        "waits for the file: `replica`"
     ),
 }
 

@@ -49,7 +49,7 @@ def test_the_timeline_has_the_start_the_stop_and_the_export(made: Any) -> None:
     captured(run)
     run.timeline.flush()
     costs = [span for span in spans(run.rundir.path) if span["kind"] == "profiling"]
-    assert [span["name"] for span in costs] == ["profiler start", "profiler stop", "export"]
+    assert [span["name"] for span in costs] == ["profiler start", "profiler stop", "export", "hand-over"]
     assert {(span["step"], span["role"], span["rank"]) for span in costs} == {(2, "actor", 3)}
     assert costs[1]["end_ns"] <= costs[2]["start_ns"] <= costs[2]["end_ns"]
 
