@@ -345,17 +345,17 @@ def no_stage(around: Around) -> Iterator[Finding]:
         return
     longest = gap.end_s - gap.start_s
     kind = "" if row.kind == REGULAR else f" ({row.kind})"
+    places = [f"{seconds(place.seconds)} {place.place}" for place in gap.places]
+    said = [text for text, place in zip(places, gap.places, strict=True) if place.seconds >= _PLACE_SHARE * gap.seconds]
+    said = said[:_MAX_PLACES] or places[:1]
+    stacks = [place.frames for place in gap.places[:1] if len(place.frames) > 1]
     part = ", " if longest >= NEARLY_ALL * gap.seconds else f": {seconds(longest)} of it "
     yield Finding(
         kind="no_stage",
         text=f"step {row.number}{kind}: no stage ran for {seconds(gap.seconds)}, {percent(gap.share)} of the step"
-        f"{part}{_place(gap)}{f': {_driver_place(gap.places[0])}' if gap.places else ''}",
-        evidence=[_driver_place(place) for place in gap.places[: _MAX_PLACES if len(gap.places) > 1 else 0]]
-        + [
-            f"at {', '.join(reversed(gap.places[0].frames[-_MAX_FRAMES:]))}"
-            for _ in gap.places[:1]
-            if gap.places[0].frames
-        ]
+        f"{part}{_place(gap)}{f': about {model.listed(said)}' if said else ''}",
+        evidence=[f"about {each}" for each in places[len(said) :]]
+        + [f"{stack[-1]}, called by {model.listed(reversed(stack[:-1]))}" for stack in stacks]
         + [f"the longest part: from {seconds(gap.start_s)} to {seconds(gap.end_s)} after the step's start"]
         + ([f"usually {seconds(around.usual[OTHER])}"] if OTHER in around.usual else []),
         seconds=gap.seconds,
@@ -363,12 +363,8 @@ def no_stage(around: Around) -> Iterator[Finding]:
     )
 
 
-# Maximum number of places, and of functions of the first place's stack, in the evidence of time without a stage.
-_MAX_PLACES, _MAX_FRAMES = 4, 4
-
-
-def _driver_place(place: model.GapPlace) -> str:
-    return f"about {seconds(place.seconds)} {place.place}"
+# Maximum number of places in the sentence about time without a stage, and the smallest share of this time for a place.
+_MAX_PLACES, _PLACE_SHARE = 3, 0.1
 
 
 def _costly_gap(step: StepRow | StepFigures) -> StageGap | None:

@@ -59,10 +59,15 @@ def test_a_place_is_the_users_function_and_what_it_calls(tmp_path: Path, index: 
 
 def test_places_share_the_time_without_a_stage_and_the_rest_is_unknown(tmp_path: Path) -> None:
     found = figures(run(tmp_path / "run", (9, 15, 2), (15, 19, 0), (19, 19.1, 3), (19.1, 20.1, 2), (25, 30, 1)), 2)
-    expected = ["about 4.00 s in queue.get at train.py:50 fit", "about 4.00 s in ray.get at replay_buffer.py:88 wait"]
     finding = gap(found)
-    assert finding.evidence[:3] == [*expected, "about 1.90 s without a sample of its stack"]
-    assert "at queue.py:171 get, train.py:50 fit, train.py:90 <module>" in finding.evidence
+    assert finding.text.endswith(
+        ": about 4.00 s in queue.get at train.py:50 fit, 4.00 s in ray.get at replay_buffer.py:88 wait, "
+        "1.90 s without a sample of its stack"
+    )
+    assert finding.evidence[:2] == [
+        "queue.py:171 get, called by train.py:50 fit, train.py:90 <module>",
+        "the longest part: from 2.00 s to 12.0 s after the step's start",
+    ]
     row = found.steps[1].no_stage
     assert row is not None
     assert sum(place.seconds for place in row.places) == pytest.approx(row.seconds, rel=0.02)
@@ -73,9 +78,9 @@ def test_places_share_the_time_without_a_stage_and_the_rest_is_unknown(tmp_path:
 
 
 def test_a_held_lock_has_no_stack_but_the_next_sample(tmp_path: Path) -> None:
-    finding = gap(figures(run(tmp_path / "run", (12, 21, -1), (21, 21, 3))))
+    finding = gap(figures(run(tmp_path / "run", (12, 22, -1), (22, 22, 3))))
     assert finding.text.endswith(
-        ": about 9.00 s without a sample, because the interpreter's lock was held; then it was at train.py:50 fit"
+        ": about 10.0 s without a sample, because the interpreter's lock was held; then it was at train.py:50 fit"
     )
 
 
