@@ -354,7 +354,7 @@ class Attempts:
         ends = [*self.starts[1:], EVER]
         return [
             (start if place else 0, end)
-            for place, (start, end, number) in enumerate(zip(self.starts, ends, self.loop_of, strict=True))
+            for place, (start, end, number) in enumerate(zip(self.starts, ends, self.loop_of, strict=False))
             if number == loop
         ]
 

@@ -17,7 +17,6 @@ from autoprof.report import build, markdown
 from autoprof.report.build import ReportRequest
 from autoprof.report.model import Comparison, ComparisonRow, Finding, RunFigures
 from autoprof.rundir import runs as run_reader
-from autoprof.rundir.layout import RunDir
 from tests.support.helpers import Autoprof
 from tests.support.report_runs import BASE_NS, START_NS, capture, training, write
 from tests.support.timelines import span, step, timeline
@@ -160,7 +159,7 @@ def test_why_a_step_was_captured_is_said_where_that_was_no_setting_of_steps(auto
     write(run)
     why = "step 4 took 92.1 s, 2.1 times the median of 44.0 s (step>2x)"
     slowest = "slowest:1: rank 3 took <b>"
-    captured = [number for number, _ in RunDir(run).steps()]
+    captured = [step.number for step in run_reader.read(run).steps]
     for path in run.glob("global_step_*/*.meta.json"):
         said = {"window": why, "slowest": slowest} if f"{captured[0]:06d}" in path.parent.name else {}
         said = said or {"window": "AUTOPROF_STEPS=5"}
