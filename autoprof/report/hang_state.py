@@ -29,7 +29,7 @@ from autoprof.rundir.records import (
     Thread,
     Why,
 )
-from autoprof.rundir.runs import Run
+from autoprof.rundir.runs import ENDED, Run
 
 # Maximum number of open spans in a report.
 MAX_ROWS = 200
@@ -50,6 +50,7 @@ class OpenSpans(msgspec.Struct, frozen=True, kw_only=True):
         now_ns: The time at which the spans were read, on the clock of this host.
         started_ns: The start of the run. If the run was resumed, the start of its last attempt.
         ended_ns: The end of the run. 0 if it is unknown.
+        failed: True if the run failed, or if the process that started it vanished.
     """
 
     states: Sequence[ProcessState]
@@ -59,6 +60,7 @@ class OpenSpans(msgspec.Struct, frozen=True, kw_only=True):
     now_ns: int
     started_ns: int
     ended_ns: int = 0
+    failed: bool = False
 
     def aged(self) -> list[tuple[float, ProcessState, OpenSpan]]:
         """Return all open spans, each with the seconds for which it has been open and the state of its process."""
@@ -111,6 +113,7 @@ def read_open_spans(run: Run, shifts_ns: Mapping[str, int]) -> OpenSpans:
         now_ns=now_ns,
         started_ns=started_ns,
         ended_ns=0 if going_on else round((run.info.ended or 0.0) * 1e9),
+        failed=not going_on and not run.state.startswith(ENDED),
     )
 
 
@@ -201,6 +204,7 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
         pid: The pid of the process.
         label: The title of the process without numbers. Processes with the same label do the same work.
         title: The title of the process for sentences, without the paths of folders.
+        is_rank: True if the process is a rank that a launcher or torch has numbered.
         rank: The rank of the process. None if it is unknown, or if several processes of the role have this rank.
         unix_ns: The time at which the process wrote its stacks.
         spans: The open spans of the process, oldest first.
@@ -241,6 +245,7 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     joined_as: int | None
     file: str
     title: str = ""
+    is_rank: bool = False
     silent_s: float | None = None
     stopped: bool = False
 
@@ -280,7 +285,7 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
         """Return the name of the process in sentences: `actor rank 3`, or else its title, the pid and the host."""
         if self.rank is not None and self.role and any(span.rank == self.rank for span in self.spans):
             return f"{self.role} rank {self.rank}"
-        if self.flight_record and self.joined_as is not None:
+        if self.is_rank:
             return f"rank {self.joined_as} (pid {self.pid} on {self.host})"
         return f"{self.title or self.label or 'process'} (pid {self.pid} on {self.host})"
 
@@ -333,6 +338,16 @@ def _hang(folder: Path) -> Hang:
     ranks = Counter((process.role, process.rank) for process in processes if process.spans)
     processes = [
         msgspec.structs.replace(each, rank=None) if ranks[each.role, each.rank] > 1 else each for each in processes
+    ]
+    ranks_by_label: dict[str, list[int | None]] = {}
+    for each in processes:
+        ranks_by_label.setdefault(each.label, []).append(each.rank)
+    numbered = {label for label, own in ranks_by_label.items() if any(own) and len(set(own)) == len(own)}
+    processes = [
+        msgspec.structs.replace(each, is_rank=each.joined_as is not None)
+        if each.flight_record or each.label in numbered
+        else each
+        for each in processes
     ]
     folder_text = writable(f"{HANGS}/{folder.name}")
     return Hang(folder=folder_text, step=step, why=why, processes=processes, left_out=left_out)

@@ -225,6 +225,10 @@ def busy_engines(processes: Sequence[Process], age_s: float) -> Iterator[Sentenc
             yield Sentence(f"{text}, the oldest for {seconds(longest)}{here}", state, process.file)
 
 
+# Function of torch in which ranks wait until all ranks have called it.
+_SETUP = "init_process_group"
+
+
 def stack_sentences(processes: Sequence[Process]) -> Iterator[Sentence]:
     """Report processes that are elsewhere than most processes with the same label.
 
@@ -236,8 +240,9 @@ def stack_sentences(processes: Sequence[Process]) -> Iterator[Sentence]:
             by_label[process.label].append(process)
     for same_label in by_label.values():
         waiting = [process for process in same_label if process.waits == places.COLLECTIVE]
+        in_setup = [process for process in waiting if any(places.name(frame) == _SETUP for frame in process.stack)]
         other_processes = [process for process in same_label if process.waits not in (places.COLLECTIVE, places.IDLE)]
-        most_are = places.COLLECTIVE
+        most_are = f"in {_SETUP}" if in_setup and in_setup == waiting else places.COLLECTIVE
         if not waiting:
             place, count = (
                 Counter(process.place for process in other_processes).most_common(1)[0] if other_processes else ("", 0)
@@ -335,7 +340,7 @@ def hangs_of_run(run_path: str, opened: OpenSpans, ended_s: Mapping[int, float])
     open_step = _open_step(opened, _MAYBE_RUNNING)
     if open_step is not None and open_step[1].step not in {finding.step for finding in findings}:
         findings += _findings_of_open_step(run_path, opened, ended_s, *open_step)
-    elif _open_step(opened) is None:
+    elif _open_step(opened) is None and not any(finding.step is None for finding in findings):
         findings += _finding_between_steps(run_path, opened, ended_s)
     return findings, notes
 
@@ -352,7 +357,12 @@ def _finding_of_hang(
     open_step = _open_step(opened)
     open_s = open_step[0] if open_step is not None and open_step[1].step == hang.step else None
     took_s = ended_s.get(hang.step) if hang.step is not None and open_s is None else None
-    going_on = opened.going_on and hang.step is not None and took_s is None
+    going_on = opened.going_on and took_s is None
+    is_between_steps = hang.step is None and bool(processes) and not any(process.spans for process in processes)
+    if hang.step is None and _moved_since(hang.why.unix_ns, opened):
+        if is_between_steps:
+            return None, hang.left_out
+        going_on = False
     if took_s is not None:
         # The step has ended. If a process wrote its stacks after the end, the stacks show the next step.
         processes = [process for process in processes if process.unix_ns <= since_ns + took_s * 1e9]
@@ -387,7 +397,24 @@ def _finding_of_hang(
     evidence = [f"the stacks of all processes are in {hang.folder}"]
     is_at_least = not going_on and took_s is None and not opened.ended_ns
     finding = _finding(hang.step, age, going_on, sentences, evidence, hang.folder, is_at_least)
+    if is_between_steps:
+        text = finding.text.replace("the run has been stuck for", "no step has begun for").replace(
+            ": ", f"{_since(opened)}: ", 1
+        )
+        finding = msgspec.structs.replace(finding, text=text)
     return finding, [*hang.left_out, *left_out]
+
+
+def _moved_since(unix_ns: int, opened: OpenSpans) -> bool:
+    """Return True if a span has begun or ended in any process since a time, or if the run has ended without failure."""
+    return (opened.now_ns - opened.still_s() * 1e9) > unix_ns or (not opened.going_on and not opened.failed)
+
+
+def _since(opened: OpenSpans) -> str:
+    """Return a text with the step that ended last, or with the start of the run if no step has ended."""
+    ended = [state.stepped for state in opened.states if state.stepped is not None]
+    last_step = max(ended, key=lambda line: line.end_ns, default=None)
+    return " since the run started" if last_step is None else f" since step {last_step.step} ended"
 
 
 def _spans_then(process: Process) -> Spans:

@@ -281,6 +281,11 @@ class Timeline:
         # The number of lines that could not be written, the last reason, and the number that the file reports.
         self._lost, self._lost_reason, self._lost_written = 0, "", 0
 
+    @property
+    def written_ns(self) -> int:
+        """Return the time of the last write by `time.monotonic_ns`; 0 if nothing was written."""
+        return self._written
+
     def report_gap(self) -> None:
         """Call `gap_began`, because a time without a stage may have begun."""
         # Read it once, because another thread may reset it.
@@ -548,7 +553,7 @@ class HookLog:
         directory: The run directory.
         timeline: The timeline of this process. The timeline calls `head` at the beginning of a part.
         join: Callback that is called before lines are written.
-        at_work: Callback that is called at the first call of each hook.
+        at_work: Callback that is called after lines were written.
 
     Attributes:
         hooks: Dict from the name of a hook to the last line of that hook.
@@ -610,8 +615,6 @@ class HookLog:
             # applied, but the hook of `ray.init` is called.
             self._worth_writing |= self._active_target
             self.write()
-            if self._worth_writing:
-                self._at_work()
 
     def is_applied(self, key: str) -> bool:
         """Return True if a hook is applied in this process."""
@@ -697,6 +700,8 @@ class HookLog:
                 if self._new_facts() != self._facts:
                     self._timeline.begin_part()
                 self._timeline.write(*lines)
+            # The program may be stuck before the first call of a hook, for example in a download.
+            self._at_work()
         if writing.failed:
             self._worth_writing = False
 

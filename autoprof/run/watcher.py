@@ -59,6 +59,10 @@ class WatchedRun(Protocol):
     def speaks(self) -> bool:
         """Return True if this process logs messages for the whole run."""
 
+    @property
+    def decides(self) -> bool:
+        """Return True if this process answers triggers."""
+
     def restore(self) -> None:
         """Write this process's files again if the run directory was moved or removed. Never raises."""
 
@@ -131,8 +135,11 @@ class HangWatch:
         if not self._limits:
             return
         try:
-            if (span := watched_span(self._run.timeline.open())) is not None:
+            spans = self._run.timeline.open()
+            if (span := watched_span(spans)) is not None:
                 self._check_span(span)
+            elif not spans:
+                self._check_stillness()
         finally:
             if self._run.speaks:
                 self._log_requests()
@@ -151,10 +158,6 @@ class HangWatch:
         limit = next((limit for limit in self._limits if limit.passed(judged_s, median_s, endless)), None)
         if limit is None or (line.step is None and self._asked_since(time.time_ns() - round(duration_s * 1e9))):
             return
-        self._seen.add(name)
-        existing = self._folders()
-        if name in existing or len(existing) >= self._at_most or layout.switched_off(self._run.rundir):
-            return
         times = f", {duration_s / median_s:.1f} times the median of {in_words(median_s)}" if median_s else ""
         why = Why(
             host=identity.HOST,
@@ -165,6 +168,46 @@ class HangWatch:
             condition=limit.text,
             reason=f"{_subject(line)} has taken {in_words(duration_s)}{times}",
         )
+        self._ask_once(name, why)
+
+    def _check_stillness(self) -> None:
+        """Ask for the stacks of all processes if no span has begun or ended in the run for longer than a limit.
+
+        Only the process that logs the messages for the run checks this, and the process that drives the steps.
+        """
+        timeline, run = self._run.timeline, self._run
+        drives = run.decides and any(kind == "step" for kind, _ in timeline.durations_ns)
+        if NO_STEP in self._seen or not (run.speaks or drives) or not timeline.written_ns:
+            return
+        still_s = (time.monotonic_ns() - timeline.written_ns) / 1e9
+        steps = [took for (kind, name), took in timeline.durations_ns.items() if kind == "step"]
+        median_s = usual_s({("step", ""): steps[0]}, "step", "") if steps else None
+        limit = next((limit for limit in self._limits if limit.passed(still_s, median_s)), None)
+        if limit is None or self._changed_since(time.time() - max(still_s / 2, limit.seconds)):
+            return
+        now_ns = time.time_ns()
+        why = Why(
+            host=identity.HOST,
+            pid=os.getpid(),
+            unix_ns=now_ns,
+            since_ns=now_ns - round(still_s * 1e9),
+            condition=limit.text,
+            reason=f"no step is open, and nothing has begun or ended for {in_words(still_s)}",
+        )
+        self._ask_once(NO_STEP, why)
+
+    def _changed_since(self, unix_s: float) -> bool:
+        """Return True if a process of the run has written a journal line since a time."""
+        folder = self._run.rundir.path / "journal"
+        statuses = (files.status(folder / name) for name in files.names_in(folder))
+        return any(status is not None and status.st_mtime > unix_s for status in statuses)
+
+    def _ask_once(self, name: str, why: Why) -> None:
+        """Ask for the stacks of all processes, unless this was done before or too often."""
+        self._seen.add(name)
+        existing = self._folders()
+        if name in existing or len(existing) >= self._at_most or layout.switched_off(self._run.rundir):
+            return
         self._ask_for_stacks(name, why)
 
     def _asked_since(self, unix_ns: int) -> bool:

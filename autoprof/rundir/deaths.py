@@ -269,6 +269,8 @@ def _add_named(
         death = deaths.get((host, named.pid)) or _gone_process(states, info, host, named.pid)
         if death.how in (GONE_DEAD, KILLED):
             deaths[host, named.pid] = _add_details(death, named)
+        elif death.rank is None and (host, named.pid) in deaths:
+            deaths[host, named.pid] = replace(death, rank=named.rank)
 
 
 def _add_details(death: Death, named: NamedProcess) -> Death:

@@ -155,7 +155,8 @@ RIGHT = [
         "load_data()",
         "train.py",
         ("@HERE",),
-        wait_s=8,
+        wait_s=4,
+        quick=True,
     ),
     Row(
         "process-group",
@@ -171,7 +172,8 @@ RIGHT = [
         "train.py",
         ("@HERE",),
         lib=True,
-        wait_s=8,
+        wait_s=4,
+        quick=True,
     ),
     Row(
         "wrong-path",
