@@ -324,14 +324,17 @@ def _around(rows: Sequence[StepRow], place: int) -> list[StepRow]:
     """Return the steps around the step with the index `place`, to compare the step with them.
 
     A step is compared with regular steps. If enough other captured steps are near, a captured step is compared with
-    these instead. If too few steps are near, or for a warm-up, the list is empty.
+    these instead: a recorded one with recorded ones. If too few steps are near, or for a warm-up, the list is empty.
     """
     own_kind = rows[place].kind
     if own_kind == WARM_UP:
         return []
     near_rows = [*rows[max(0, place - STEPS_AROUND) : place], *rows[place + 1 : place + 1 + STEPS_AROUND]]
-    for kind in (CAPTURED, REGULAR) if own_kind == CAPTURED else (REGULAR,):
-        if len(comparable := [row for row in near_rows if row.kind == kind]) >= MIN_STEPS:
+    regular, captured = ([row for row in near_rows if row.kind == kind] for kind in (REGULAR, CAPTURED))
+    # Recording makes a step slower than a step in which autoprof only writes a trace.
+    alike = [row for row in captured if bool(row.recorded) == bool(rows[place].recorded)]
+    for comparable in (alike, regular) if own_kind == CAPTURED else (regular,):
+        if len(comparable) >= MIN_STEPS:
             return comparable
     return []
 

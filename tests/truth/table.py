@@ -76,6 +76,13 @@ HEALTHY = [
     healthy("real work", work=20),
     healthy("real work with stacks and shapes", work=20, CONTENTS="cpu,shapes,stack", quick=True),
     healthy("real work in whole steps", work=20, MODE="continuous"),
+    healthy(
+        "much work with stacks and shapes in two steps",
+        work=200,
+        STEPS="2,5",
+        CONTENTS="cpu,shapes,stack",
+        known="an export that continues in the next step holds the interpreter's lock, and counts as the trainer's time",
+    ),
     healthy("work between stages", between_s=0.03),
     healthy("generation one step ahead", ahead=True, quick=True),
     healthy("generation one step ahead, whole steps", ahead=True, MODE="continuous"),

@@ -67,9 +67,12 @@ def test_a_step_with_files_of_a_capture_is_captured(tmp_path: Path) -> None:
     assert kinds(figures(folder)) == {1: "warm-up", 2: "captured", 3: "regular"}
 
 
+@pytest.mark.parametrize("others", [(), (2, 3, 7)], ids=["regular", "with exports only"])
 @pytest.mark.parametrize("tool", ["none", "torch"])
-def test_a_captured_slow_step_is_a_finding_if_nothing_was_recorded(tmp_path: Path, tool: str) -> None:
-    folder = run(tmp_path / "run", 9, 2, 2, 2, 6, 2, 2)
+def test_a_captured_slow_step_is_a_finding_if_nothing_was_recorded(
+    tmp_path: Path, tool: str, others: tuple[int, ...]
+) -> None:
+    folder = run(tmp_path / "run", 9, 2, 2, 2, 6, 2, 2, 2, 2, captured=others)
     began = figures(folder).steps[4].start_ns
     clock = {side: {"unix_ns": began + at, "monotonic_ns": at} for side, at in (("start", 1), ("stop", 6 * 10**9))}
     who = {"role": "actor", "stage": "update", "rank": 0, "host": "h", "pid": 1}
