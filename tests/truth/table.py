@@ -81,7 +81,7 @@ HEALTHY = [
         work=200,
         STEPS="2,5",
         CONTENTS="cpu,shapes,stack",
-        known="an export that continues in the next step holds the interpreter's lock, and counts as the trainer's time",
+        known="an export in the next step holds the interpreter's lock, which counts as time of the trainer",
     ),
     healthy("work between stages", between_s=0.03),
     healthy("generation one step ahead", ahead=True, quick=True),
