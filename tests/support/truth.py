@@ -20,6 +20,8 @@ HEAD = ("row", "expected", "got", "planted", "reported", "verdict")
 SHARE, LEAST_S = 0.01, 0.005
 # Timers of verl that are no parts of a step.
 NO_STAGES = ("step", "start_profile", "stop_profile")
+# Longest text of a cell.
+MAX_CELL = 200
 Record = Callable[[str, object], None]
 
 
@@ -79,14 +81,14 @@ def sum_differences(report: RunFigures, seconds: float) -> list[str]:
     return second_differences("all steps", sum(row.seconds for row in report.steps), seconds)
 
 
-def verl_differences(run: VerlRun, report: RunFigures, *, tokens: bool = True) -> list[str]:
+def verl_differences(run: VerlRun, report: RunFigures) -> list[str]:
     """Return the stages and generated tokens that differ from verl's log."""
     wrong = []
     for row in report.steps:
         printed = {name: seconds for name, seconds in run.timed(row.number).items() if name not in NO_STAGES}
         wrong += timer_differences(row, printed)
         count = round(float(run.metrics[row.number]["response_length/mean"]) * (row.samples or 0))
-        if tokens and row.response_tokens != count:
+        if row.response_tokens != count:
             wrong.append(f"step {row.number} {row.response_tokens} tokens, not {count}")
     if [row.number for row in report.steps] != sorted(run.metrics):
         wrong.append(f"steps {[row.number for row in report.steps]}, not {sorted(run.metrics)}")
@@ -148,7 +150,7 @@ def row(
         name: Name of the row.
         expected: Expected statement of the report.
         wrong: Differences from this statement.
-        got: Statement of the report. By default, this follows from `wrong`.
+        got: Statement of the report. If anything is wrong, the table shows the differences instead.
         planted_s: Planted seconds.
         reported_s: Seconds of the finding.
         known: Reason why the row fails.
@@ -166,6 +168,16 @@ def row(
     assert not wrong, said
 
 
+def crash(record: Record, name: str, expected: str, error: Exception) -> None:
+    """Add a row whose program failed to the table."""
+    record(PROPERTY, [name, expected, f"the program failed: {str(error).strip()[-200:]}", "", "", "WRONG"])
+
+
+def _short(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= MAX_CELL else f"{text[: MAX_CELL - 3]}..."
+
+
 def lines(reports: Iterable[Any]) -> list[str]:
     """Return the table of all rows in the reports of tests."""
     called = [report for report in reports if getattr(report, "when", "") == "call"]
@@ -174,6 +186,7 @@ def lines(reports: Iterable[Any]) -> list[str]:
         return []
     rows.insert(0, HEAD)
     widths = [min(60, max(len(each[column]) for each in rows)) for column in range(len(HEAD))]
+    rows[1:] = [[_short(cell) for cell in each] for each in rows[1:]]
     made = ["  ".join(cell.ljust(width) for cell, width in zip(each, widths, strict=True)).rstrip() for each in rows]
     wrong = sum(each[-1].isupper() or each[-1].startswith("MENDED") for each in rows[1:])
     known = sum(each[-1].startswith("known") for each in rows[1:])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import wrapt
 
+from autoprof.report.model import Finding
 from autoprof.rundir import runs
 from tests.support import helpers, truth
 from tests.support.helpers import ROOT
@@ -34,7 +36,12 @@ def _rows(table: list[Program]) -> list[Any]:
 
 
 def execute(row: Program, folder: Path) -> Path:
-    """Run a program with autoprof in a folder, and return the run's directory."""
+    """Run a program with autoprof in a folder, and return the run's directory.
+
+    Raises:
+        RuntimeError: The program failed.
+        TimeoutExpired: The program did not end.
+    """
     script = str(PROGRAMS / f"{row.program}.py")
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(row.ranks)]
     command = [sys.executable, *(launcher if row.ranks > 1 else []), script, json.dumps(dict(row.options))]
@@ -47,8 +54,8 @@ def execute(row: Program, folder: Path) -> Path:
     if row.program == "rollouts":
         settings["AUTOPROF_RECIPES"] = str(PROGRAMS / "rollouts.toml")
     done = helpers.run(command, cwd=folder, timeout_s=TIMEOUT_S, **settings | dict(row.settings))
-    failed = row.kind == "death"
-    assert bool(done.returncode) == failed, done.stderr[-3000:]
+    if bool(done.returncode) != (row.kind == "death"):
+        raise RuntimeError(f"status {done.returncode}\n{done.stderr[-3000:]}")
     (run,) = runs.runs(folder / "autoprof_runs")
     return run.path
 
@@ -65,8 +72,8 @@ def read(folder: Path) -> tuple[dict[int, dict[str, float]], dict[int, int], flo
     return stages, tokens, json.loads(planted.read_text())["seconds"] if planted.exists() else 0.0
 
 
-def differences(row: Program, folder: Path) -> tuple[list[str], float, float]:
-    """Run a program. Return the errors of its report, the planted seconds and the seconds of the first finding."""
+def differences(row: Program, folder: Path) -> tuple[list[str], float, Finding | None]:
+    """Run a program. Return the errors of its report, the planted seconds and the first finding."""
     folder.mkdir()
     report = truth.figures(execute(row, folder))
     stages, tokens, planted_s = read(folder)
@@ -78,7 +85,7 @@ def differences(row: Program, folder: Path) -> tuple[list[str], float, float]:
         wrong += truth.stage_differences(report, stages)
         counted = {each.number: each.response_tokens or 0 for each in report.steps}
         wrong += [f"tokens {counted} instead of {dict(tokens)}"] if counted != tokens else []
-    return wrong, planted_s, report.findings[0].seconds if report.findings else 0.0
+    return wrong, planted_s, report.findings[0] if report.findings else None
 
 
 @pytest.mark.truth
@@ -88,17 +95,22 @@ def test_the_report_is_true(
 ) -> None:
     if not row.quick:
         request.getfixturevalue("thorough")
-    wrong, planted_s, reported_s = differences(row, tmp_path / "first")
-    if wrong and not row.known:
-        # Another program may have stopped this one. The second run must be right.
-        wrong, planted_s, reported_s = differences(row, tmp_path / "second")
     expected = row.kind + (f" of step {row.step}" if row.step else "") or "no finding"
+    try:
+        wrong, planted_s, first = differences(row, tmp_path / "first")
+        if wrong and not row.known:
+            # Another program may have stopped this one. The second run must be right.
+            wrong, planted_s, first = differences(row, tmp_path / "second")
+    except (RuntimeError, subprocess.TimeoutExpired) as error:
+        truth.crash(record_property, row.name, expected, error)
+        raise
     truth.row(
         record_property,
         row.name,
         expected,
         wrong,
+        got=first.text if first else "",
         planted_s=planted_s,
-        reported_s=reported_s,
+        reported_s=first.seconds if first else 0.0,
         known=row.known,
     )
