@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import logging
+import select
 import sys
+from typing import Any
 
 from autoprof.base import process, seam
+from autoprof.base.originals import os
 from autoprof.base.redact import hidden, plain
 
+# Level of the line at the end of a run, between INFO and WARNING.
+NOTICE = 25
 _logger = logging.getLogger("autoprof")
 
 
@@ -31,9 +36,14 @@ class _Handler(logging.StreamHandler):  # type: ignore[type-arg]
 
 
 class _LogState(process.State):
-    """Handler of this process's log, and the messages that this process has logged and will not log again."""
+    """Handler of this process's log, and the messages that this process has logged and will not log again.
+
+    Attributes:
+        stderr: Device and inode of the file behind stderr when the log was set up; None if stderr had no file.
+    """
 
     handler: _Handler | None = None
+    stderr: tuple[int, int] | None = None
 
     def reset(self) -> None:
         self.logged: set[str] = set()
@@ -54,7 +64,8 @@ def configure(level: str) -> None:
         _state.handler.setFormatter(_Plain("autoprof: %(message)s"))
         _logger.addHandler(_state.handler)
         _logger.propagate = False
-    _logger.setLevel(level.upper())
+    _state.stderr = _file_of(sys.stderr)
+    _logger.setLevel(NOTICE if level == "notice" else level.upper())
 
 
 def debug(message: str) -> None:
@@ -88,7 +99,46 @@ def warning_aside(message: str) -> None:
     """
     if message not in _state.logged and _state.handler is not None and _logger.level <= logging.WARNING:
         _state.logged.add(message)
-        _write(_state.handler, message)
+        _write(_state.handler.stream, message)
+
+
+def closing_line(message: str) -> None:
+    """Write the last line of a run, with the level `NOTICE`.
+
+    The program may have closed stderr, and its number may belong to another file now. A pipe may be full, or have no
+    reader. Then the line is left out: it must neither wait, nor change the program's files or its exit status.
+    """
+    handler = _state.handler
+    if handler is None or _logger.handlers != [handler] or _logger.filters:
+        _log(NOTICE, message)
+    elif _is_on(NOTICE):
+        stream = sys.stderr  # the program may have replaced it by another stream, as test runners do
+        with seam.suppress(Exception):
+            is_other_file = stream is handler.stream and _state.stderr != _file_of(stream)
+            if not is_other_file and _takes_line(stream):
+                _write(stream, message)
+
+
+def _file_of(stream: Any) -> tuple[int, int] | None:
+    """Return the device and inode of a stream's file, or None if the stream has no file."""
+    with seam.suppress(Exception):  # notebooks and test runners replace stderr by objects without a file
+        status = os.fstat(stream.fileno())
+        return status.st_dev, status.st_ino
+    return None
+
+
+def _takes_line(stream: Any) -> bool:
+    """Return True if a write to a stream does not block, and does not fail because a pipe has no reader."""
+    if _file_of(stream) is None:
+        return stream is not None
+    poll = select.poll()
+    poll.register(stream.fileno(), select.POLLOUT)
+    events = dict(poll.poll(0)).get(stream.fileno(), 0)
+    return bool(events & select.POLLOUT) and not events & (select.POLLERR | select.POLLHUP | select.POLLNVAL)
+
+
+def _is_on(level: int) -> bool:
+    return level >= _logger.level and level > _logger.manager.disable
 
 
 def _log(level: int, message: str) -> None:
@@ -96,12 +146,12 @@ def _log(level: int, message: str) -> None:
     handler = _state.handler
     if handler is None or _logger.handlers != [handler] or _logger.filters:  # the program has set up this log
         _logger.log(level, message)
-    elif level >= _logger.level and level > _logger.manager.disable:
-        _write(handler, message)
+    elif _is_on(level):
+        _write(handler.stream, message)
 
 
-def _write(handler: _Handler, message: str) -> None:
+def _write(stream: Any, message: str) -> None:
     text = plain(hidden(message).replace("\n", " "))
     with seam.suppress(Exception):  # the program may have closed the stream, or replaced stderr by any object
-        seam.no_size_signal(handler.stream.write, f"autoprof: {text}\n")
-        seam.no_size_signal(handler.stream.flush)
+        seam.no_size_signal(stream.write, f"autoprof: {text}\n")
+        seam.no_size_signal(stream.flush)

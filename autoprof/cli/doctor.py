@@ -128,6 +128,8 @@ def _hook_rows(hooks: list[tuple[str, str, str]]) -> list[list[str]]:
     ]
 
 
+# Maximum number of hooks that a problem names.
+_MAX_FIRED = 4
 # Reason why a file of a capture is not complete.
 _CUT_OFF = "its process ended while writing it, or the disk was full"
 
@@ -157,7 +159,7 @@ def examine_run(run: runs.Run) -> Report:
     report.facts["settings"] = f"steps {_steps(run) or 'none, the timeline alone'}"
     left_out = list(run.left_out)
     processes = [state for state in run.processes if state.hooks]
-    report.facts["processes"] = str(len(processes))
+    report.facts["processes"] = str(len(processes)) if processes else "none with hooks"
     report.facts |= _process_facts(processes)
     report.problems += [
         f"{process.process or '?'} ({process.pid or '?'}): {source}: {error.last or '?'}"
@@ -208,6 +210,7 @@ def _process_facts(processes: list[ProcessState]) -> dict[str, str]:
     for process in processes:
         states = Counter(hook.state for hook in process.hooks.values())
         counts = ", ".join(f"{states[state]} {state}" for state in ("applied", "failed") if states[state])
+        counts = counts or "no hook applied"
         fired = ", ".join(key for key, hook in process.hooks.items() if hook.called) or "none"
         title = process.process or "?"
         if len(processes) <= _MAX_LISTED:
@@ -343,11 +346,29 @@ def _check_begun(report: Report, run: runs.Run, open_spans: OpenSpans) -> None:
     if _open_steps(open_spans):
         return
     if not open_spans.going_on:
-        report.problems.append("no step was recorded, because no hook for a step fired; --all lists the hooks")
+        report.problems.append(f"no step was recorded: {_without_step(run)}")
         return
     age = open_spans.now_ns / 1e9 - run.info.started
-    text = f"no step has begun for {units.seconds(age)} since the run started: no hook for a step has fired"
-    (report.problems if age >= hangs.STILL_S else report.notes).append(f"{text}; --all lists the hooks")
+    text = f"no step has begun for {units.seconds(age)} since the run started: {_without_step(run)}"
+    (report.problems if age >= hangs.STILL_S else report.notes).append(text)
+
+
+def _without_step(run: runs.Run) -> str:
+    """Return the reason why no step of a run has ended."""
+    states = run.processes
+    if any(state.drives for state in states):
+        return (
+            "a step began, but its process exited before the step ended; add a hook with step.end or step.loop to the "
+            "recipe"
+        )
+    fired = sorted({key for state in states for key, hook in state.hooks.items() if hook.called})
+    failed = [key for key in fired if any(key in state.errors for state in states)]
+    if failed:
+        return f"a hook that fired has failed: {', '.join(failed)}"
+    if fired:
+        more_text = f" and {len(fired) - _MAX_FIRED} more" if len(fired) > _MAX_FIRED else ""
+        return f"no hook that fired begins steps: {', '.join(fired[:_MAX_FIRED])}{more_text}; --all lists the hooks"
+    return "no hook fired; --all lists the hooks"
 
 
 def _check_control(report: Report, directory: RunDir) -> None:

@@ -45,7 +45,7 @@ class Lookup(msgspec.Struct):
         errors: dict from a recipe to its error.
         versions: dict from an installed target to its version.
         absent: The targets that are not installed.
-        newer: A note for each target that is newer than the releases for which a recipe was made.
+        notes: Notes about targets, such as a target that is newer than the releases for which its recipe was made.
     """
 
     tool: str
@@ -53,7 +53,7 @@ class Lookup(msgspec.Struct):
     errors: dict[str, str] = {}
     versions: dict[str, str] = {}
     absent: list[str] = []
-    newer: list[str] = []
+    notes: list[str] = []
 
 
 def look_up(settings: Settings) -> Lookup:
@@ -79,14 +79,14 @@ def look_up(settings: Settings) -> Lookup:
                 ranges.setdefault((target, file.path), hook.recipe.versions)
     lookup.versions = {target: version for target, version in versions.items() if version or sources.installed(target)}
     lookup.absent = sorted(versions.keys() - lookup.versions.keys())
-    lookup.newer = [
+    lookup.notes = [
         f"{target} {versions[target]} is newer than the releases that its recipe was made for ({releases}); "
         "its hooks are tried anyway"
         for (target, _), releases in sorted(ranges.items())
         if exceeds(versions[target], releases)
     ]
-    if not settings.disabled("verl", "") and (problem := _renamed_vllm(lookup.versions, sources)):
-        lookup.errors["verl"] = problem
+    if not settings.disabled("verl", "") and (note := _renamed_vllm(lookup.versions, sources)):
+        lookup.notes.append(note)
     return lookup
 
 
@@ -111,9 +111,10 @@ def _state(hook: BoundHook, version: str, settings: Settings, sources: Sources) 
 
 
 def _renamed_vllm(versions: dict[str, str], sources: Sources) -> str:
-    """Return an error if the distribution of the installed vLLM has a name by which verl does not find vLLM.
+    """Return a note if the distribution of the installed vLLM has a name by which verl does not find vLLM.
 
-    Without an error, return an empty text.
+    A run may have the metadata of a distribution `vllm` on its own PYTHONPATH. If verl finds vLLM, return an empty
+    text.
     """
     version = versions.get("vllm", "")
     try:
@@ -123,8 +124,8 @@ def _renamed_vllm(versions: dict[str, str], sources: Sources) -> str:
     if not version or installed_version(recipe.Recipe(target="vllm", hook=[])):
         return ""
     return (
-        f"vLLM {version} is installed, but its distribution is not named vllm, as {_VLLM_LOOKUP} expects: "
-        "verl can't import its vLLM servers; install the distribution vllm"
+        f"vLLM {version} is installed under another name than vllm, which {_VLLM_LOOKUP} looks up: verl imports its "
+        "vLLM servers only in runs with metadata of a distribution vllm on their PYTHONPATH, as in examples/verl_cpu"
     )
 
 
@@ -156,7 +157,7 @@ def examine_environment(settings: Settings, import_targets: bool = False) -> Rep
         report.problems.append("torch is not installed, so torch.profiler records nothing; install torch")
     for name, version in sorted(lookup.versions.items()):
         report.facts[name] = version or "without a version"
-    report.notes += [*lookup.newer, *unread(os.environ, lookup.versions.get("vllm", ""))]
+    report.notes += [*lookup.notes, *unread(os.environ, lookup.versions.get("vllm", ""))]
     report.problems += unknown(os.environ)
     report.notes += unknown_roles(settings)
     _check_targets(report, lookup)

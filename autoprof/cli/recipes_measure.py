@@ -237,7 +237,7 @@ def _is_in_target(path: str) -> bool:
     )
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _has_packages(folder: str) -> bool:
     try:
         return any(name.endswith(".dist-info") for name in os.listdir(folder))

@@ -100,8 +100,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     # Command to run once, after the last window, its merge and the collection of files. The command gets
     # `$AUTOPROF_RUN_DIR`.
     on_finish: str = ""
-    # Level of autoprof's log on stderr.
-    log: str = "warning"
+    # Level of autoprof's log on stderr. `notice` has the warnings, and one line at the end of the run.
+    log: str = "notice"
     # Options of torch_npu.
     npu: NpuOptions = NpuOptions()
     # Options of Nsight Systems.

@@ -33,7 +33,7 @@ ROLES = ("trainer", "actor", "ref", "critic", "reward", "agent_loop", "rollout")
 # Values of `access`: the users that may read the files of a run.
 GROUP = "group"
 ACCESS = ("private", GROUP)
-LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
+LOG_LEVELS = ("debug", "info", "notice", "warning", "error", "critical")
 REASON = "reason"
 # Key for the slowest ranks of each role at the time when a window opens.
 FOUND = "slowest"

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from autoprof import _boot
 from autoprof.base import files, identity, log, seam
 from autoprof.base.originals import os
+from autoprof.base.redact import redacted
 from autoprof.config.settings import Settings
 from autoprof.hooks import recipe
 from autoprof.hooks.recipe import RecipeError, fits
@@ -35,10 +36,9 @@ MAX_NAMES = 3
 
 
 def report() -> None:
-    """If no process of the run applied a hook, print a warning with the reason.
+    """If no process of the run applied a hook, print a warning with the reason, and write the reason into `run.json`.
 
-    If a target was imported, also write the reason into `run.json`. If a process applied a hook, warn only of hooks of
-    the user's own recipes that no process applied.
+    If a process applied a hook, warn only of hooks of the user's own recipes that no process applied.
     """
     from autoprof.run import runtime
 
@@ -58,13 +58,13 @@ def report() -> None:
             return
         hooks = merged_hooks([hooks, active_hooks], "skipped", "failed")
     reason = cause(hooks, versions, run.settings)
-    log.warning(f"no hook was applied in this run, so there is no profile: {reason}")
-    if hooks:
-        try:
-            run.leave_without_hooks(reason)
-        except OSError as error:
-            seam.pass_on(error)
-            log.warning_once(run.rundir.unwritable(error))
+    prefix = "" if reason == _no_recipe() else "no hook was applied in this run, so there is no profile: "
+    log.warning(f"{prefix}{reason}")
+    try:
+        run.leave_without_hooks(reason, keep_latest=not hooks)
+    except OSError as error:
+        seam.pass_on(error)
+        log.warning_once(run.rundir.unwritable(error))
 
 
 def _end_for_another_program(run: Runtime) -> None:
@@ -134,11 +134,14 @@ def cause(hooks: Hooks, versions: Mapping[str, str], settings: Settings) -> str:
     if targets:
         left_out = _left_out_by_user(targets[0], hooks, settings)
         return left_out or explain_target(targets[0], hooks, versions.get(targets[0], ""))
-    names = ", ".join(target for target in sorted(_boot.recipe_files()) if makes_run_part(target))
-    return (
-        f"{_early_end()}{_program()} imported no trainer or engine that autoprof has a recipe for ({names}); "
-        "for another program, name a recipe in AUTOPROF_RECIPES; autoprof doctor shows which recipes apply here"
-    )
+    return _no_recipe()
+
+
+def _no_recipe() -> str:
+    """Return the reason for a program that imported no target, with the command that writes a recipe for it."""
+    words = list(getattr(sys, "orig_argv", sys.argv))
+    command = redacted([os.path.basename(words[0]), *words[1:]])
+    return f"{_early_end()}no recipe for {_program()}; write one: autoprof recipes --new -- {command}"
 
 
 def _left_out_by_user(target: str, hooks: Hooks, settings: Settings) -> str:

@@ -17,7 +17,7 @@ from autoprof.base import files, identity, interpreter, log, process, seam
 from autoprof.base.originals import os, subprocess, threading, time
 from autoprof.base.redact import is_url, url
 from autoprof.config.values import MERGE
-from autoprof.run import cluster, raised
+from autoprof.run import closing_line, cluster, raised
 from autoprof.run.runtime import Runtime
 from autoprof.rundir.file_names import META, PART, SNAPSHOT, TAKEN, TRACE
 
@@ -49,7 +49,9 @@ def end_run(run: Runtime) -> None:
         run.complete()
         if not run.stopped:
             raised.keep_status(run.rundir.exit_status)
-        _report_cut_off(run)
+        written, cut_off = _unfinished(run)
+        _report_cut_off(run, cut_off)
+        closing_line.write(run, len(written))
         if run.rundir.steps() or is_url(run.settings.collect):
             _work_after_run(run)
 
@@ -117,19 +119,28 @@ def _is_fresh(part: Path, run_began: float) -> bool:
     return age < _STALE_S and not (age > _ORPHAN_S and _is_orphan(part, run_began))
 
 
-def _report_cut_off(run: Runtime) -> None:
-    """Warn about captures that were cut off in this attempt: no meta file exists, and no process is writing a file."""
-    written = [str(part) for part in run.rundir.parts() if _age_s(part) < _STALE_S]
+def _unfinished(run: Runtime) -> tuple[list[str], list[str]]:
+    """Return the captures without a meta file: those that a process is writing, and those of this attempt without one.
+
+    No process writes the latter, because their processes have died.
+    """
+    parts = [str(part) for part in run.rundir.parts() if _age_s(part) < _STALE_S]
     attempt_s = time.time() - run.info.started
-    captures = []
+    written, cut_off = [], []
     for folder in run.rundir.steps():
         names = files.names_in(folder)
         for name in [name.removesuffix(TAKEN) for name in names if name.endswith(TAKEN)]:
-            written_or_complete = f"{name}{META}" in names or any(
-                part.startswith(f"{folder}/{name}.") for part in written
-            )
-            if not written_or_complete and 0 < _age_s(folder / f"{name}{TAKEN}") <= attempt_s:
-                captures.append(f"{folder.name}/{name}")
+            if f"{name}{META}" in names:
+                continue
+            if any(part.startswith(f"{folder}/{name}.") for part in parts):
+                written.append(f"{folder.name}/{name}")
+            elif 0 < _age_s(folder / f"{name}{TAKEN}") <= attempt_s:
+                cut_off.append(f"{folder.name}/{name}")
+    return written, cut_off
+
+
+def _report_cut_off(run: Runtime, captures: list[str]) -> None:
+    """Warn about captures that were cut off."""
     if captures:
         more_text = f" and {len(captures) - _MAX_NAMED} more" if len(captures) > _MAX_NAMED else ""
         listed_captures = f"{', '.join(captures[:_MAX_NAMED])}{more_text}"

@@ -246,8 +246,12 @@ class Runtime:
             self.hooks.node, self.hooks.ray = node_and_address
             self._registered = bool(self.hooks.node)
 
-    def _make(self) -> None:
-        """Make the run directory and `run.json`. If this process resumes the run, write that into `run.json`."""
+    def _make(self, keep_latest: bool = False) -> None:
+        """Make the run directory and `run.json`. If this process resumes the run, write that into `run.json`.
+
+        Args:
+            keep_latest: True if `latest` must still point to an earlier run, if any.
+        """
         if self._joined:
             return
         is_new = not files.exists(self.rundir.run_json)
@@ -256,7 +260,8 @@ class Runtime:
             self.rundir.make(self.rundir.path)
             files.remove(str(self.rundir.exit_status))
             layout.write_json(self.rundir.run_json, self.describe())
-            self.rundir.point_latest()
+            if not (keep_latest and files.exists(self.rundir.path.with_name("latest"))):
+                self.rundir.point_latest()
             if warning:
                 log.warning(warning)
         self._joined = True
@@ -347,16 +352,17 @@ class Runtime:
             return deaths.find(self.rundir.path, info, ended, run_has_ended=False, ending_exception=exception)
         return []
 
-    def leave_without_hooks(self, why: str) -> None:
+    def leave_without_hooks(self, why: str, keep_latest: bool) -> None:
         """Make a run directory and write the reason why no hook was applied in any process of the run.
 
         Args:
             why: The reason.
+            keep_latest: True if `latest` must still point to an earlier run, if any.
 
         Raises:
             OSError: The directory can't be written.
         """
-        self._make()
+        self._make(keep_latest)
         self.hooks.leave()
         self.complete(why)
         raised.keep_status(self.rundir.exit_status)

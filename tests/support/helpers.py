@@ -46,14 +46,17 @@ RAY = {
 
 
 def clean_environment(**variables: str) -> dict[str, str]:
-    """Return the environment without autoprof's variables and PYTHONPATH, plus `RAY` and `variables`."""
+    """Return the environment without autoprof's variables and PYTHONPATH, plus `RAY` and `variables`.
+
+    A run logs no line at its end, unless the test sets `AUTOPROF_LOG=notice`.
+    """
     kept = {
         name: value for name, value in os.environ.items() if not name.startswith("AUTOPROF") and name != "PYTHONPATH"
     }
     if IN_FRONT in kept:
         theirs = variables.get("PYTHONPATH")
         variables["PYTHONPATH"] = os.pathsep.join([kept[IN_FRONT], *([theirs] if theirs else [])])
-    return kept | RAY | variables
+    return kept | RAY | ({"AUTOPROF_LOG": "warning"} if "AUTOPROF" in variables else {}) | variables
 
 
 def run(

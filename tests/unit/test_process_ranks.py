@@ -169,12 +169,13 @@ def test_the_group_can_read_the_files_of_ranks(tmp_path: Path) -> None:
     assert {path.stat().st_mode & 0o777 for path in made} == {0o750, 0o640}
 
 
-def test_ranks_that_import_no_target_write_nothing(tmp_path: Path) -> None:
+def test_ranks_that_import_no_target_are_one_run(tmp_path: Path) -> None:
     prepare(tmp_path, "print('done')\n")
     zero, one = together(tmp_path, [srun(rank, 2) for rank in range(2)])
-    assert not (tmp_path / "autoprof_runs").exists()
     # One rank reports it for all.
-    assert ("no hook was applied" in zero.stderr, one.stderr) == (True, "")
+    assert ("no recipe for train.py; write one" in zero.stderr, one.stderr) == (True, "")
+    (run,) = left(tmp_path)
+    assert run.info.no_hooks.startswith("no recipe for train.py; ")
 
 
 def test_a_folder_that_cannot_be_written_does_not_stop_the_program(tmp_path: Path) -> None:

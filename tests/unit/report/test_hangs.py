@@ -401,7 +401,7 @@ def test_a_run_that_has_begun_no_step_says_for_how_long(
     change(run, started=run.now / 1e9 - 60 * minutes)
     found, report = doctor(run, capsys)
     (line,) = report["problems" if status else "notes"]
-    said = r"since the run started: no hook for a step has fired; --all lists the hooks"
+    said = r"since the run started: no hook fired; --all lists the hooks"
     assert re.fullmatch(rf"no step has begun for (\d+ s|{minutes} min \d+ s) {said}", line)
     assert (found, bool(report["problems"])) == (status, bool(status))
 

@@ -1,0 +1,132 @@
+"""The line at the end of a run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.helpers import clean_environment
+
+TRAINER = """
+import sys
+
+class Trainer:
+    global_step = 0
+    def fit(self, steps):
+        for self.global_step in range(1, steps + 1): self.train_step()
+    def train_step(self): self.update()
+    def update(self): pass
+"""
+STEP = (
+    '{ name = "step", attribute = "Trainer.train_step", behaviour = "step.wrap", '
+    'options = { number = "self.global_step" } }'
+)
+STAGE = (
+    '{ name = "update", attribute = "Trainer.update", behaviour = "stage", '
+    'options = { stage = "update", role = "actor" } }'
+)
+RUN = "from tiny import *\nTrainer().fit(4)\n"
+
+
+def lines(folder: Path, code: str = RUN, hooks: str = f"{STEP}, {STAGE}", **variables: str) -> list[str]:
+    """Return autoprof's lines on stderr from a run of a script, with the id of the run replaced."""
+    (folder / "tiny.py").write_text(TRAINER)
+    (folder / "tiny.toml").write_text(f'target = "tiny"\nhook = [{hooks}]\n')
+    (folder / "train.py").write_text(code)
+    known = {"AUTOPROF_RECIPES": "tiny.toml", "AUTOPROF_LOG": "notice", "AUTOPROF_RUN_ID": "made"}
+    environment = clean_environment(**{"AUTOPROF": "1", "AUTOPROF_MIN_FREE_MB": "1", **known, **variables})
+    done = subprocess.run(
+        [sys.executable, "train.py"], cwd=folder, env=environment, capture_output=True, text=True, check=True
+    )
+    return [line for line in done.stderr.splitlines() if line.startswith("autoprof")]
+
+
+@pytest.mark.needs("torch")
+def test_captures_are_counted(tmp_path: Path) -> None:
+    expected = "autoprof: 2 captures in autoprof_runs/made; autoprof report shows them"
+    assert lines(tmp_path, f"import torch\n{RUN}", AUTOPROF_STEPS="2,4") == [expected]
+
+
+@pytest.mark.needs("torch")
+def test_another_folder_is_named_in_the_command(tmp_path: Path) -> None:
+    place = tmp_path / "elsewhere" / "made"
+    expected = f"autoprof: 1 capture in {place}; autoprof report {place} shows it"
+    folder = tmp_path / "work"
+    folder.mkdir()
+    assert lines(folder, f"import torch\n{RUN}", AUTOPROF_STEPS="2", AUTOPROF_DIR=str(place.parent)) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("settings", "hooks", "expected"),
+    [
+        ({"AUTOPROF_STEPS": "99"}, f"{STEP}, {STAGE}", "no step was captured: AUTOPROF_STEPS=99, steps 1 to 4 ran"),
+        (
+            {"AUTOPROF_STEPS": "99", "AUTOPROF_WHEN": "step>2x"},
+            f"{STEP}, {STAGE}",
+            "no step was captured: AUTOPROF_STEPS=99, AUTOPROF_WHEN=step>2x, steps 1 to 4 ran",
+        ),
+        (
+            {"AUTOPROF_STEPS": ""},
+            f"{STEP}, {STAGE}",
+            "steps 1 to 4 are on the timeline in autoprof_runs/made; autoprof report shows it",
+        ),
+        (
+            {"AUTOPROF_STEPS": "2"},
+            STEP,
+            "no step was captured, although step 2 ran; autoprof doctor autoprof_runs/made shows why",
+        ),
+        (
+            {"AUTOPROF_STEPS": "2"},
+            STAGE,
+            "no step was captured: no step was recorded; autoprof doctor autoprof_runs/made shows why",
+        ),
+        ({"AUTOPROF_STEPS": "99", "AUTOPROF_LOG": "warning"}, f"{STEP}, {STAGE}", ""),
+    ],
+)
+def test_a_run_without_captures_gives_the_reason(
+    tmp_path: Path, settings: dict[str, str], hooks: str, expected: str
+) -> None:
+    assert lines(tmp_path, hooks=hooks, **settings) == ([f"autoprof: {expected}"] if expected else [])
+
+
+def test_a_run_of_several_processes_has_one_line(tmp_path: Path) -> None:
+    code = f"import os\n{RUN}if not os.fork(): Trainer().fit(1); sys.exit()\nos.wait()\n"
+    assert len(lines(tmp_path, code, AUTOPROF_STEPS="99")) == 1
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        "sys.stderr.close()",
+        "import os; os.close(2); file = open('own', 'w'); assert file.fileno() == 2",
+        "import os; reader, writer = os.pipe(); os.close(reader); os.dup2(writer, 2)",
+        "sys.stderr = None",
+    ],
+)
+def test_a_stderr_that_the_program_closed_gets_no_line(tmp_path: Path, end: str) -> None:
+    assert lines(tmp_path, f"{RUN}{end}\n", AUTOPROF_STEPS="99") == []
+    assert not (tmp_path / "own").exists() or (tmp_path / "own").read_text() == ""
+
+
+def test_a_replaced_stderr_gets_the_line(tmp_path: Path) -> None:
+    """As in notebooks and test runners."""
+    code = f"import atexit, io\natexit.register(lambda: open('seen', 'w').write(sys.stderr.getvalue()))\n{RUN}"
+    assert lines(tmp_path, f"import sys\n{code}sys.stderr = io.StringIO()\n", AUTOPROF_STEPS="99") == []
+    expected = "autoprof: no step was captured: AUTOPROF_STEPS=99, steps 1 to 4 ran\n"
+    assert (tmp_path / "seen").read_text() == expected
+
+
+def test_the_line_of_a_test_runner_follows_its_summary(tmp_path: Path) -> None:
+    code = "import pytest, sys\nopen('test_one.py', 'w').write('from tiny import *\\ndef test(): Trainer().fit(4)')\n"
+    (line,) = lines(tmp_path, f"{code}pytest.main(['-q', '-s', '-p', 'no:cacheprovider'])\n", AUTOPROF_STEPS="99")
+    assert line == "autoprof: no step was captured: AUTOPROF_STEPS=99, steps 1 to 4 ran"
+
+
+@pytest.mark.parametrize("command", [["-c", "pass"], ["-m", "pip", "--version"]])
+def test_programs_that_are_no_runs_have_no_line(tmp_path: Path, command: list[str]) -> None:
+    environment = clean_environment(AUTOPROF="1", AUTOPROF_LOG="notice")
+    done = subprocess.run([sys.executable, *command], cwd=tmp_path, env=environment, capture_output=True, check=True)
+    assert done.stderr == b""
