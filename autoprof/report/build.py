@@ -455,6 +455,9 @@ def _notes(overview: Overview, timeline: RunTimeline, loop: int) -> list[str]:
         for row in overview.rows
         if (slower := sum(row.slowed.values())) >= LEAST_S
     ][:_MAX_RECORDED_NOTES]
+    if uncompared := [row.number for row in overview.rows if row.recorded and row.usual_s == row.seconds]:
+        steps = f"{model.plural(uncompared, 'step', 'steps')} {model.listed(map(str, uncompared), 10)}"
+        notes.append(f"{steps}: recorded work takes longer; too few regular steps are around to say by how much")
     notes += [
         f"step {row.number}: {_own_shares_text(shares)} was autoprof's own time, so findings don't use the seconds of "
         f"{model.plural([*shares], 'this stage', 'these stages')}"

@@ -351,9 +351,9 @@ class RunTimeline:
                     self.attempts.add(file, span, start, end)
                 if span.kind in ("stage", "step"):
                     work.append((start, end))
-                elif span.kind == PROFILING and span.name in (EXPORT, HAND_OVER):
+                elif span.kind == PROFILING and span.name == EXPORT:
                     exports.append((number or 0, start, end))
-                elif span.kind == PROFILING:
+                elif span.kind == PROFILING and span.name != HAND_OVER:
                     self.profiling.add(start, end)
                 if number is None:
                     if span.kind == "timer":
@@ -376,7 +376,8 @@ class RunTimeline:
         """Add the exports to `profiling`, except the times in which an export delays no process.
 
         torch's export holds the interpreter's lock, so a stage or step of the same process stands still. Another
-        process waits for the result of the exporting process, unless it begins a stage after the export began.
+        process waits for the result of the exporting process, unless it begins a stage after the export began. The
+        hand-over holds the lock for about 20 ms, so it does not count.
         """
         for export in self._exports:
             steps = [self.steps[step] for step in range(export.step, export.step + 3) if step in self.steps]

@@ -515,7 +515,7 @@ class Line(Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 # The names of the `profiling` spans of a thread that writes a trace: the export, which holds the interpreter's lock all
-# the time (torch 2.13), and the start of the process that compresses the trace.
+# the time (torch 2.13), and the start of the process that compresses the trace, which holds it for about 20 ms.
 EXPORT, HAND_OVER = "export", "hand-over"
 # Dict from the kind of a span to its meaning, its ids and its counts.
 SPAN_KINDS = {

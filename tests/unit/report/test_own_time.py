@@ -107,6 +107,30 @@ def test_a_reward_that_recording_made_longer_is_no_finding(tmp_path: Path) -> No
     assert kinds(figures(tmp_path / "run", 5).findings) == ["slow_reward"]
 
 
+def test_a_recorded_step_is_not_compared_with_steps_that_only_export(tmp_path: Path) -> None:
+    """Steps 4 and 7 are recorded, and take 10 s instead of 5 s. Each trace is exported in the next step."""
+    lines: Spans = []
+    at = 0.0
+    for number in range(1, 12):
+        took = 10.0 if number in (4, 7, 10) else 5.0
+        lines += [span("stage", "update", at, at + took, step=number), step(at + took, number, at, rank=0)]
+        if number in (4, 7):
+            lines.append(span("profiling", "export", at + took, at + took + 1, step=number))
+            clock = {
+                side: {"unix_ns": START_NS + round(moment * SECOND), "monotonic_ns": 1}
+                for side, moment in (("start", at), ("stop", at + took))
+            }
+            who = {"step": number, "role": "actor", "stage": "update", "rank": 0, "host": "h", "pid": 1}
+            folder = tmp_path / "run" / f"global_step_00000{number}"
+            folder.mkdir(parents=True)
+            meta = {"state": "complete", "tool": "torch", "clock": clock} | who
+            (folder / "actor.update.rank0.h.pid1.meta.json").write_text(json.dumps(meta))
+        at += took
+    found = figures(timeline(tmp_path / "run", n1=lines))
+    assert [row.number for row in found.steps if row.kind == "captured"] == [4, 5, 7, 8]
+    assert [finding.step for finding in found.findings if finding.kind == "slow_step"] == [10]
+
+
 def long_sixth_step() -> Spans:
     """Return nine steps of 5 s, of which step 6 takes 8 s."""
     lines, at = [], 0.0

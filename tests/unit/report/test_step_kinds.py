@@ -100,7 +100,8 @@ def test_an_export_counts_unless_another_process_works_meanwhile(tmp_path: Path)
     """torch's export holds the interpreter's lock. A worker exports from 10 s on, and runs `update` from 13 s on."""
     of = {"step": 2, "role": "actor"}
     first = [span("stage", "sync", 18, 20, rank=0, **of), span("stage", "reward", 11, 12, rank=0, **of)]
-    exporter = [span("profiling", "export", 10, 14, rank=1, **of), span("stage", "update", 13, 16, rank=1, **of)]
+    exporter = [span("profiling", name, at, at + 4, rank=1, **of) for name, at in (("export", 10), ("hand-over", 14))]
+    exporter += [span("stage", "update", 13, 16, rank=1, **of)]
     first += [step(10, rank=0), step(20, 2, 10, rank=0), step(30, 3, 20, rank=0)]
     found = figures(timeline(tmp_path / "run", n1=first, n2=exporter))
     # `reward` began after the export, so the driver does not wait. In `update`, the worker stands still.
