@@ -24,6 +24,7 @@ import msgspec
 from autoprof.base import files
 from autoprof.rundir.file_names import MERGING, PART
 from autoprof.traces.clocks import beginning, corrections_ns
+from autoprof.traces.groups import grouped
 from autoprof.traces.reader import TraceError
 from autoprof.traces.rewrite import Input, Tally, rewrite
 from autoprof.traces.timeline import NO_SPANS, Timeline, draw
@@ -244,7 +245,8 @@ def _write(
     file.write(_member([msgspec.json.encode(head)[:-1], b',"traceEvents":[\n']))
     pieces: list[bytes] = []
     tallies: list[Tally] = []
-    drawn = draw(timeline, base_ns, len(sources) + 1, pieces.append)
+    sources, groups = grouped(sources, timeline)
+    drawn = draw(timeline, groups, base_ns, pieces.append)
     file.write(_member(pieces) if timeline else b"")
     # Temporary file for each rewritten trace; None for a small trace, which is kept in memory after it is rewritten.
     temporary_files = [

@@ -191,7 +191,16 @@ def _input(path: Path, name: str, capture: CaptureFile, with_host: bool) -> Inpu
         detail=", ".join(filter(None, [host and f"on {host}", state])),
         meta=msgspec.structs.replace(capture.meta, host=host),
         name=name,
+        pid=_process_id(capture),
+        roles=tuple(capture_roles(capture)),
+        words=label.partition(" ")[2],
     )
+
+
+def _process_id(capture: CaptureFile) -> int | None:
+    """Return the pid of a capture from the meta file. Without one, return the pid in the capture's name."""
+    word = capture.name.rpartition(".")[2]
+    return capture.meta.pid or (int(word.removeprefix("pid")) if _PID.fullmatch(word) else None)
 
 
 def _host(capture: CaptureFile) -> str:

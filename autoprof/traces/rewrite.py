@@ -158,6 +158,37 @@ _near_decoder = msgspec.json.Decoder(list[_NearEvent])
 _encoder = msgspec.json.Encoder()
 
 
+# Maximum number of process ids of a group: one for the process, then one for each of its devices.
+_GROUP_SLOTS = 1000
+# Lowest process id of a group. No thread of Linux has such an id, so only the timeline's first track gets it too.
+_FIRST_GROUP_PID = 5_000_001
+
+
+class ProcessGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """A group of a merged trace: the process of some traces and of a timeline, as viewers show it.
+
+    Attributes:
+        name: The name that viewers show.
+        labels: A text that viewers show beside the name: the host and the pid.
+        number: The number of the group, from 0. Viewers show the groups in the order of these numbers.
+        count: The number of all groups.
+    """
+
+    name: str
+    labels: str
+    number: int
+    count: int
+
+    def pid(self, slot: int) -> int:
+        """Return the process id in the merged trace: of the process for slot 0, of a device for another slot."""
+        return _FIRST_GROUP_PID + self.number + slot * self.count
+
+    def descriptions(self, slot: int, device: str = "") -> list[RewrittenEvent]:
+        """Return the events that describe the process, or one of its devices, to viewers."""
+        name = f"{self.name} ({device})" if device else self.name
+        return description(self.pid(slot), name, self.labels, self.number * _GROUP_SLOTS + slot)
+
+
 class Input(msgspec.Struct, frozen=True, kw_only=True):
     """A trace to merge.
 
@@ -169,6 +200,10 @@ class Input(msgspec.Struct, frozen=True, kw_only=True):
         shift_ns: Nanoseconds to add to the times of the trace, to get times on the clock of the driver's host.
         near: True if the times of the trace are so small that a float holds them to the nanosecond.
         name: The name of the trace in messages. By default it is the file name.
+        pid: The pid of the process that recorded the trace. None if unknown.
+        roles: The roles of the capture.
+        words: The words of the capture's label that name its rank, such as `replica0 rank1`.
+        group: The group of the process. None if the process is unknown.
     """
 
     path: Path
@@ -178,6 +213,10 @@ class Input(msgspec.Struct, frozen=True, kw_only=True):
     shift_ns: int = 0
     near: bool = False
     name: str = ""
+    pid: int | None = None
+    roles: tuple[str, ...] = ()
+    words: str = ""
+    group: ProcessGroup | None = None
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -287,6 +326,8 @@ class _Processes:
         self._number = number
         self._ids = itertools.count(1 + number, trace_count)
         self.new: dict[Pid, int] = {}
+        # The slots of the group that the trace uses, by the old ids of its processes.
+        self._slots: dict[Pid, int] = {}
         self._described: dict[Pid, dict[str, Any]] = {}
 
     def pid(self, old: Pid) -> int:
@@ -299,8 +340,32 @@ class _Processes:
         if new is None:
             if len(self.new) >= _MAX_PROCESSES:
                 raise ValueError(f"more than {_MAX_PROCESSES} processes")
-            new = self.new[old] = next(self._ids)
+            slot = self._slot(old)
+            if slot is None or self._source.group is None:
+                new = next(self._ids)
+            else:
+                new = self._source.group.pid(slot)
+                self._slots[old] = slot
+            self.new[old] = new
         return new
+
+    def _slot(self, old: Pid) -> int | None:
+        """Return the slot of a process in the trace's group. Return None if the process is not of the group.
+
+        Kineto's own tracks, whose ids are texts, belong to the process that it describes as `CPU`.
+        """
+        if self._source.group is None:
+            return None
+        if old == self._host_pid or (isinstance(old, str) and self._host_pid is not None):
+            return 0
+        is_device = isinstance(old, int) and 0 <= old < _GROUP_SLOTS - 1 and old in self._described
+        return 1 + int(old) if is_device else None  # type: ignore[arg-type]
+
+    @property
+    def _host_pid(self) -> Pid:
+        """Return the old id of the process that recorded the trace. Return None if the trace does not describe it."""
+        hosts = (old for old, described in self._described.items() if described.get("labels") == "CPU")
+        return next(hosts, self._source.pid if self._source.pid in self._described else None)
 
     def note_description(self, event: RewrittenEvent) -> None:
         """Keep the name, the labels or the sort index of a process, which the event contains."""
@@ -326,6 +391,10 @@ class _Processes:
         events: list[RewrittenEvent] = []
         for place, old in enumerate(sorted(self.new, key=order)):
             described = self._described.get(old, {})
+            if self._source.group is not None and old in self._slots:
+                slot = self._slots[old]
+                events += self._source.group.descriptions(slot, str(described.get("labels", "")) if slot else "")
+                continue
             labels, name = str(described.get("labels", "")), str(described.get("name", ""))
             if isinstance(old, str):
                 kind, base_index = old or "window", 1_000_000

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Raw
 
-from autoprof.config.values import role_place
 from autoprof.rundir import journal, layout, processes, runs
 from autoprof.rundir.journal import EVER, Journal, JournalIndex, SpanReader
 from autoprof.rundir.records import Line
 from autoprof.rundir.runs import Run
 from autoprof.traces.clocks import Attempts, Loop, is_of, programs_of
-from autoprof.traces.rewrite import RewrittenEvent, Tally, description, lay_out, microseconds
+from autoprof.traces.rewrite import ProcessGroup, RewrittenEvent, Tally, lay_out, microseconds
 
 # Maximum number of spans of a step that are kept. No viewer shows more.
 MAX_SPANS = 500_000
@@ -161,42 +159,32 @@ Timeline: TypeAlias = Mapping[Journal, Sequence[Line]]
 NO_SPANS: Timeline = {}
 
 
-class _Group(Struct, frozen=True):
-    """Key for spans that the merged trace shows as one process: spans of one role, rank and replica in one process."""
-
-    role: str
-    rank: int | None
-    replica: int | None
-    process: Journal
+# Number that is added to the numbers of the timeline's further tracks. It is larger than the id of any thread of Linux.
+_FIRST_TRACK = 6_000_000
 
 
-def draw(timeline: Timeline, base_ns: int, trace_count: int, write: Callable[[bytes], object]) -> Tally:
-    """Write the spans of a timeline as events in JSON, separated by commas. Viewers show them before all traces.
+def draw(
+    timeline: Timeline, groups: Mapping[Journal, ProcessGroup], base_ns: int, write: Callable[[bytes], object]
+) -> Tally:
+    """Write the spans of a timeline as events in JSON, separated by commas. Viewers show them before the threads.
 
     Args:
         timeline: The spans to write.
+        groups: The group of each process.
         base_ns: The base of the times to write, in ns since the epoch.
-        trace_count: The number of all merged traces. The timeline counts as one.
         write: Function that is called with the events of each process.
     """
     tally = Tally()
-    groups: dict[_Group, list[Line]] = {}
-    for process, spans in timeline.items():
-        for span in spans:
-            group = _Group(span.role, span.rank, _replica(span), process)
-            groups.setdefault(group, []).append(span)
-    names = _names(list(groups))
-    pids = itertools.count(1, trace_count)
-    for position, group in enumerate(sorted(groups, key=_order)):
-        pid = next(pids)
-        shift_ns = group.process.shift_ns - base_ns
-        labels = f"on {group.process.host}, pid {group.process.pid}"
-        events = description(pid, names[group], labels, min(position, 999))
-        for tid, lane in enumerate(lay_out(groups[group]), 1):
-            track_id = Raw(b"%d" % tid)
+    for process, spans in sorted(timeline.items(), key=lambda item: groups[item[0]].number):
+        shift_ns = process.shift_ns - base_ns
+        pid = groups[process].pid(0)
+        events = groups[process].descriptions(0)
+        for number, lane in enumerate(lay_out(spans), 1):
+            # Perfetto shows a process's main thread first, and takes the thread with the id of the process for it.
+            track_id = Raw(b"%d" % (pid if number == 1 else _FIRST_TRACK + number))
             for event_name, arguments in (
                 ("thread_name", {"name": lane.name}),
-                ("thread_sort_index", {"sort_index": tid}),
+                ("thread_sort_index", {"sort_index": number}),
             ):
                 args = Raw(_encode(arguments))
                 events.append(RewrittenEvent(ph="M", name=Raw(_encode(event_name)), pid=pid, tid=track_id, args=args))
@@ -209,7 +197,7 @@ def draw(timeline: Timeline, base_ns: int, trace_count: int, write: Callable[[by
 
 
 def _event(span: Line, pid: int, tid: Raw, shift_ns: int) -> RewrittenEvent:
-    fields = {"step": span.step, "error": span.error, **span.ids, **span.counts}
+    fields = {"role": span.role, "rank": span.rank, "step": span.step, "error": span.error, **span.ids, **span.counts}
     arguments = {name: value for name, value in fields.items() if value not in (None, "")}
     return RewrittenEvent(
         ph="X",
@@ -221,32 +209,3 @@ def _event(span: Line, pid: int, tid: Raw, shift_ns: int) -> RewrittenEvent:
         dur=microseconds(span.end_ns - span.start_ns),
         args=Raw(_encode(arguments)),
     )
-
-
-def _replica(span: Line) -> int | None:
-    replica = span.ids.get("replica")
-    return replica if isinstance(replica, int) else None
-
-
-def _names(groups: list[_Group]) -> dict[_Group, str]:
-    """Return the name that viewers show for each group, such as `actor (timeline) rank0`.
-
-    If the spans come from several hosts, the names contain the host. If two groups would have the same name, their
-    names contain the pid.
-    """
-    has_several_hosts = len({group.process.host for group in groups}) > 1
-
-    def name(group: _Group, with_pid: bool) -> str:
-        rank = "" if group.rank is None else f"rank{group.rank}"
-        replica = "" if group.replica is None else f"replica{group.replica}"
-        host = group.process.host if has_several_hosts else ""
-        pid = f"pid {group.process.pid}" if with_pid else ""
-        return " ".join(filter(None, [group.role or "other", "(timeline)", rank, replica, host, pid]))
-
-    name_counts = Counter(name(group, False) for group in groups)
-    return {group: name(group, name_counts[name(group, False)] > 1) for group in groups}
-
-
-def _order(group: _Group) -> tuple[int, str, int, int, str, int]:
-    replica = -1 if group.replica is None else group.replica
-    return role_place(group.role), group.role, replica, group.rank or 0, group.process.host, group.process.pid

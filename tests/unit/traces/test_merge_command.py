@@ -28,7 +28,7 @@ from autoprof.traces.merge_step import merge_replicas
 from autoprof.traces.rewrite import Input
 from tests.support.helpers import ROOT, clean_environment, wait_for, wait_for_line
 from tests.support.merges import DESCRIBED, capture, command, described, roles_in
-from tests.support.traces import kineto, load, process, save
+from tests.support.traces import BASE_NS, kineto, load, process, save
 
 
 def test_merge_makes_one_file_of_a_step(run: Path, tmp_path: Path) -> None:
@@ -37,12 +37,12 @@ def test_merge_makes_one_file_of_a_step(run: Path, tmp_path: Path) -> None:
     assert ": 5 traces, " in result.stdout
     made = RunDir(run).step(2) / "merged.pt.trace.json.gz"
     names = described(load(made)["traceEvents"], "process_name", "name")
-    assert [name for name in names.values() if name.endswith("(host)")] == [
-        "trainer.compute_advantage rank0 (host)",
-        "actor.update_actor.2 rank0 (host)",
-        "rollout replica0 TP-0 (host)",
-        "rollout replica0 TP-1 (host)",
-        "rollout replica1 TP-0 (host)",
+    assert list(dict.fromkeys(names[pid] for pid in sorted(names))) == [
+        "trainer rank0",
+        "actor rank0",
+        "rollout replica0 TP-0",
+        "rollout replica0 TP-1",
+        "rollout replica1 TP-0",
     ]
     (step, _) = runs.read(run).steps
     assert (len(step.captures), [each.name for each in step.merged], step.merged[0].state) == (
@@ -52,6 +52,63 @@ def test_merge_makes_one_file_of_a_step(run: Path, tmp_path: Path) -> None:
     )
     # Traces that are merged already are not merged again.
     assert ": 5 traces, " in command(tmp_path, "merge", run.name, "--step", "2").stdout
+
+
+def shown(made: Path) -> list[tuple[str, str, set[str]]]:
+    """The groups as a viewer shows them: name, labels and the names of their events."""
+    events = load(made)["traceEvents"]
+    names, labels, places = (
+        described(events, f"process_{what}", field)
+        for what, field in (("name", "name"), ("labels", "labels"), ("sort_index", "sort_index"))
+    )
+    content: dict[int, set[str]] = {}
+    for event in events:
+        if event["ph"] != "M":
+            content.setdefault(event["pid"], set()).add(event["name"])
+    assert content.keys() == names.keys() == labels.keys() == places.keys()
+    return [(names[pid], labels[pid], content[pid]) for pid in sorted(names, key=lambda pid: places[pid])]
+
+
+def test_a_process_is_one_group_with_its_captures_and_its_timeline(tmp_path: Path) -> None:
+    """Actor and ref share a process, as in verl. Kineto describes two devices; only the first has events."""
+    device = [
+        {"ph": "M", "name": "process_labels", "pid": 0, "args": {"labels": "GPU 0"}},
+        {"ph": "M", "name": "process_labels", "pid": 1, "args": {"labels": "GPU 1"}},
+        {"ph": "X", "name": "kernel", "pid": 0, "tid": 7, "ts": 101, "dur": 1},
+    ]
+    run = tmp_path / "autoprof_runs" / "20261120-101010-aaaaaa"
+    for rank, pid in ((0, 7), (1, 8)):
+        for stage in ("actor.update_actor", "ref.compute_ref_log_prob"):
+            content = kineto(process(pid, "ray::WorkerDict") + device)
+            capture(run, 2, f"{stage}.rank{rank}.h.pid{pid}", content, rank=rank, pid=pid)
+    capture(run, 2, "rollout.replica0.rank1.h.pid9", kineto(process(9, "VLLM::Worker")), replica=0, rank=1, pid=9)
+    (run / "run.json").write_text(json.dumps({"id": run.name, "state": "ended"}))
+    (run / "journal").mkdir()
+    for pid, kind, role in (
+        (5, "step", "trainer"),
+        (7, "stage", "actor"),
+        (7, "stage", "ref"),
+        (9, "request", "rollout"),
+    ):
+        span = {"kind": kind, "name": f"{role} {kind}", "step": 2, "role": role, "rank": None}
+        times = {"start_ns": BASE_NS + 10**6, "end_ns": BASE_NS + 2 * 10**6}
+        with (run / "journal" / f"h-{pid}.jsonl").open("a") as file:
+            file.write(json.dumps(span | times, separators=(",", ":")) + "\n")
+    assert command(tmp_path, "merge", run.name).returncode == 0
+    groups = shown(RunDir(run).step(2) / "merged.pt.trace.json.gz")
+    assert [(name, labels) for name, labels, _ in groups] == [
+        ("trainer", "on h, pid 5"),
+        ("actor+ref rank0", "on h, pid 7"),
+        ("actor+ref rank0 (GPU 0)", "on h, pid 7"),
+        ("actor+ref rank1", "on h, pid 8"),
+        ("actor+ref rank1 (GPU 0)", "on h, pid 8"),
+        ("rollout replica0 rank1", "on h, pid 9"),
+    ]
+    content = {name: names for name, _, names in groups}
+    assert content["actor+ref rank0 (GPU 0)"] == {"kernel"}
+    # Kineto's own tracks are in the group of the process.
+    assert {"actor stage", "ref stage", "aten::op0", "PyTorch Profiler (0)"} <= content["actor+ref rank0"]
+    assert "rollout request" in content["rollout replica0 rank1"]
 
 
 def test_merge_of_some_roles_into_a_file_of_ones_own(run: Path, tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def offset(offset_ms: float, error_ms: float = 0.3, seconds: float = 0, host: st
 def starts(run: Path) -> dict[str, float]:
     events = load(RunDir(run).step(2) / "merged.pt.trace.json.gz")["traceEvents"]
     names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
-    return {names[event["pid"]].split(".")[0]: event["ts"] for event in events if event["name"] == "aten::op0"}
+    return {names[event["pid"]].split()[0]: event["ts"] for event in events if event["name"] == "aten::op0"}
 
 
 def test_the_offset_nearest_in_time_is_taken(run: Path, tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_the_timeline_of_another_host_is_moved_with_its_traces(run: Path, tmp_pa
     events = load(RunDir(run).step(2) / "merged.pt.trace.json.gz")["traceEvents"]
     assert [event["ts"] for event in events if event.get("cat") in ("step", "stage")] == [0.0, 5000.0]
     names = [event["args"]["name"] for event in events if event["name"] == "process_name"]
-    assert names[:2] == ["trainer (timeline) rank0 n1", "rollout (timeline) rank0 n2"]
+    assert names[:2] == ["trainer rank0 n1", "rollout rank0 n2 pid 3"]
 
 
 # Traces outside of a run.

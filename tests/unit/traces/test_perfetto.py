@@ -106,7 +106,7 @@ def test_all_slices_and_flows_are_there_and_none_goes_astray(tmp_path: Path, par
     assert full <= set(said["name"].values())
     names = [said["name"][pid] for pid in sorted(said["name"], key=lambda pid: said["sort_index"][pid])]
     names = [name for name in names if name in full]
-    assert names[:2] == ["trainer (timeline) rank0", "agent_loop (timeline) rank0"]
+    assert names[:2] == ["trainer rank0", "agent_loop rank0"]
     assert [name for name in names if "(host)" in name or "GPU" in name] == [
         *("part0 (host)", "part1 (host)", "part2 (host)", "part2 (GPU 0)", "part3 (host)", "part3 (GPU 0)")
     ]
