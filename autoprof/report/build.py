@@ -208,7 +208,8 @@ class _Reading:
     def whole(self) -> _WholeRun:
         """Return the data of the report on the whole loop, with the findings of all steps."""
         overview, run, timeline = self._overview, self._run, self._timeline
-        numbers = choose(overview.rows, overview.cut_off.values()) or sorted(self._folders)[-1:]
+        costliest = findings.costliest_first(self._row_findings)
+        numbers = choose(overview.rows, overview.cut_off.values(), costliest) or sorted(self._folders)[-1:]
         steps = self._steps(numbers)
         found = [finding for step in steps for finding in findings.findings_of_step(step)]
         more_numbers = more_to_judge(overview.rows, numbers)

@@ -18,7 +18,7 @@ from autoprof.config import values
 from autoprof.config.values import PREFIX
 from autoprof.report import model
 from autoprof.report.lanes import Lanes, skews
-from autoprof.report.model import CaptureFigures, DeviceShares, SampleFigures, StepFigures, StepRow
+from autoprof.report.model import CaptureFigures, DeviceShares, Finding, SampleFigures, StepFigures, StepRow
 from autoprof.report.overview import REGULAR, Recorded, typical_steps
 from autoprof.report.samples import INSIDE, Samples
 from autoprof.report.timeline import WHOLE, Distinct, RunTimeline, StepSpan
@@ -193,24 +193,29 @@ def _memory_total(path: Path) -> int | None:
 
 
 # Maximum number of slow steps, and of captured steps, that are shown in detail if the user chose no steps. The captured
-# steps with the highest numbers are shown.
-_MAX_SLOW, _MAX_CAPTURED = 4, 4
+# steps with the highest numbers are shown. The last number is that of the steps with the costliest findings.
+_MAX_SLOW, _MAX_CAPTURED, _MAX_FOUND = 4, 4, 2
 # Maximum number of slow steps that are not shown in detail, but whose cause is searched.
 _MAX_MORE_SLOW = 12
 _MAX_GAPS = 100
 
 
-def choose(rows: Sequence[StepRow], cut_off: Iterable[StepRow] = ()) -> list[int]:
+def choose(
+    rows: Sequence[StepRow], cut_off: Iterable[StepRow] = (), costliest_findings: Iterable[Finding] = ()
+) -> list[int]:
     """Return the numbers of the steps that a report shows in detail if the user chose no steps.
 
-    The report shows slow steps and captured steps. If a run has no such steps, the report shows one typical step.
+    The report shows slow steps, captured steps, and the steps of the costliest findings. If a run has no such steps,
+    the report shows one typical step.
 
     Args:
         rows: The steps that have ended.
         cut_off: The steps that have not ended. They are chosen only if they were captured.
+        costliest_findings: Findings about steps, the costliest first.
     """
     captured_steps = sorted(row.number for row in (*rows, *cut_off) if row.captured)[-_MAX_CAPTURED:]
-    chosen = {*_slowest(rows)[:_MAX_SLOW], *captured_steps}
+    numbers_found = dict.fromkeys(finding.step for finding in costliest_findings if finding.step is not None)
+    chosen = {*_slowest(rows)[:_MAX_SLOW], *captured_steps, *list(numbers_found)[:_MAX_FOUND]}
     return sorted(chosen or _typical(rows))
 
 

@@ -138,6 +138,8 @@ def _name(stack: Sequence[Frame]) -> str:
     if not inner:
         return where
     called = inner[0]
+    if any(places.package(frame) == "autoprof" for frame in inner[-2:]):
+        return f"in autoprof {where}"
     if places.name(called) == "<module>":
         return f"in import {_module(called)} {where}"
     return f"in {_module(called)}.{places.name(called)} {where}" if places.package(called) else where

@@ -393,8 +393,8 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True):
     slowed: dict[str, float] = {}
     error: str | None = None  # The type of the exception that ended the step.
     kinds: dict[str, str] = {}  # Kinds of stages, by the name of the stage, if the name does not show the kind.
-    # `warm-up` (the first step of each start of the trainer), `captured` (a profiler recorded, or autoprof wrote a
-    # trace, in a process), or `regular`.
+    # `warm-up` (the first step of each start of the trainer), `captured` (a profiler recorded in a process), `writing
+    # traces` (autoprof wrote the traces of an earlier step), or `regular`.
     kind: str = "regular"
     # The time in which no stage ran. None unless it is over a fifth of the step, or has a part of at least a second and
     # 3 % of the step.

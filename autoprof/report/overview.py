@@ -22,16 +22,16 @@ from autoprof.rundir.runs import CaptureFile, Step
 # Kind of the first step after each start of the trainer. This step fills caches, compiles kernels and waits for late
 # processes.
 WARM_UP = "warm-up"
-# Kind of a step in which a profiler recorded, or autoprof wrote a trace, in at least one process. Both make the step
-# slower.
-CAPTURED = "captured"
+# Kinds of steps that autoprof made slower: a profiler recorded in at least one process, or autoprof wrote the traces of
+# an earlier step.
+CAPTURED, WRITING = "captured", "writing traces"
 REGULAR = "regular"
 
 
 def typical_steps(rows: Sequence[StepRow]) -> list[StepRow]:
-    """Return the regular steps. If there are no regular steps, return the captured steps, else the warm-ups."""
+    """Return the regular steps. If there are none, return the steps that autoprof made slower, else the warm-ups."""
     regular_rows = [row for row in rows if row.kind == REGULAR]
-    return regular_rows or [row for row in rows if row.kind == CAPTURED] or list(rows)
+    return regular_rows or [row for row in rows if row.kind in (CAPTURED, WRITING)] or list(rows)
 
 
 def basis(rows: Sequence[StepRow]) -> str:
@@ -40,11 +40,14 @@ def basis(rows: Sequence[StepRow]) -> str:
     An example is `1 regular step; 1 warm-up, 2 captured`.
     """
     counts = Counter(row.kind for row in rows)
-    chosen_kind = typical_steps(rows)[0].kind
-    text = several(counts[chosen_kind], f"{chosen_kind} step")
-    text = text if chosen_kind == REGULAR else f"no regular step; of {text}"
-    other_counts = [f"{counts[kind]} {kind}" for kind in (WARM_UP, CAPTURED) if kind != chosen_kind and counts[kind]]
-    return f"{text}; {', '.join(other_counts)}" if other_counts else text
+    chosen_kinds = {row.kind for row in typical_steps(rows)}
+    chosen = [several(counts[kind], f"{kind} step") for kind in (REGULAR, WARM_UP, CAPTURED) if kind in chosen_kinds]
+    chosen += [f"{counts[WRITING]} {WRITING}"] if WRITING in chosen_kinds else []
+    text = chosen[0] if counts[REGULAR] else f"no regular step; of {', '.join(chosen)}"
+    others = [
+        f"{counts[kind]} {kind}" for kind in (WARM_UP, CAPTURED, WRITING) if counts[kind] and kind not in chosen_kinds
+    ]
+    return f"{text}; {', '.join(others)}" if others else text
 
 
 # Smallest cost of a finding: LEAST_S is in seconds, LEAST_SHARE is a share of the step. The larger of both applies.
@@ -323,17 +326,15 @@ def _delays_by_recording(rows: Sequence[StepRow], place: int) -> dict[str, float
 def _around(rows: Sequence[StepRow], place: int) -> list[StepRow]:
     """Return the steps around the step with the index `place`, to compare the step with them.
 
-    A step is compared with regular steps. If enough other captured steps are near, a captured step is compared with
-    these instead: a recorded one with recorded ones. If too few steps are near, or for a warm-up, the list is empty.
+    A step is compared with regular steps. If autoprof made the step slower, and enough steps of the same kind are near,
+    it is compared with these instead. If too few steps are near, or for a warm-up, the list is empty.
     """
     own_kind = rows[place].kind
     if own_kind == WARM_UP:
         return []
     near_rows = [*rows[max(0, place - STEPS_AROUND) : place], *rows[place + 1 : place + 1 + STEPS_AROUND]]
-    regular, captured = ([row for row in near_rows if row.kind == kind] for kind in (REGULAR, CAPTURED))
-    # Recording makes a step slower than a step in which autoprof only writes a trace.
-    alike = [row for row in captured if bool(row.recorded) == bool(rows[place].recorded)]
-    for comparable in (alike, regular) if own_kind == CAPTURED else (regular,):
+    alike = [row for row in near_rows if row.kind == own_kind and bool(row.recorded) == bool(rows[place].recorded)]
+    for comparable in (alike, [row for row in near_rows if row.kind == REGULAR]):
         if len(comparable) >= MIN_STEPS:
             return comparable
     return []
@@ -444,8 +445,11 @@ class Overview:
         recorded = self._recorded.anywhere.within(span.start_ns, span.end_ns)
         # If another rank's profiler records only at the edge of the step, or an export ends there, the step is not
         # slower.
-        recorded_s = sum(high - low for low, high in recorded) / 1e9 + parts.get(OWN, 0.0)
-        in_profiler = span.number in self._recorded.steps or recorded_s > _MIN_RECORDED_SHARE * length
+        recorded_s, own_s = sum(high - low for low, high in recorded) / 1e9, parts.get(OWN, 0.0)
+        writing_s = self._timeline.writing.length(span.start_ns, span.end_ns) / 1e9
+        least_s = _MIN_RECORDED_SHARE * length
+        in_profiler = span.number in self._recorded.steps or recorded_s + own_s - writing_s > least_s
+        slower_kind = CAPTURED if in_profiler else WRITING if own_s > least_s else REGULAR
         return StepRow(
             number=span.number,
             start_ns=span.start_ns,
@@ -461,7 +465,7 @@ class Overview:
             tokens_per_s=response / length if response and length else None,
             error=span.error,
             kinds={name: kind for name, kind in self._timeline.kinds.items() if name in parts},
-            kind=WARM_UP if is_first else CAPTURED if in_profiler else REGULAR,
+            kind=WARM_UP if is_first else slower_kind,
             no_stage=no_stage(span, sums, parts),
             own_shares=own_shares(span, sums, parts),
         )

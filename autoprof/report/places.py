@@ -26,6 +26,10 @@ _OUTER = ("<module>", "main", "__call__", "run", "wrapper", "inner")
 _LIBRARY = re.compile(r"(?:site|dist)-packages[/\\]([^/\\.]+)")
 _STANDARD = re.compile(r"[/\\]lib(?:64)?[/\\]python\d[^/\\]*[/\\]|^<")
 _OWN = re.compile(r"[/\\]autoprof[/\\]capture[/\\]")
+# autoprof's modules that run in a run's processes, also in a checkout.
+_AUTOPROF = re.compile(
+    r"[/\\]autoprof[/\\](?:(?:_boot|base|behaviours|capture|config|hooks|run|rundir|windows)[/\\]|agent\.py$)"
+)
 # Reasons why a thread waits.
 COLLECTIVE, RAY, IDLE = "in a collective", "in ray.get", "idle"
 # Maximum size of a source file that is read.
@@ -39,6 +43,8 @@ def package(frame: Frame) -> str:
 
 @functools.lru_cache(4096)
 def _package(file: str) -> str:
+    if _AUTOPROF.search(file):
+        return "autoprof"
     if found := _LIBRARY.search(file):
         return found[1]
     return "python" if _STANDARD.search(file) else ""

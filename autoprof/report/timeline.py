@@ -226,6 +226,7 @@ class _Index(JournalIndex):
     beyond: dict[str, int]
     kinds: dict[str, str]
     profiling: Union
+    writing: Union
 
 
 class RunTimeline:
@@ -245,6 +246,7 @@ class RunTimeline:
         kinds: The kinds of stages, by the name of the stage, if the name does not show the kind.
         profiling: The times in which autoprof delayed the run: a process started or stopped a recording, waited for a
             file, or exported a trace (`_count_exports`).
+        writing: The part of `profiling` in which processes exported traces.
         reader: The reader of the journals. It has counted the journal lines that were left out.
     """
 
@@ -294,7 +296,7 @@ class RunTimeline:
         self.steps: dict[int, StepSums] = defaultdict(StepSums)
         self.zones: list[list[Zone]] = []
         self.kinds: dict[str, str] = {}
-        self.profiling = Union()
+        self.profiling, self.writing = Union(), Union()
         self._exports: list[_Export] = []
         self.validations: list[Timer] = []
         # The periods whose spans are counted, or an empty list to count all spans.
@@ -390,6 +392,7 @@ class RunTimeline:
             )
             for piece in (*export.in_work, *later_stages.without(export.start_ns, export.end_ns)):
                 self.profiling.add(*piece)
+                self.writing.add(*piece)
         self._exports.clear()
 
     def _add_span(self, file: int, span: Line, sums: StepSums, start: int, end: int) -> None:
@@ -501,7 +504,7 @@ class RunTimeline:
         if index is None or index.stamps != stamps or index.shifts_ns != shifts or len(index.zones) != len(shifts):
             return False
         self.zones, self.kinds, self._unnumbered = index.zones, index.kinds, index.unnumbered
-        self.profiling = index.profiling
+        self.profiling, self.writing = index.profiling, index.writing
         self.spans = {span.number: span for span in index.spans}
         self.steps.update(index.steps)
         self._before.update(index.before)
@@ -532,6 +535,7 @@ class RunTimeline:
             beyond=dict(self._distinct.beyond),
             kinds=self.kinds,
             profiling=self.profiling,
+            writing=self.writing,
         )
         layout.put_cached(run, INDEX, index, Union.pieces)
 

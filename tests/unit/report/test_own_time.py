@@ -127,7 +127,8 @@ def test_a_recorded_step_is_not_compared_with_steps_that_only_export(tmp_path: P
             (folder / "actor.update.rank0.h.pid1.meta.json").write_text(json.dumps(meta))
         at += took
     found = figures(timeline(tmp_path / "run", n1=lines))
-    assert [row.number for row in found.steps if row.kind == "captured"] == [4, 5, 7, 8]
+    assert [row.number for row in found.steps if row.kind == "captured"] == [4, 7]
+    assert [row.number for row in found.steps if row.kind == "writing traces"] == [5, 8]
     assert [finding.step for finding in found.findings if finding.kind == "slow_step"] == [10]
 
 
@@ -146,4 +147,6 @@ def test_a_long_export_delays_the_next_step_which_is_no_slow_step(tmp_path: Path
     costs = [span("profiling", "profiler stop", 24, 25, step=5), span("profiling", "export", 25, 28, step=5)]
     found = figures(timeline(tmp_path / "run", n1=[*long_sixth_step(), *costs]))
     assert found.findings == []
-    assert [row.kind for row in found.steps] == ["warm-up", *["regular"] * 3, *["captured"] * 2, *["regular"] * 3]
+    assert [row.kind for row in found.steps] == [
+        *("warm-up", "regular", "regular", "regular", "captured", "writing traces", "regular", "regular", "regular")
+    ]

@@ -86,7 +86,7 @@ def test_a_captured_slow_step_is_a_finding_if_nothing_was_recorded(
     assert [finding.kind for finding in found.findings] == (["slow_step"] if tool == "none" else [])
 
 
-@pytest.mark.parametrize(("end", "kind"), [(20.05, "regular"), (23, "captured")])
+@pytest.mark.parametrize(("end", "kind"), [(20.05, "regular"), (23, "writing traces")])
 def test_an_export_that_ends_in_the_next_step_delays_it(tmp_path: Path, end: float, kind: str) -> None:
     of = {"step": 2, "role": "actor", "rank": 0}
     exporter = [span("profiling", "profiler stop", 18, 19, **of), span("profiling", "export", 19, end, **of)]
