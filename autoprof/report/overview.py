@@ -333,8 +333,9 @@ def _around(rows: Sequence[StepRow], place: int) -> list[StepRow]:
     if own_kind == WARM_UP:
         return []
     near_rows = [*rows[max(0, place - STEPS_AROUND) : place], *rows[place + 1 : place + 1 + STEPS_AROUND]]
+    regular = [row for row in near_rows if row.kind == REGULAR]
     alike = [row for row in near_rows if row.kind == own_kind and bool(row.recorded) == bool(rows[place].recorded)]
-    for comparable in (alike, [row for row in near_rows if row.kind == REGULAR]):
+    for comparable in (alike, regular) if own_kind != REGULAR else (regular,):
         if len(comparable) >= MIN_STEPS:
             return comparable
     return []
