@@ -210,11 +210,10 @@ class _Reading:
         overview, run, timeline = self._overview, self._run, self._timeline
         costliest = findings.costliest_first(self._row_findings)
         numbers = choose(overview.rows, overview.cut_off.values(), costliest) or sorted(self._folders)[-1:]
-        steps = self._steps(numbers)
-        found = [finding for step in steps for finding in findings.findings_of_step(step)]
         more_numbers = more_to_judge(overview.rows, numbers)
-        for step in self._steps(more_numbers, with_captures=False):
-            found += findings.findings_of_step(step)
+        judged_steps = self._steps([*numbers, *more_numbers], captures_of=numbers)
+        steps = judged_steps[: len(numbers)]
+        found = (finding for step in judged_steps for finding in findings.findings_of_step(step))
         step_findings = self._step_findings(found)
         death_findings = findings.deaths_of_run(run) if self._is_last else []
         typical_rows = typical_steps(overview.rows)
@@ -262,7 +261,7 @@ class _Reading:
         If the rules have judged a step with its captures, its findings come from `whole`. Otherwise, they judge it now.
         """
         steps = []
-        for step in self._steps(numbers):
+        for step in self._steps(numbers, captures_of=numbers):
             step_findings = whole.step_findings
             if step.captures or step.number not in whole.judged:
                 step_findings = self._step_findings(findings.findings_of_step(step))
@@ -274,13 +273,13 @@ class _Reading:
         found = findings.with_places(found, self._failures)
         return findings.unexplained([*self._hang_findings, *found, *self._row_findings])
 
-    def _steps(self, numbers: Sequence[int], with_captures: bool = True) -> list[StepFigures]:
-        """Return the details of some steps. `with_captures` is False to leave out the captures."""
+    def _steps(self, numbers: Sequence[int], captures_of: Sequence[int]) -> list[StepFigures]:
+        """Return the details of some steps, in the order of `numbers`. Captures of the steps `captures_of` are read."""
         timed = self._overview.cut_off_spans | self._overview.spans
         spans = {
             number: timed.get(number) or _span_of_captures(self._rows, self._folders[number]) for number in numbers
         }
-        captured = [self._folders[number] for number in numbers if with_captures and number in self._folders]
+        captured = [self._folders[number] for number in captures_of if number in self._folders]
         captures = _captures_by_step(captured, spans, self._shifts, self._progress, self._operators)
         unread = {number: len(self._folders[number].captures) - len(read) for number, read in captures.items()}
         return details(list(spans.values()), self._rows, self._timeline, captures, unread, self._recorded)
