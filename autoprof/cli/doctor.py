@@ -9,7 +9,7 @@ import argparse
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -26,9 +26,10 @@ from autoprof.report.remedies import Advised, name_of, remedied
 from autoprof.report.timeline import journals_of
 from autoprof.rundir import deaths, journal, layout, runs
 from autoprof.rundir.file_names import COLLECTED, META, NOT_ANALYSED, SNAPSHOT
+from autoprof.rundir.journal import Journal
 from autoprof.rundir.layout import RunDir
 from autoprof.rundir.processes import ProcessState, merged_hooks, open_until_now
-from autoprof.rundir.records import CollectedFile, HookLine, OutOfMemoryMeta
+from autoprof.rundir.records import CollectedFile, HookLine, Line, OutOfMemoryMeta
 from autoprof.rundir.runs import UNFINISHED, CaptureFile, Run
 from autoprof.windows import requests
 
@@ -169,7 +170,8 @@ def examine_run(run: runs.Run) -> Report:
     hooks = _hooks(processes)
     report.notes += _outside_versions(hooks)
     report.add_hooks(hooks)
-    executed_s = _executed_s(run)
+    executed = _executed(run)
+    executed_s = {span.step: (span.end_ns - span.start_ns) / 1e9 for span in executed if span.step is not None}
     report.notes += [
         f"{state.file}: {units.count(state.damaged, 'line')} left out: truncated, or not a span"
         for state in run.processes
@@ -180,6 +182,7 @@ def examine_run(run: runs.Run) -> Report:
     _read_silent(run, open_spans)
     _check_hangs(report, run, open_spans, executed_s)
     _check_steps(report, run, open_spans, executed_s)
+    report.problems += stages_outside_steps(run, executed)
     _check_captures(report, run)
     notes, problems = devices(run)
     report.notes += notes + out_of_memory(RunDir(Path(run.path)))
@@ -229,16 +232,50 @@ def _process_facts(processes: list[ProcessState]) -> dict[str, str]:
     return facts
 
 
-def _executed_s(run: runs.Run) -> dict[int, float]:
-    """Return the duration of each ended step: dict from step number to seconds."""
+def _executed(run: runs.Run) -> list[Line]:
+    """Return the spans of the ended steps."""
+    return [span for file in _drivers(run) for span in journal.search(file, (b'"kind":"step"',))]
+
+
+def _drivers(run: runs.Run) -> list[Journal]:
+    """Return the journals of the processes that drive steps."""
     drivers = {state.file for state in run.processes if state.drives}
-    return {
-        span.step: (span.end_ns - span.start_ns) / 1e9
-        for file in journal.journals(run.path)
-        if file.name in drivers
-        for span in journal.search(file, (b'"kind":"step"',))
-        if span.step is not None
-    }
+    return [file for file in journal.journals(run.path) if file.name in drivers]
+
+
+# Kinds of stages that often run outside of steps.
+_OUTSIDE_KINDS = ("validate", "checkpoint", "data")
+# Number of calls between steps from which a stage that never runs in a step is a problem.
+_MIN_OUTSIDE = 2
+
+
+def stages_outside_steps(run: runs.Run, executed: Sequence[Line]) -> list[str]:
+    """Return a problem for each stage that runs between the steps of its process, and never in a step.
+
+    Such a stage has no row and no capture. `executed` are the spans of the ended steps.
+    """
+    if len(executed) < _MIN_OUTSIDE:
+        return []
+    start, end = min(span.start_ns for span in executed), max(span.end_ns for span in executed)
+    problems = []
+    for file in _drivers(run):
+        outside = Counter(
+            (span.role, span.name)
+            for span in journal.search(file, (b'"step":null',))
+            if span.kind == "stage" and span.stage_kind not in _OUTSIDE_KINDS and start < span.start_ns < end
+        )
+        for (role, name), count in outside.items():
+            inside = (
+                span
+                for span in journal.search(file, (b'"name":%b' % msgspec.json.encode(name),))
+                if span.kind == "stage" and span.step is not None and span.role == role
+            )
+            if count >= _MIN_OUTSIDE and next(inside, None) is None:
+                problems.append(
+                    f"stage {name} of {role} ran {count} times between steps and never in a step, so it has no row "
+                    "and no capture: hook a function for the step that contains it"
+                )
+    return problems
 
 
 def _hooks(processes: list[ProcessState]) -> dict[str, HookLine]:

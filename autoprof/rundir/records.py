@@ -258,6 +258,7 @@ class OutOfMemoryMeta(Struct, frozen=True, kw_only=True, omit_defaults=True):
     rank: Number | None = None  # The rank of that capture.
     replica: Number | None = None  # The replica of that capture.
     part: str = ""  # The part of that replica.
+    loop: Number = 1  # The number of the loop of that capture's step.
 
 
 class Offset(Struct, frozen=True, kw_only=True):

@@ -203,8 +203,8 @@ class _Window:
         return self._left > 0 and step >= (self.trigger.since or 0)
 
     def begin_anew(self) -> None:
-        """Accept steps of a new loop."""
-        self._first = 0
+        """Accept the first steps of a new loop."""
+        self._first = min(self._first, 1)
 
     def begin(self, step: int) -> None:
         """Note that the capture of `step` begins. The step counts as captured."""

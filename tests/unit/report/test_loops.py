@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from autoprof.cli import report
+from autoprof.cli import doctor, report
 from autoprof.report import build, html, markdown
 from autoprof.report.model import RunFigures
 from autoprof.rundir import runs
@@ -206,3 +206,19 @@ def test_a_validation_belongs_to_the_loop_that_has_begun(tmp_path: Path) -> None
         ["validation after step 2: 1.00 s"],
         ["validation before step 1: 1.00 s"],
     ]
+
+
+@pytest.mark.parametrize(("inside", "kind"), [(False, ""), (True, ""), (False, "validate")])
+def test_doctor_names_a_stage_that_never_runs_in_a_step(tmp_path: Path, inside: bool, kind: str) -> None:
+    more = {"rank": 0, "stage_kind": kind}
+    driver = [each for number in (1, 2, 3) for each in [
+        step(10 * number + 5, number, 10 * number, rank=0),
+        span("stage", "log", 10 * number + 6, 10 * number + 7, step=None, **more),
+    ]]  # fmt: skip
+    if inside:
+        driver.append(span("stage", "log", 21, 22, step=2, **more))
+    run = timeline(tmp_path / "run", driver=driver)
+    problems = doctor.examine_run(runs.read(run)).problems
+    assert [
+        each for each in problems if each.startswith("stage log of trainer ran 2 times between steps and never")
+    ] == ([problems[0]] if not inside and not kind else [])
