@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     arguments.add_loop(parser, "the loop to show (default: all)")
     parser.add_argument("--against", metavar="RUN|N|RUN:N", help="compare with a run, a step, or another run's step")
-    text = f"output file (default: {REPORT} in the run's folder; with --loop, --step or --against the name contains them)"
+    text = f"output file (default: {REPORT} in the run's folder; its name contains --loop, --step and --against)"
     parser.add_argument("-o", "--output", metavar="FILE", type=Path, help=text)
     parser.add_argument("--md", metavar="FILE", help="write Markdown; - for standard output")
     arguments.add_dir(parser)
