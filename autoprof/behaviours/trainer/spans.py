@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 from autoprof.base import seam
-from autoprof.behaviours.trainer.stages import NamedCall, StageKey, current_announcement, kind_of, wholes
+from autoprof.behaviours.trainer.stages import NamedCall, StageKey, current_announcement, kind_of, state, wholes
 from autoprof.hooks.behaviour import CALL, Around, Behaviour, Call, CallPath, Path, follow
 from autoprof.run import cluster
 from autoprof.run.journal import Span
@@ -109,6 +109,7 @@ class CallSpan(NamedCall):
         rank = self.rank_of(call) if self.rank or self.kind == "stage" else None
         stage_kind = kind_of(call, key[1]) if self.kind == "stage" else None
         name = str(plain(key[1]))
+        state.begun += self.kind == "stage"
         return Span(
             call.run.timeline, self.kind, name, step=step, role=key[0], rank=rank, ids=ids, stage_kind=stage_kind
         )

@@ -66,6 +66,7 @@ class RunningStage(msgspec.Struct, eq=False):
         Args:
             wanted: Subject and settings of the capture, or None if the open window does not select the stage.
         """
+        state.begun += 1
         if wanted is not None:
             self._begin(*wanted)
         role, name = self.key
@@ -151,12 +152,16 @@ class _StageState(process.State):
     """Stages of this process.
 
     Attributes:
-        open_first: Function that opens the first step before the first stage or span of this process. Only a
-            `step.tick` hook with `at = "end"` sets this function.
+        opener: Function that opens the first step of a loop. Only a `step.tick` hook with `at = "end"` sets this
+            function.
+        open_first: `opener` until the first stage or span of a loop, then None.
+        begun: Number of stages, and of spans outside of samples, that have begun in this process.
     """
 
     def reset(self) -> None:
+        self.opener: Callable[[Call], Generator[Wait, Any, None]] | None = None
         self.open_first: Callable[[Call], Generator[Wait, Any, None]] | None = None
+        self.begun = 0
 
     def after_fork_in_child(self) -> None:
         self.reset()

@@ -81,6 +81,8 @@ class OpenStep(msgspec.Struct, eq=False):
         off: True if autoprof is off in the step.
         overrides: Settings of the step's window.
         updated_ns: Time of the last update of an `inner` step.
+        stages_before: If the step began with the end of the step before: number of stages that had begun by then.
+            Otherwise None. If the loop ends before another stage begins, there was no such step.
     """
 
     run: runtime.Runtime
@@ -92,6 +94,7 @@ class OpenStep(msgspec.Struct, eq=False):
     off: bool = False
     overrides: dict[str, Any] = {}
     updated_ns: int | None = None
+    stages_before: int | None = None
     _over: bool = False
 
     def announce(self, first: Callable[[], Mapping[int, int]]) -> None:
@@ -154,6 +157,12 @@ class OpenStep(msgspec.Struct, eq=False):
             if self.captured:
                 state.chooser.ended()
         self._over = True
+
+    def drop_unused(self) -> None:
+        """Remove the span of a step that began with the end of the step before, if no stage has begun since."""
+        if self.stages_before == stages.state.begun and self.span is not None:
+            self.span.drop()
+            self.span = None
 
     def leave_updated(self) -> None:
         """End the last step of an inner loop at the time of its last update, because no hooked call comes later."""
@@ -273,6 +282,7 @@ class _StepState(process.State):
     def at_exit(self) -> None:
         step, self.current = self.current, None
         if step is not None:
+            step.drop_unused()
             step.leave_updated()
 
 
@@ -420,7 +430,7 @@ class Tick(StepBehaviour):
 
     def install(self, owner: Any) -> bool:
         if self.at == "end" and not _boot.COMMAND.ray_worker:
-            stages.state.open_first = self._first
+            stages.state.opener = stages.state.open_first = self._first
         return False
 
     def around(self, call: Call) -> Around:
@@ -439,10 +449,12 @@ class Tick(StepBehaviour):
             outcome = yield CALL
         if not outcome.over:
             yield from self.begin(call)
+            if self.at == "end" and state.current is not None:
+                state.current.stages_before = stages.state.begun
 
     def _first(self, call: Call) -> Generator[Wait, Any, None]:
-        """Open the first step before the call, if this process has not opened a step yet."""
-        if not state.executed:
+        """Open the first step of a loop before the call, if no step is open."""
+        if state.current is None:
             try:
                 number = self.number_of(call)
             except (LookupError, TypeError, ValueError) as error:  # this call does not have the number
@@ -522,9 +534,13 @@ class Loop(Behaviour):
         call.on_interrupt = partial(self._drop, loops)
         if loops.enter(_trainer_of(call), state.executed) and state.finished == loops.finished:
             state.finished = None
+        stages.state.open_first = stages.state.opener
         outcome = yield CALL
         loops.leave(state.finished)
         call.on_interrupt = drop
+        stages.state.open_first = None
+        if state.current is not None:
+            state.current.drop_unused()
         yield from finish(call, outcome.error)
         step_ended(may_continue=False)
         yield from rollout.collect_late_answers()

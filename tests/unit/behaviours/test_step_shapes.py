@@ -126,6 +126,20 @@ def test_a_stage_on_the_function_of_a_tick_belongs_to_its_step(
     assert package(python, tmp_path, "import small", *tables[::order]) == found
 
 
+@pytest.mark.parametrize("runs", ["Trainer", "Twice"])
+def test_a_tick_at_the_end_makes_no_step_after_the_last(python: Python, tmp_path: Path, runs: str) -> None:
+    tables = [
+        HOOK.format("tick", "log", "step.tick", 'at = "end"'),
+        HOOK.format("fit", "fit", "step.loop", ""),
+        WORK,
+    ]
+    twice = "class Twice:\n    def fit(self):\n        Trainer().fit()\n        Trainer().fit()\n"
+    found = package(python, tmp_path, "import small", *tables, more=twice, runs=runs)
+    assert found == [(name, number) for number in (1, 2, 3) for name in ("work", "step")] * (
+        1 if runs == "Trainer" else 2
+    )
+
+
 FINISHED = ("end", "step.finished", 'number = "self.state.finished"')
 
 
