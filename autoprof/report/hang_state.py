@@ -204,6 +204,9 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
         pid: The pid of the process.
         label: The title of the process without numbers. Processes with the same label do the same work.
         title: The title of the process for sentences, without the paths of folders.
+        failed: Sentences about its threads and tasks that ended with an exception.
+        alone: A sentence about threads of the process that wait for themselves or for each other: a lock that is taken
+            twice, or a pool whose threads all wait for futures. Empty if no such threads were found.
         is_rank: True if the process is a rank that a launcher or torch has numbered.
         rank: The rank of the process. None if it is unknown, or if several processes of the role have this rank.
         unix_ns: The time at which the process wrote its stacks.
@@ -245,6 +248,8 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     joined_as: int | None
     file: str
     title: str = ""
+    failed: list[str] = []
+    alone: str = ""
     is_rank: bool = False
     silent_s: float | None = None
     stopped: bool = False
@@ -253,6 +258,11 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
         """Return a list with one text that names the innermost functions of the stack. Without a stack, it is empty."""
         inner = [places.text(frame) for frame in self.stack[-4:]]
         return [f"{self.name}, {self.thread}: {' > '.join(inner)}"] if inner else []
+
+    @property
+    def waits_for_thread(self) -> bool:
+        """Return True if the thread waits in a lock, a queue, a future or another thread of Python."""
+        return bool(self.stack) and self.stack[-1].file.endswith(("/threading.py", "/queue.py"))
 
     @property
     def role(self) -> str:
@@ -371,6 +381,8 @@ def _process(path: Path, left_out: list[str]) -> Process | None:
         pid=stacks.pid,
         label=title_without_numbers(stacks.process),
         title=short_title(stacks.process),
+        failed=[writable(text) for text in stacks.failed],
+        alone=writable(places.lock_taken_twice(stacks.threads) or places.full_pool(stacks.threads)),
         rank=stacks.rank,
         unix_ns=stacks.unix_ns,
         spans=_kept(stacks.spans),

@@ -178,6 +178,8 @@ def deadlocks(processes: Sequence[Process], step_has_ended: bool) -> Iterator[Se
     for process in processes:
         if process.deadlock and not step_has_ended:
             yield Sentence(process.deadlock.replace("{process}", process.name), process.stack_lines(), process.file)
+        elif process.alone and not step_has_ended:
+            yield Sentence(process.alone.replace("{process}", process.name), process.stack_lines(), process.file)
         elif process.itself:
             text = f"{process.name} waits for itself: ray.get in {process.itself} waits for a call to the same actor"
             yield Sentence(text, process.stack_lines(), process.file)
@@ -281,7 +283,22 @@ def busy(processes: Sequence[Process]) -> Iterator[Sentence]:
     for process, work in workers[:3]:
         stage = f" in {process.stage.name}" if process.stage is not None else ""
         doing = f"waits for {work.who}" if work.awaited else "is"
-        yield Sentence(f"{process.name} {doing} in {work.place}{stage}", process.stack_lines(), process.file)
+        text = f"{process.name} {doing} in {work.place}{stage}{_beside(process)}"
+        yield Sentence(text, process.stack_lines(), process.file)
+
+
+def _beside(process: Process) -> str:
+    """Return a text about the threads and tasks of a process that its main thread may wait for.
+
+    If the main thread waits, these are the threads that run code of the user. A failed thread or task is also named.
+    """
+    texts = [f"its {text}" for text in process.failed[:1]]
+    if process.waits_for_thread:
+        others = [work for work in process.working if work.own and not work.main and not work.awaited]
+        if len({work.place for work in others}) == 1:
+            who = f"its thread {others[0].who} is" if len(others) == 1 else f"its {len(others)} other threads are"
+            texts.append(f"{who} in {others[0].place}")
+    return "".join(f"; {text}" for text in texts)
 
 
 def waiting(processes: Sequence[Process]) -> Iterator[Sentence]:
@@ -394,7 +411,8 @@ def _finding_of_hang(
         *stack_sentences([each for each in processes if each.world not in reported_worlds]),
     ]
     sentences = sentences or list(busy(processes)) or list(waiting(processes)) or list(_innermost(spans))
-    evidence = [f"the stacks of all processes are in {hang.folder}"]
+    evidence = [f"{process.name}: {text}" for process in processes for text in process.failed[:2]][:4]
+    evidence += [f"the stacks of all processes are in {hang.folder}"]
     is_at_least = not going_on and took_s is None and not opened.ended_ns
     finding = _finding(hang.step, age, going_on, sentences, evidence, hang.folder, is_at_least)
     if is_between_steps:

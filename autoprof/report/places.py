@@ -178,13 +178,69 @@ def deadlock(threads: Sequence[Thread]) -> str:
     return ""
 
 
+def lock_taken_twice(threads: Sequence[Thread]) -> str:
+    """Return a sentence about a thread that waits for a lock which it holds. Return an empty text if there is none.
+
+    The caller replaces `{process}` in the sentence by the name of the process.
+    """
+    sources: dict[str, _Source] = {}
+    for thread in threads:
+        wait = _wait(thread, sources, with_wanted=True)
+        if (
+            wait is not None
+            and wait.wanted in wait.held
+            and not _lock_source(wait.frame, sources).reenters(wait.wanted)
+        ):
+            likely = "likely " if wait.wanted[1] else ""
+            who, lock = thread.name or f"thread {thread.native or thread.ident}", wait.wanted[2]
+            return f"{likely}deadlock in {{process}}: {who} waits in {text(wait.frame)} for {lock}, which it holds"
+    return ""
+
+
+_POOL_THREAD = re.compile(r"^(.*)_\d+$")
+_POOL_FILES = ("concurrent/futures/thread.py",)
+_FUTURE_FILES = ("concurrent/futures/_base.py",)
+
+
+def full_pool(threads: Sequence[Thread]) -> str:
+    """Return a sentence about a thread pool whose threads all wait for futures. Return an empty text if there is none.
+
+    There is none if a thread of another pool works, because that thread may give the result.
+    """
+    pools: dict[str, list[Thread]] = {}
+    for thread in threads:
+        match = _POOL_THREAD.match(thread.name)
+        if match and any(frame.file.endswith(_POOL_FILES) for frame in thread.frames):
+            pools.setdefault(match[1], []).append(thread)
+    stuck = {name: own for name, own in pools.items() if all(_waits_for_future(thread) for thread in own)}
+    idle = [name for name, own in pools.items() if all(name_of_last(thread) == "_worker" for thread in own)]
+    if not stuck or len(stuck) + len(idle) < len(pools):
+        return ""
+    name, own = next(iter(stuck.items()))
+    frame = best_frame(own[0].frames)
+    where = f" in {text(frame)}" if frame is not None else ""
+    return f"all {len(own)} threads of pool {name} in {{process}} wait for futures{where}"
+
+
+def name_of_last(thread: Thread) -> str:
+    """Return the name of the innermost function of a thread."""
+    return name(thread.frames[-1]) if thread.frames else ""
+
+
+def _waits_for_future(thread: Thread) -> bool:
+    return any(name(frame) == "result" and frame.file.endswith(_FUTURE_FILES) for frame in thread.frames[-4:])
+
+
 def _wait_words(wait: _Wait) -> str:
     thread = wait.thread.name or f"thread {wait.thread.native or wait.thread.ident}"
     return f"{thread} waits for {wait.wanted[2]} in {text(wait.frame)}"
 
 
-def _wait(thread: Thread, sources: dict[str, _Source]) -> _Wait | None:
-    """Return the lock that a thread waits for and the locks that it holds. Return None if it waits for no lock."""
+def _wait(thread: Thread, sources: dict[str, _Source], with_wanted: bool = False) -> _Wait | None:
+    """Return the lock that a thread waits for and the locks that it holds. Return None if it waits for no lock.
+
+    If `with_wanted` is true, the lock that the thread waits for may also be one of the locks that it holds.
+    """
     frames = thread.frames
     # Skip the functions of Python's own lock classes.
     while frames and package(frames[-1]) == "python":
@@ -198,9 +254,9 @@ def _wait(thread: Thread, sources: dict[str, _Source]) -> _Wait | None:
         lock
         for frame in frames[-_MAX_LOCK_FRAMES:]
         if not package(frame)
-        for lock in _lock_source(frame, sources).held(frame.line)
+        for lock in _lock_source(frame, sources).held(frame.line, is_innermost=frame is frames[-1])
     }
-    return _Wait(thread, frames[-1], wanted_lock, held_locks - {wanted_lock})
+    return _Wait(thread, frames[-1], wanted_lock, held_locks if with_wanted else held_locks - {wanted_lock})
 
 
 def _lock_source(frame: Frame, sources: dict[str, _Source]) -> _Source:
@@ -236,11 +292,25 @@ class _Source:
                 lock_expressions += [node.func.value] if node.func.attr == "acquire" else []
         return self._named(lock_expressions[0], line) if len(lock_expressions) == 1 else None
 
-    def held(self, line: int) -> Iterator[_Lock]:
-        """Yield the locks of the `with` blocks that contain a source line and belong to the same function."""
+    def reenters(self, lock: _Lock) -> bool:
+        """Return True unless all assignments to the name of a lock create a plain `Lock`."""
+        values = [
+            value
+            for target, value in _assignments(self._nodes)
+            if (getattr(target, "id", None) or getattr(target, "attr", None)) == lock[2]
+        ]
+        return not values or not all(_constructor(value) == "Lock" for value in values)
+
+    def held(self, line: int, is_innermost: bool = False) -> Iterator[_Lock]:
+        """Yield the locks of the `with` blocks that contain a source line and belong to the same function.
+
+        In the innermost function, a block that begins at the line is the one that waits for its lock.
+        """
         function = self._around(line)
         for node in ast.walk(function) if function is not None else ():
             if isinstance(node, (ast.With, ast.AsyncWith)) and node.body[0].lineno <= line <= (node.end_lineno or 0):
+                if is_innermost and node.lineno == line:
+                    continue
                 inner_function = self._around(node.lineno)
                 for item in node.items if inner_function is function else ():
                     if (lock := self._named(item.context_expr, line)) is not None:
@@ -317,9 +387,14 @@ def _assignments(nodes: Iterable[ast.AST]) -> Iterator[tuple[ast.expr, ast.expr 
 
 def _creates_lock(value: ast.expr | None) -> bool:
     """Return True if an expression creates a lock."""
+    return _constructor(value) in _KINDS
+
+
+def _constructor(value: ast.expr | None) -> str:
+    """Return the name of the function that an expression calls, without its module. Empty if it calls none."""
     function = value.func if isinstance(value, ast.Call) else None
     name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
-    return name in _KINDS
+    return str(name)
 
 
 def _is_self(node: ast.expr) -> bool:

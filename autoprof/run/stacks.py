@@ -25,11 +25,13 @@ from typing import Any, TypeAlias
 import msgspec
 from msgspec.structs import replace
 
-from autoprof.base import files, identity, process, seam
+from autoprof.base import files, identity, log, process, seam
 from autoprof.base.originals import os, threading, time
 from autoprof.base.redact import hidden, writable
+from autoprof.run import raised
 from autoprof.run.journal import Span, Timeline, process_title
 from autoprof.rundir import memory_state
+from autoprof.rundir.deaths import exception_words
 from autoprof.rundir.layout import RunDir
 from autoprof.rundir.records import MAX_STACKS_BYTES, Frame, OpenSpan, ProcessStacks, Task, Thread
 
@@ -250,6 +252,66 @@ def task_stacks(names: Names) -> tuple[list[tuple[Task, list[Span]]], int]:
         except Exception as error:  # the class of the task may be the user's
             seam.pass_on(error)
     return sorted(stacks, key=lambda stack: not stack[1]), pending
+
+
+# Maximum number of failed threads and of failed tasks in a snapshot.
+_MAX_FAILED = 4
+
+
+class _FailedThreads(process.State):
+    """Sentences about the threads of this process that ended with an exception, and the replaced `excepthook`."""
+
+    def reset(self) -> None:
+        self.texts: list[str] = []
+        # autoprof imports a copy of `threading`, but the program's threads call the hook of the original.
+        module: Any = sys.modules.get("threading")
+        if getattr(self, "hook", None) is not None and module.excepthook is self.hook:
+            module.excepthook = self.former
+        self.hook: Callable[[Any], Any] | None = None
+        self.former: Callable[[Any], Any] | None = None
+
+    def after_fork_in_child(self) -> None:
+        self.texts = []
+
+    def watch(self) -> None:
+        """Replace the `excepthook` of `threading`."""
+        module: Any = sys.modules.get("threading")
+        if self.hook is None and module is not None:
+            former = module.excepthook
+
+            def excepthook(args: Any, /) -> Any:
+                with seam.guard("the exception of a thread can't be recorded", log.error_once):
+                    name = args.thread.name if args.thread is not None else "?"
+                    if args.exc_value is not None and len(self.texts) < _MAX_FAILED:
+                        self.texts.append(_failure(f"thread {name}", args.exc_value))
+                return former(args)
+
+            self.hook, self.former = excepthook, former
+            module.excepthook = excepthook
+
+
+_failed_threads = _FailedThreads()
+
+
+def watch_threads() -> None:
+    """Record the exceptions that end threads, for snapshots, and pass them to the program's `threading.excepthook`."""
+    _failed_threads.watch()
+
+
+def _failure(who: str, error: BaseException) -> str:
+    return writable(hidden(f"{who} ended with {exception_words(raised.read_exception(error))}"))
+
+
+def failed_tasks() -> list[str]:
+    """Return a sentence for each task that ended with an exception that no code has read. Mark none as read."""
+    texts: list[str] = []
+    for task in _all_tasks():
+        # `Task.exception` would mark the exception as read, and asyncio would not log it.
+        if len(texts) < _MAX_FAILED and task.done() and getattr(task, "_log_traceback", False):
+            error = getattr(task, "_exception", None)
+            if isinstance(error, BaseException):
+                texts.append(_failure(f"task {task.get_name()}", error))
+    return texts
 
 
 def _all_tasks() -> list[Any]:
@@ -583,6 +645,7 @@ def with_process_state(taken: ProcessStacks, folder: str) -> ProcessStacks:
     """
     left_out = list(taken.left_out)
     parts: dict[str, Any] = {}
+    read_part(parts, left_out, "failed", lambda: [*_failed_threads.texts, *failed_tasks()], of="")
     readers: dict[str, Callable[[], object]] = {
         "memory": _memory,
         "device memory": _device_memory,

@@ -582,6 +582,7 @@ def start(run: WatchedRun) -> None:
     """Start the watcher of this process and open its crash file. Do nothing if the watcher was started before."""
     if _state.watcher is None:
         begin_crash_file(run.rundir)
+        stacks.watch_threads()
         _state.watcher = Watcher(run)
         _state.watcher.start()
         _state.register_at_exit()

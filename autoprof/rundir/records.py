@@ -640,6 +640,8 @@ class ProcessStacks(Struct, frozen=True, kw_only=True, omit_defaults=True):
     spans: list[OpenSpan] = []  # The open spans, oldest first.
     threads: list[Thread] = []  # The threads, the main thread first.
     tasks: list[Task] = []  # The tasks of asyncio.
+    # The threads and tasks that ended with an exception that no code has caught, one sentence each.
+    failed: list[str] = []
     # Sizes in bytes by name: `resident`, `peak_resident`, `used`, `limit`, `device_used`, `device_total`. `used` and
     # `limit` mean the same as `used_bytes` and `limit_bytes` of `MemoryState`. The device sizes are sums over the
     # devices that the process uses. `device_used` is the memory that torch has reserved on these devices.

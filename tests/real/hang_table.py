@@ -199,7 +199,30 @@ RIGHT = [
     alone("subprocess", 'import subprocess; subprocess.run(["sleep", "600"]) # HERE', "@HERE"),
     alone("socket", _SERVER + "server.accept() # HERE", "@HERE"),
     alone("event", "threading.Event().wait() # HERE", "@HERE"),
-    alone("lock-twice", "lock = threading.Lock()\nwith lock:\n    with lock: # HERE\n        pass", "@HERE", "lock"),
+    Row(
+        "lock-twice",
+        "lock = threading.Lock()\ndef inner():\n    with lock: # HERE\n        pass\ndef body(number):\n"
+        "    if number == 4:\n        stuck()\n        with lock:\n            inner()\nsteps(body)",
+        "actor rank 0",
+        ("deadlock", "for lock, which it holds", "@HERE"),
+        quick=True,
+    ),
+    Row(
+        "own-lock-twice",
+        "class Cache:\n    def __init__(self):\n        self.guard = threading.Lock()\n    def get(self):\n"
+        "        with self.guard: # HERE\n            pass\n    def put(self):\n        with self.guard:\n"
+        "            self.get()\ndef body(number):\n    if number == 4:\n        stuck()\n        Cache().put()\nsteps(body)",
+        "actor rank 0",
+        ("likely deadlock", "for guard, which it holds", "@HERE"),
+    ),
+    Row(
+        "rlock-twice",
+        "lock = threading.RLock()\ndef inner():\n    with lock:\n        time.sleep(600) # HERE\ndef body(number):\n"
+        "    if number == 4:\n        stuck()\n        with lock:\n            inner()\nsteps(body)",
+        "actor rank 0",
+        ("@HERE",),
+        ("deadlock",),
+    ),
     alone(
         "producer-dead",
         "import queue\nitems = queue.Queue()\ndef produce():\n    raise KeyError('prompt') # THERE\n"
@@ -219,11 +242,11 @@ RIGHT = [
     ),
     alone(
         "own-pool",
-        "from concurrent.futures import ThreadPoolExecutor\npool = ThreadPoolExecutor(2)\n"
-        "def outer():\n    return pool.submit(int).result() # HERE\n"
+        "from concurrent.futures import ThreadPoolExecutor\npool = ThreadPoolExecutor(2)\ngate = threading.Barrier(2)\n"
+        "def outer():\n    gate.wait()\n    return pool.submit(int).result() # HERE\n"
         "[each.result() for each in [pool.submit(outer) for _ in range(2)]]",
         "@HERE",
-        "pool",
+        "all 2 threads of pool",
     ),
     alone(
         "pool-worker-dead",
