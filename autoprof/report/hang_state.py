@@ -161,6 +161,8 @@ _MAX_SPANS, _MAX_FRAMES, _MAX_THREADS = 64, 12, 16
 _STEP = re.compile(r"step_(\d{1,12})$")
 _FLIGHT_RECORD_RANK = re.compile(r"rank_(\d{1,7})$")
 _NUMBER = re.compile(r"\d+")
+# Maximum number of texts for a stack.
+_MAX_LINES = 5
 # Names of functions that run an event loop.
 _LOOPS = ("run_until_complete", "run_forever")
 
@@ -212,6 +214,7 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
         unix_ns: The time at which the process wrote its stacks.
         spans: The open spans of the process, oldest first.
         stack: The innermost functions of the thread, innermost last.
+        lines: Texts for the innermost functions, with folded libraries.
         thread: The name of the thread.
         waits: The reason why the thread waits: a constant of `places`. Empty if the thread does not wait.
         place: A text that names the function that the thread runs. Empty if unknown.
@@ -248,6 +251,7 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     joined_as: int | None
     file: str
     title: str = ""
+    lines: list[str] = []
     failed: list[str] = []
     alone: str = ""
     is_rank: bool = False
@@ -256,8 +260,7 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
 
     def stack_lines(self) -> list[str]:
         """Return a list with one text that names the innermost functions of the stack. Without a stack, it is empty."""
-        inner = [places.text(frame) for frame in self.stack[-4:]]
-        return [f"{self.name}, {self.thread}: {' > '.join(inner)}"] if inner else []
+        return [f"{self.name}, {self.thread}: {' > '.join(self.lines)}"] if self.lines else []
 
     @property
     def waits_for_thread(self) -> bool:
@@ -381,6 +384,7 @@ def _process(path: Path, left_out: list[str]) -> Process | None:
         pid=stacks.pid,
         label=title_without_numbers(stacks.process),
         title=short_title(stacks.process),
+        lines=[writable(text) for text in places.folded(frames, _MAX_LINES)],
         failed=[writable(text) for text in stacks.failed],
         alone=writable(places.lock_taken_twice(stacks.threads) or places.full_pool(stacks.threads)),
         rank=stacks.rank,

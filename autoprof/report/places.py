@@ -96,6 +96,33 @@ def text(frame: Frame) -> str:
     return f"autoprof, which starts or ends a profiler, {place}" if _OWN.search(frame.file) else place
 
 
+# Maximum number of functions of libraries in a row that are shown. Of more, only the last one is shown.
+_MAX_IN_A_ROW = 2
+
+
+def folded(frames: Sequence[Frame], limit: int) -> list[str]:
+    """Return texts for the innermost functions of a stack, in which long rows of library functions are folded.
+
+    Args:
+        frames: The functions of the stack, innermost last.
+        limit: The maximum number of texts.
+    """
+    texts: list[str] = []
+    row: list[Frame] = []
+    for frame in [*frames, None]:
+        if frame is not None and package(frame):
+            row.append(frame)
+            continue
+        if len(row) > _MAX_IN_A_ROW:
+            names = dict.fromkeys("Python" if package(each) == "python" else package(each) for each in row[:-1])
+            texts.append(f"{len(row) - 1} functions of {', '.join(names)}")
+            row = row[-1:]
+        texts += [text(each) for each in row]
+        texts += [text(frame)] if frame is not None else []
+        row = []
+    return texts[-limit:]
+
+
 def waits(frames: Sequence[Frame]) -> str:
     """Return the reason why a thread waits, found from the innermost functions of its stack.
 

@@ -41,6 +41,7 @@ def silent_processes(hang: Hang, opened: OpenSpans) -> list[Process]:
                 pid=state.pid,
                 label=label,
                 title=short_title(state.process),
+                lines=known.lines if known is not None else [],
                 rank=rank,
                 unix_ns=known.unix_ns if known is not None else _until_ns(opened),
                 spans=spans,
