@@ -227,8 +227,20 @@ def busy_engines(processes: Sequence[Process], age_s: float) -> Iterator[Sentenc
             yield Sentence(f"{text}, the oldest for {seconds(longest)}{here}", state, process.file)
 
 
-# Function of torch in which ranks wait until all ranks have called it.
-_SETUP = "init_process_group"
+# Functions of torch.distributed in which ranks wait, and which are no collectives.
+_NO_COLLECTIVES = ("init_process_group", "recv", "send", "recv_object_list", "send_object_list")
+
+
+def _common_call(processes: Sequence[Process]) -> str:
+    """Return the name and the place of the call in which all processes wait, if it is in `_NO_COLLECTIVES`."""
+    calls = {
+        next((places.name(frame) for frame in process.stack if places.name(frame) in _NO_COLLECTIVES), "")
+        for process in processes
+    }
+    if len(calls) != 1 or not (call := calls.pop()):
+        return ""
+    at = {process.place for process in processes}
+    return f"{call} at {at.pop()}" if len(at) == 1 else call
 
 
 def stack_sentences(processes: Sequence[Process]) -> Iterator[Sentence]:
@@ -242,9 +254,9 @@ def stack_sentences(processes: Sequence[Process]) -> Iterator[Sentence]:
             by_label[process.label].append(process)
     for same_label in by_label.values():
         waiting = [process for process in same_label if process.waits == places.COLLECTIVE]
-        in_setup = [process for process in waiting if any(places.name(frame) == _SETUP for frame in process.stack)]
+        call = _common_call(waiting)
         other_processes = [process for process in same_label if process.waits not in (places.COLLECTIVE, places.IDLE)]
-        most_are = f"in {_SETUP}" if in_setup and in_setup == waiting else places.COLLECTIVE
+        most_are = f"in {call}" if call else places.COLLECTIVE
         if not waiting:
             place, count = (
                 Counter(process.place for process in other_processes).most_common(1)[0] if other_processes else ("", 0)
@@ -262,7 +274,7 @@ def stack_sentences(processes: Sequence[Process]) -> Iterator[Sentence]:
             else f"{first_other.name} and {several(len(other_processes) - 1, 'other')}"
         )
         text = f"{names} {plural(other_processes, 'is', 'are')} in {first_other.place}"
-        text += f", {several(len(waiting), 'other')} {most_are}"
+        text += f", {waiting[0].name if len(waiting) == 1 else several(len(waiting), 'other')} {most_are}"
         yield Sentence(text, first_other.stack_lines(), first_other.file)
 
 
@@ -306,9 +318,15 @@ def waiting(processes: Sequence[Process]) -> Iterator[Sentence]:
     placed = [process for process in processes if process.spans and process.place]
     # A process in ray.get waits for one of the other processes, so it is no cause and comes last.
     for process in sorted(placed, key=lambda each: (each.waits == places.RAY, each.stage is None))[:3]:
-        call = f" ({process.waits})" if process.waits in (places.COLLECTIVE, places.RAY) else ""
+        waits = places.RAY_WAIT if process.waits == places.RAY and _is_in_ray_wait(process) else process.waits
+        call = f" ({waits})" if waits in (places.COLLECTIVE, places.RAY, places.RAY_WAIT) else ""
         stage = f" of {process.stage.name}" if process.stage is not None else ""
         yield Sentence(f"{process.name} waits in {process.place}{stage}{call}", process.stack_lines(), process.file)
+
+
+def _is_in_ray_wait(process: Process) -> bool:
+    names = [places.name(frame) for frame in process.stack if places.package(frame) == "ray"]
+    return "wait" in names and "get" not in names
 
 
 def elsewhere(processes: Sequence[Process]) -> str:

@@ -32,6 +32,8 @@ _AUTOPROF = re.compile(
 )
 # Reasons why a thread waits.
 COLLECTIVE, RAY, IDLE = "in a collective", "in ray.get", "idle"
+# Text for a thread that waits in `ray.wait`. `waits` returns RAY for it.
+RAY_WAIT = "in ray.wait"
 # Maximum size of a source file that is read.
 _MAX_SOURCE_BYTES = 1 << 20
 
