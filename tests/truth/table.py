@@ -141,12 +141,12 @@ PLANTED = [
     planted("validation", "validation", "validate", validate=3, extra_s=0.1, at="validate"),
     planted("reward of a step", "slow_reward", at="reward"),
     planted("slow update", "slow_step", "update_actor", at="update_actor"),
-    # Ten steps, of which the last eight are regular: four steps lie between the middles of both halves.
+    # Of twelve steps, the last nine or ten are regular: five steps lie between the middles of both halves.
     planted(
         "growing steps",
         "growth",
         "update_actor",
-        **{"cause": "", "at": "no stage", "seconds": 1.2, "steps": 10, "grow_s": 0.3},
+        **{"cause": "", "at": "no stage", "seconds": 1.25, "steps": 12, "grow_s": 0.25},
     ),
     planted("memory", "death", "in update_actor of step 6", "can't allocate memory", cause="oom", at="update_actor"),
     # Ranks.
@@ -171,7 +171,7 @@ PLANTED = [
         "rank 1",
         "collect",
         **{"step": 1, "seconds": 3.0, "ranks": 2, "rank": 1, "at": "collect", "stages": COLLECT},
-        known="the ranks of the first step are not compared unless it is among the costliest",
+        known="the ranks of a warm-up step are not compared",
     ),
     planted("slow driver's rank", "slow_rank", "rank 0", "collect", ranks=2, at="collect", stages=COLLECT),
     planted("slow worker", "slow_rank", "rank 2", "generate", program="pool", rank=2),
