@@ -137,7 +137,8 @@ def _name(stack: Sequence[Frame]) -> str:
         return f"{places.RAY} {where}"
     if not inner:
         return where
-    called = inner[0]
+    # torch calls a module's `forward` through functions such as `_wrapped_call_impl`, which say nothing.
+    called = next((frame for frame in inner if not places.name(frame).startswith("_")), inner[0])
     if any(places.package(frame) == "autoprof" for frame in inner[-2:]):
         return f"in autoprof {where}"
     if places.name(called) == "<module>":
