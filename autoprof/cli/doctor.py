@@ -31,6 +31,7 @@ from autoprof.rundir.layout import RunDir
 from autoprof.rundir.processes import ProcessState, merged_hooks, open_until_now
 from autoprof.rundir.records import CollectedFile, HookLine, Line, OutOfMemoryMeta
 from autoprof.rundir.runs import UNFINISHED, CaptureFile, Run
+from autoprof.traces.clocks import loop_of
 from autoprof.windows import requests
 
 
@@ -181,7 +182,7 @@ def examine_run(run: runs.Run) -> Report:
     open_spans = hang_state.read_open_spans(run, shifts)
     _read_silent(run, open_spans)
     _check_hangs(report, run, open_spans, executed_s)
-    _check_steps(report, run, open_spans, executed_s)
+    _check_steps(report, run, open_spans, executed)
     report.problems += stages_outside_steps(run, executed)
     _check_captures(report, run)
     notes, problems = devices(run)
@@ -337,10 +338,11 @@ def _read_silent(run: runs.Run, open_spans: OpenSpans) -> None:
     nodes.read_silent(str(Path(run.path, hang.folder)), silent)
 
 
-def _check_steps(report: Report, run: runs.Run, open_spans: OpenSpans, executed_s: Mapping[int, float]) -> None:
-    numbers = sorted(executed_s)
-    executed = units.ranges(numbers) if numbers else "none"
-    report.facts["steps executed"] = "; ".join([executed, *_open_steps(open_spans)])
+def _check_steps(report: Report, run: runs.Run, open_spans: OpenSpans, executed: Sequence[Line]) -> None:
+    numbers = sorted({(loop_of(span), span.step) for span in executed if span.step is not None})
+    loops = {loop: [number for place, number in numbers if place == loop] for loop, _ in numbers}
+    texts = [f"loop {loop}: {units.ranges(of)}" if loop > 1 else units.ranges(of) for loop, of in loops.items()]
+    report.facts["steps executed"] = "; ".join([*(texts or ["none"]), *_open_steps(open_spans)])
     report.facts["steps captured"] = ", ".join(step.label for step in run.steps) or "none"
     if run.info.no_hooks:
         report.problems.append(f"no hook was applied: {run.info.no_hooks}")
@@ -352,12 +354,12 @@ def _check_steps(report: Report, run: runs.Run, open_spans: OpenSpans, executed_
         steps = Steps.parse(run.info.settings.steps)
     except ValueError:
         return
-    requested_steps = [number for ordinal, number in enumerate(numbers, 1) if steps.matches(number, ordinal)]
-    captured_steps = {step.number for step in run.steps}
-    captured_steps |= {number for capture in run.captures for number in capture.meta.steps}
-    for number in requested_steps:
-        if number not in captured_steps:
-            report.problems.append(f"step {number} was asked for and executed, but has no folder")
+    requested_steps = [step for ordinal, step in enumerate(numbers, 1) if steps.matches(step[1], ordinal)]
+    captured_steps = {(step.loop, step.number) for step in run.steps}
+    captured_steps |= {(capture.meta.loop, number) for capture in run.captures for number in capture.meta.steps}
+    for loop, number in requested_steps:
+        if (loop, number) not in captured_steps:
+            report.problems.append(f"step {runs.label(number, loop)} was asked for and executed, but has no folder")
     if not requested_steps and steps.any and not open_spans.going_on:
         report.problems.append("the run executed none of the steps that AUTOPROF_STEPS asks for")
 

@@ -180,6 +180,11 @@ class CaptureFile:
         return {"name": self.name, "bytes": self.bytes, "state": self.state, "meta": self.fields}
 
 
+def label(number: int, loop: int) -> str:
+    """Return the number of a step, and the number of its loop unless it is the first."""
+    return f"{number}" if loop == 1 else f"{number} (loop {loop})"
+
+
 class Step:
     """The captures in the folder of one step.
 
@@ -229,7 +234,7 @@ class Step:
     @property
     def label(self) -> str:
         """Return the number of the step, and the number of the loop unless it is the first."""
-        return f"{self.number}" if self.loop == 1 else f"{self.number} (loop {self.loop})"
+        return label(self.number, self.loop)
 
     def problems(self) -> list[str]:
         """Return the problems that were found in the files of the step that have been read so far."""

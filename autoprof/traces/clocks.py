@@ -243,6 +243,12 @@ _DRIVER_KINDS = ("step", "timer", "stage")
 NO_PROGRAMS: Mapping[int, str] = {}
 
 
+def loop_of(step: Line) -> int:
+    """Return the number of a step's loop in its process."""
+    loop = step.ids.get("loop")
+    return loop if isinstance(loop, int) and loop > 0 else 1
+
+
 def is_of(line: Line, since_ns: int, until_ns: int) -> bool:
     """Return True if a journal line belongs to the period that runs from `since_ns` to `until_ns`."""
     return line.end_ns > since_ns and line.start_ns < until_ns
@@ -300,8 +306,7 @@ class Attempts:
             self.trainers.add(file)
 
     def _add_step(self, file: int, span: Line, start_ns: int) -> None:
-        loop, before_s = span.ids.get("loop"), span.ids.get("before_s")
-        number = loop if isinstance(loop, int) and loop > 0 else 1
+        number, before_s = loop_of(span), span.ids.get("before_s")
         loop_starts = self._loop_starts.setdefault(file, {})
         if number not in loop_starts:
             self.first_steps.add(start_ns)
