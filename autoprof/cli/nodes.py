@@ -25,6 +25,7 @@ from typing import Any
 # The same values as in `rundir/records.py`, and as in `rundir/file_names.py`.
 STACKS, WHY, MAX_STACKS_BYTES = "stacks", "why.json", 1 << 19
 RUN, STEP, META, PART, MERGING = "run.json", "global_step_", ".meta.json", ".part", ".merge-"
+LOOP = ".loop"
 # Maximum size of a JSON file that `look` reads, in bytes.
 _MAX_JSON_BYTES = 1 << 24
 # Maximum size of all files in the answer of a node together, in bytes.
@@ -352,7 +353,7 @@ def look(directory: str, steps: list[int], pid: int = 0, ticks: int = 0) -> dict
     """
     control = os.path.join(directory, "control")
     names = _names_in(control)
-    folders = {step: os.path.join(directory, f"{STEP}{step:06d}") for step in steps}
+    folders = {step: _step_folder(directory, step) for step in steps}
     return {
         "host": os.uname().nodename,
         "info": _document(directory, RUN),
@@ -361,6 +362,14 @@ def look(directory: str, steps: list[int], pid: int = 0, ticks: int = 0) -> dict
         "requests": {name: _document(control, name) for name in names if name.endswith((".json", ".json.taken"))},
         "steps": {step: _contents(folder) for step, folder in folders.items() if os.path.isdir(folder)},
     }
+
+
+def _step_folder(directory: str, step: int) -> str:
+    """Return the path of a step's folder. If several loops have the step, return the folder of the last loop."""
+    name = f"{STEP}{step:06d}"
+    loops = [each.rpartition(LOOP)[2] for each in _names_in(directory) if each.startswith(name + LOOP)]
+    last_loop = max((int(loop) for loop in loops if loop.isdecimal()), default=1)
+    return os.path.join(directory, name if last_loop == 1 else f"{name}{LOOP}{last_loop}")
 
 
 def _contents(folder: str) -> dict[str, Any]:

@@ -244,7 +244,7 @@ class _Reading:
                 *self._hang_notes,
                 *timeline.notes(),
             ],
-            verdict="" if step_findings or death_findings else findings.verdict(overview.rows, bool(unread_notes)),
+            verdict="" if step_findings or death_findings else _verdict(overview, bool(unread_notes), len(self._loops)),
             autoprof=__version__,
             open=open_rows,
             open_left_out=open_left_out,
@@ -288,6 +288,16 @@ class _Reading:
 def _with_findings(step: StepFigures, step_findings: Sequence[Finding]) -> StepFigures:
     found = [finding for finding in step_findings if finding.step == step.number]
     return msgspec.structs.replace(step, findings=found)
+
+
+def _verdict(overview: Overview, is_incomplete: bool, loop_count: int) -> str:
+    text = findings.verdict(overview.rows, is_incomplete)
+    return text.replace("this run", "this loop") if loop_count > 1 else text
+
+
+def _verdict(overview: Overview, is_incomplete: bool, loop_count: int) -> str:
+    text = findings.verdict(overview.rows, is_incomplete)
+    return text.replace("this run", "this loop") if loop_count > 1 else text
 
 
 # Maximum number of loops that a report shows: the last loops of the run.

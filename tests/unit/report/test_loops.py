@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from autoprof.cli import doctor, report
+from autoprof.cli import doctor, report, trigger
 from autoprof.report import build, html, markdown
 from autoprof.report.model import RunFigures
 from autoprof.rundir import runs
+from autoprof.rundir.layout import RunDir
 from autoprof.traces import merge_step
 from autoprof.traces import timeline as timeline_reader
 from tests.support.helpers import process_lines
@@ -109,6 +110,17 @@ def test_a_step_of_one_loop_needs_no_choice(tmp_path: Path) -> None:
     (details,) = build.figures(runs.read(run), [3]).details
     assert details.stages["work 1"] == 2
     assert merge_step.chosen(runs.read(run), 3).loop == 1
+
+
+@pytest.mark.parametrize("loops", [[1], [1, 2, 10]])
+def test_a_trigger_sees_the_captures_of_the_last_loop(tmp_path: Path, loops: list[int]) -> None:
+    run = two_loops(tmp_path)
+    for number in loops:
+        folder = RunDir(run).step(2, number)
+        folder.mkdir()
+        (folder / f"capture{number}.meta.json").write_text("{}")
+    (view,) = trigger.OnDisk(runs.read(run)).look([2])
+    assert list(view.steps[2].captures) == [f"capture{loops[-1]}"]
 
 
 def test_comparing_loops_needs_a_choice(tmp_path: Path) -> None:

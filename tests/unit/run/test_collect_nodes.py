@@ -48,6 +48,7 @@ def test_modules_for_other_nodes_have_the_names_of_the_run_directory(tmp_path: P
         stacks_node.PART,
         stacks_node.MERGING,
     )
+    assert file_names.LOOP == stacks_node.LOOP
     limits = (records.STACKS, records.WHY, records.MAX_STACKS_BYTES)
     assert limits == (stacks_node.STACKS, stacks_node.WHY, stacks_node.MAX_STACKS_BYTES)
 
