@@ -37,6 +37,7 @@ from autoprof.rundir.processes import RUNNING
 from autoprof.rundir.records import LOST_LINES
 from autoprof.rundir.runs import Run, Step
 from autoprof.traces.clocks import programs_of, steps_by_loop
+from autoprof.traces.timeline import attempts_of
 
 # Function that is called before the timeline and before each trace is read. Its arguments are the number of traces that
 # were read, the number of all traces (None before the timeline), and the name of the file to read.
@@ -513,7 +514,7 @@ class ReportRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         run: The run that the report shows.
-        loop: The loop that the report shows, and compares. None for all loops of the run.
+        loop: The loop that the report shows, and compares with the same loop of `against`. None for all loops.
         step: The only step to show in detail. If None, the report shows the steps that `details.choose` picks.
         against: The run to compare with. None for a report without a comparison.
         against_step: If `step` is set, the step of `against` to compare with. If None, the step with the number `step`.
@@ -560,7 +561,9 @@ def report_figures(request: ReportRequest, progress: Progress = unseen) -> RunFi
         own_figures = other_figures = figures(run, both, progress, comparison.MAX_OPERATORS, request.loop)
     else:
         own_figures = figures(run, own_steps, progress, comparison.MAX_OPERATORS, request.loop)
-        other_figures = figures(request.against, other_steps, progress, comparison.MAX_OPERATORS, request.loop)
+        # A run with one loop is compared with any loop.
+        other_loop = request.loop if len(attempts_of(request.against).loops) > 1 else None
+        other_figures = figures(request.against, other_steps, progress, comparison.MAX_OPERATORS, other_loop)
     for each in (own_figures, other_figures):
         if each.loops:
             titles = model.listed(part.title for part in each.loops)
