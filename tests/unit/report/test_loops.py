@@ -13,7 +13,7 @@ import pytest
 from autoprof.cli import doctor, report, trigger
 from autoprof.report import build, html, markdown
 from autoprof.report.model import RunFigures
-from autoprof.rundir import runs
+from autoprof.rundir import layout, runs
 from autoprof.rundir.layout import RunDir
 from autoprof.traces import merge_step
 from autoprof.traces import timeline as timeline_reader
@@ -235,3 +235,15 @@ def test_doctor_names_a_stage_that_never_runs_in_a_step(tmp_path: Path, inside: 
     assert [
         each for each in problems if each.startswith("stage log of trainer ran 2 times between steps and never")
     ] == ([problems[0]] if not inside and not kind else [])
+
+
+def test_loops_are_the_same_with_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = two_loops(tmp_path)
+    expected = figures(run).loops
+    monkeypatch.setattr(layout, "WORTH_BYTES", 0)
+    for _ in range(2):  # the first report writes the cache
+        assert figures(run).loops == expected
+        (details,) = build.figures(runs.read(run), [2], loop=2).details
+        assert details.seconds == 4
+    assert merge_step.chosen(runs.read(run), 2, 2).loop == 2
+    assert timeline_reader.attempts_of(runs.read(run)).loops[2].trainer == "GRPOTrainer"
