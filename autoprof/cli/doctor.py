@@ -14,13 +14,13 @@ from pathlib import Path
 
 import msgspec
 
-from autoprof.base import identity, units
+from autoprof.base import units
 from autoprof.base.redact import hidden_in, plain
-from autoprof.cli import arguments, console, nodes
+from autoprof.cli import arguments, console, hung
 from autoprof.cli.documents import Report
 from autoprof.config import settings
 from autoprof.config.selection import Steps
-from autoprof.report import causes, findings, hang_state, hangs, silence
+from autoprof.report import causes, findings, hang_state, hangs
 from autoprof.report.hang_state import OpenSpans
 from autoprof.report.remedies import Advised, name_of, remedied
 from autoprof.report.timeline import journals_of
@@ -180,8 +180,10 @@ def examine_run(run: runs.Run) -> Report:
     ]
     shifts = {file.host: file.shift_ns for file in journals_of(Path(run.path))[0]}
     open_spans = hang_state.read_open_spans(run, shifts)
-    _read_silent(run, open_spans)
+    hung.read_silent(run, open_spans)
+    of_ray = hung.ask_ray(run, open_spans)
     _check_hangs(report, run, open_spans, executed_s)
+    report.problems += of_ray
     _check_steps(report, run, open_spans, executed)
     report.problems += stages_outside_steps(run, executed)
     _check_captures(report, run)
@@ -322,20 +324,6 @@ def _check_hangs(report: Report, run: runs.Run, open_spans: OpenSpans, executed_
         # This command is doctor: it does not recommend itself.
         command = "" if finding.command.startswith("autoprof doctor") else f" {finding.command}"
         report.notes += [f"{subject}: {line}" for line in [*finding.evidence, f"{finding.remedy}{command}"]]
-
-
-def _read_silent(run: runs.Run, open_spans: OpenSpans) -> None:
-    """Read the stacks of processes of this host that did not answer in the present hang, with py-spy."""
-    *_, hang = (None, *hang_state.read_hangs(run.path))
-    if hang is None or not open_spans.going_on:
-        return
-    read_before = {process.pid for process in hang.processes}
-    silent = [
-        {"host": each.host, "pid": each.pid, "process": each.label, "spans": msgspec.to_builtins(each.spans)}
-        for each in silence.silent_processes(hang, open_spans)
-        if each.host == identity.HOST and each.pid not in read_before
-    ]
-    nodes.read_silent(str(Path(run.path, hang.folder)), silent)
 
 
 def _check_steps(report: Report, run: runs.Run, open_spans: OpenSpans, executed: Sequence[Line]) -> None:

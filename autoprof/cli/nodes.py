@@ -308,7 +308,7 @@ def _add_threads(folder: str, process: Process, threads: list[dict[str, Any]], u
     own_answer = _parsed(_read_start(_file_of(folder, process), MAX_STACKS_BYTES))
     spans_by_thread = {thread.get("ident"): thread.get("spans", []) for thread in own_answer.get("threads", [])}
     content = {key: process[key] for key in ("host", "pid", "process", "spans")} | {"unix_ns": unix_ns}
-    content |= own_answer | {"by": "itself, py-spy" if own_answer else "py-spy"}
+    content |= own_answer | {"by": "itself, py-spy" if own_answer else process.get("by", "py-spy")}
     for limit in (256, 64, 16, 4):
         content["threads"] = [
             thread | ({"spans": spans_by_thread[thread["ident"]]} if spans_by_thread.get(thread["ident"]) else {})

@@ -296,11 +296,6 @@ def _verdict(overview: Overview, is_incomplete: bool, loop_count: int) -> str:
     return text.replace("this run", "this loop") if loop_count > 1 else text
 
 
-def _verdict(overview: Overview, is_incomplete: bool, loop_count: int) -> str:
-    text = findings.verdict(overview.rows, is_incomplete)
-    return text.replace("this run", "this loop") if loop_count > 1 else text
-
-
 # Maximum number of loops that a report shows: the last loops of the run.
 _MAX_LOOPS = 10
 

@@ -557,6 +557,8 @@ SPAN_KINDS = {
 STACKS, HANGS = "stacks", "hangs"
 # Value of `ProcessStacks.by` if py-spy read the stacks, because the process did not answer.
 BY_PY_SPY = "py-spy"
+# The same for a Ray actor without hooks, which can't answer.
+BY_PY_SPY_OF_ACTOR = "py-spy, no hooks"
 # Maximum size in bytes of one file of a process. For a hang, a process writes two such files: its stacks, and torch's
 # record of collectives.
 MAX_STACKS_BYTES = 1 << 19

@@ -348,4 +348,79 @@ RIGHT = [
         wait_s=60,
     ),
 ]
-ROWS = RIGHT
+_RAY = """
+import ray
+ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+{0}
+def fetch_score():
+    return {1}
+def body(number):
+    if number == 2:
+        stuck()
+        fetch_score()
+steps(body)
+"""
+
+
+def ray(name: str, code: str, call: str, *words: str, **more: object) -> Row:
+    """Return a row whose program evaluates `call` with Ray in step 2, after `code`."""
+    given = {"who": "actor rank 0", "wait_s": 10.0} | more
+    return Row(f"ray-{name}", _RAY.format(code, call), words=words, **given)  # type: ignore[arg-type]
+
+
+_ACTOR = """
+@ray.remote{0}
+class Scorer:
+    def score(self):
+        {1}
+scorer = Scorer.remote()
+"""
+RAY = [
+    ray(
+        "unschedulable",
+        _ACTOR.format("(num_gpus=1)", "pass"),
+        "ray.get(scorer.score.remote()) # HERE",
+        "@HERE",
+        notes=("can't place actor Scorer: it needs 1 GPU",),
+    ),
+    ray(
+        "resource",
+        "@ray.remote(resources={'reward_node': 1})\ndef score(): pass",
+        "ray.get(score.remote()) # HERE",
+        "@HERE",
+        notes=("it needs 1 reward_node",),
+    ),
+    ray(
+        "stuck-actor",
+        _ACTOR.format("", "time.sleep(600) # HERE"),
+        "ray.get(scorer.score.remote()) # THERE",
+        "@HERE",
+        who="ray::Scorer",
+    ),
+    ray(
+        "restarts",
+        _ACTOR.format("(max_restarts=-1, max_task_retries=-1)", "os._exit(3)"),
+        "ray.get(scorer.score.remote()) # HERE",
+        "@HERE",
+        notes=("Ray has restarted actor Scorer",),
+        wait_s=20.0,
+    ),
+    ray("wait", _ACTOR.format("", "time.sleep(600)"), "ray.wait([scorer.score.remote()]) # HERE", "@HERE"),
+    ray(
+        "killed",
+        _ACTOR.format("", "os.kill(os.getpid(), signal.SIGKILL)"),
+        "ray.get(scorer.score.remote()) # HERE",
+        "ActorDiedError",
+        "@HERE",
+        wait_s=60.0,
+    ),
+    ray(
+        "raises",
+        _ACTOR.format("", "raise ValueError('no score') # HERE"),
+        "ray.get(scorer.score.remote()) # THERE",
+        "no score",
+        "@HERE",
+        wait_s=60.0,
+    ),
+]
+ROWS = [*RIGHT, *RAY]

@@ -1,0 +1,129 @@
+"""State of a Ray cluster for `autoprof doctor`: actors and tasks that Ray can't place, and actors that restart.
+
+The control store of the cluster is asked in a separate process, which imports Ray and may be ended: python -m
+autoprof.cli.ray_state ADDRESS. It needs neither Ray's dashboard nor a job in the cluster. The functions are Ray's
+own, in Ray 2.9 to 2.60; if a release lacks them, nothing is reported.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+import autoprof
+from autoprof.base import seam, units
+
+_TIMEOUT_S = 15.0
+# Number of restarts from which an actor is reported.
+_MANY_RESTARTS = 3
+_MAX_TEXTS = 8
+
+
+class RayActor(msgspec.Struct, frozen=True, kw_only=True):
+    """An actor in the actor table of a Ray cluster.
+
+    Attributes:
+        state: The state in Ray's table, such as `ALIVE` or `PENDING_CREATION`.
+        kind: The name of the class.
+        restarts: The number of restarts so far.
+        pid: The id of the process; 0 if the actor has none.
+        needs: Dict from resource to amount, for an actor that waits for a node.
+    """
+
+    state: str
+    kind: str
+    restarts: int = 0
+    pid: int = 0
+    needs: dict[str, float] = {}
+
+
+class RayState(msgspec.Struct, frozen=True, kw_only=True):
+    """State of a Ray cluster.
+
+    Attributes:
+        actors: The actors.
+        infeasible: The resources of each kind of request that no node of the cluster can ever grant.
+        total: Dict from resource to the sum over all nodes.
+    """
+
+    actors: list[RayActor] = []
+    infeasible: list[dict[str, float]] = []
+    total: dict[str, float] = {}
+
+
+def read(address: str) -> RayState:
+    """Return the state of the Ray cluster at an address. It is empty if the cluster can't be asked. Never raises."""
+    command = [sys.executable, "-m", __name__, address]
+    environment = os.environ | {"AUTOPROF": "0"}
+    folder = Path(autoprof.__file__).parent.parent
+    try:
+        done = subprocess.run(
+            command, cwd=folder, env=environment, capture_output=True, timeout=_TIMEOUT_S, check=False
+        )
+        # Ray may print lines before the last one.
+        return msgspec.json.decode(done.stdout.rpartition(b"\n")[2], type=RayState)
+    except (OSError, subprocess.SubprocessError, msgspec.MsgspecError) as error:
+        seam.pass_on(error)
+        return RayState()
+
+
+def sentences(state: RayState) -> list[str]:
+    """Return a sentence for each kind of request that Ray can't grant, and for each actor that restarts often."""
+    texts = []
+    for needs in state.infeasible:
+        missing = {name: amount for name, amount in needs.items() if amount > state.total.get(name, 0.0)}
+        waiting = [actor.kind for actor in state.actors if actor.needs == needs]
+        who = f"actor {waiting[0]}" if waiting else "a task or actor"
+        wanted = ", ".join(f"{amount:g} {name}" for name, amount in (missing or needs).items())
+        has = ", ".join(f"{state.total.get(name, 0.0):g} {name}" for name in (missing or needs))
+        texts.append(f"Ray can't place {who}: it needs {wanted}, and the nodes of the cluster have {has} in total")
+    texts += [
+        f"Ray has restarted actor {actor.kind} {units.count(actor.restarts, 'time')}, and it is {actor.state.lower()}"
+        for actor in state.actors
+        if actor.restarts >= _MANY_RESTARTS
+    ]
+    return texts[:_MAX_TEXTS]
+
+
+def _ask(address: str) -> RayState:
+    """Ask the control store. This runs in a separate process."""
+    from ray._private.state import GlobalStateAccessor
+    from ray._raylet import GcsClientOptions
+    from ray.core.generated import gcs_pb2
+
+    options = GcsClientOptions.create(address, None, allow_cluster_id_nil=True, fetch_cluster_id_if_nil=False)
+    accessor: Any = GlobalStateAccessor(options)
+    if not accessor.connect():
+        return RayState()
+    table: Any = gcs_pb2.ActorTableData
+    actors = [
+        RayActor(
+            state=table.ActorState.Name(actor.state),
+            kind=actor.class_name,
+            restarts=actor.num_restarts,
+            pid=actor.pid,
+            needs=dict(actor.required_resources),
+        )
+        for actor in map(table.FromString, accessor.get_actor_table(None, None))
+        if table.ActorState.Name(actor.state) != "DEAD"
+    ]
+    usage: Any = gcs_pb2.ResourceUsageBatchData.FromString(accessor.get_all_resource_usage())
+    total: dict[str, float] = {}
+    for node in usage.batch:
+        for name, amount in node.resources_total.items():
+            total[name] = total.get(name, 0.0) + amount
+    infeasible = [
+        dict(demand.shape)
+        for demand in usage.resource_load_by_shape.resource_demands
+        if demand.num_infeasible_requests_queued
+    ]
+    return RayState(actors=actors, infeasible=infeasible, total=total)
+
+
+if __name__ == "__main__":
+    sys.stdout.buffer.write(b"\n" + msgspec.json.encode(_ask(sys.argv[1])))
