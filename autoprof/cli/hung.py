@@ -42,7 +42,7 @@ def ask_ray(run: Run, open_spans: OpenSpans) -> list[str]:
         return []
     address = processes.ray_address(RunDir(Path(run.path)))
     state = ray_state.read(address) if address else ray_state.RayState()
-    known = {each.pid for each in [*hang.processes, *run.processes]}
+    known = {each.pid for each in hang.processes} | {each.pid for each in run.processes}
     mark = f"\0{_boot.RUN_ID}={run.id}\0"
     actors: list[dict[str, Any]] = [
         {"host": identity.HOST, "pid": actor.pid, "process": title, "spans": [], "by": BY_PY_SPY_OF_ACTOR}

@@ -92,11 +92,12 @@ def sentences(state: RayState) -> list[str]:
 
 def _ask(address: str) -> RayState:
     """Ask the control store. This runs in a separate process."""
+    from ray import _raylet
     from ray._private.state import GlobalStateAccessor
-    from ray._raylet import GcsClientOptions
     from ray.core.generated import gcs_pb2
 
-    options = GcsClientOptions.create(address, None, allow_cluster_id_nil=True, fetch_cluster_id_if_nil=False)
+    client_options: Any = getattr(_raylet, "GcsClientOptions", None)
+    options = client_options.create(address, None, allow_cluster_id_nil=True, fetch_cluster_id_if_nil=False)
     accessor: Any = GlobalStateAccessor(options)
     if not accessor.connect():
         return RayState()

@@ -36,6 +36,7 @@ _FRAME = re.compile(r'^ *File "([^"\n]{1,400})", line (\d{1,9}), in ([^\n]{1,200
 # The following patterns match texts of Ray 2.9 to 2.60 (`ray/exceptions.py`, and the messages of the raylet and the GCS
 # about dead workers).
 _PID = re.compile(r"\bpid[:=] ?(\d{1,9})")
+_ACTOR = re.compile(r"^\s*class_name: (\w{1,100})", re.MULTILINE)
 # Dict from the name of Ray's exception about a dead process to the value of `NamedProcess.cause`. The module of an
 # exception is also checked, because other libraries have classes with these names: torch has an `OutOfMemoryError`.
 _RAY_MODULE = "ray.exceptions"
@@ -233,7 +234,9 @@ def _named_processes(error: BaseException, text: str) -> list[NamedProcess]:
     # exception.
     pids = _PID.findall(text[start.start() :] if (start := _CONTAINED.search(text)) else text)
     pid = int(pids[0]) if pids else 0
-    return [NamedProcess(pid=pid, cause=cause, used_bytes=used, limit_bytes=limit)] if pid or cause else []
+    actor = _ACTOR.search(text)
+    name = actor[1] if actor else ""
+    return [NamedProcess(pid=pid, name=name, cause=cause, used_bytes=used, limit_bytes=limit)] if pid or cause else []
 
 
 def _ray_death(error: Any) -> str:

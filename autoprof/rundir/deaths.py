@@ -274,6 +274,7 @@ def _add_named(
 
 
 def _add_details(death: Death, named: NamedProcess) -> Death:
+    death = replace(death, name=named.name)
     if death.killer:
         return death
     if named.cause:
@@ -483,6 +484,8 @@ def _subject(death: Death, hosts: int) -> str:
         return f"rank {death.rank}{on}"
     if death.started:
         return f"the process that started the run{on}"
+    if death.name:
+        return f"Ray actor {death.name} (pid {death.pid}){on}"
     return f"process {death.pid}{on}"
 
 

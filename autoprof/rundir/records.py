@@ -52,6 +52,7 @@ class NamedProcess(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     pid: Number = 0  # The process id; 0 if the exception does not contain the id.
     rank: Number | None = None  # The global rank of the process.
+    name: str = ""  # The class of the process's Ray actor.
     signal: str = ""  # The signal that ended the process, such as `SIGKILL`.
     status: Number | None = None  # The exit status of the process.
     # `memory` if Ray's memory monitor or the kernel killed the process because memory ran out; `node` if its node died.
@@ -86,6 +87,7 @@ class Death(Struct, frozen=True, kw_only=True, omit_defaults=True):
     host: str = ""  # The host of the process.
     pid: Number = 0  # The process id.
     role: str = ""  # The role of the last stage of the process.
+    name: str = ""  # The class of the process's Ray actor, if only an exception names the process.
     rank: Number | None = None  # The rank of the process.
     step: Number | None = None  # The step in which the process died.
     stage: str = ""  # The innermost stage that was open when the process died.

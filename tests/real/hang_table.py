@@ -405,13 +405,20 @@ RAY = [
         notes=("Ray has restarted actor Scorer",),
         wait_s=20.0,
     ),
-    ray("wait", _ACTOR.format("", "time.sleep(600)"), "ray.wait([scorer.score.remote()]) # HERE", "@HERE"),
+    ray(
+        "wait",
+        _ACTOR.format("", "time.sleep(600) # HERE"),
+        "ray.wait([scorer.score.remote()]) # THERE",
+        "@HERE",
+        who="ray::Scorer",
+    ),
     ray(
         "killed",
         _ACTOR.format("", "os.kill(os.getpid(), signal.SIGKILL)"),
         "ray.get(scorer.score.remote()) # HERE",
-        "ActorDiedError",
-        "@HERE",
+        "vanished",
+        who="Ray actor Scorer (pid ",
+        notes=("actor rank 0 failed with ActorDiedError", "@HERE"),
         wait_s=60.0,
     ),
     ray(
