@@ -22,16 +22,17 @@ from msgspec import Struct
 
 from autoprof import _boot
 from autoprof.base import units
-from autoprof.cli import arguments, console, recipes_catalog, recipes_check, recipes_new
+from autoprof.cli import arguments, console, recipes_catalog, recipes_check, recipes_new, recipes_try
 from autoprof.cli.console import complain
 from autoprof.cli.documents import Document
 from autoprof.cli.recipes_catalog import Entry, RecipeHook
 from autoprof.cli.recipes_check import RecipeFinding
+from autoprof.cli.recipes_try import ReadValue, Uncovered
 from autoprof.cli.run import not_run, switch_on
 from autoprof.hooks import recipe
 from autoprof.hooks.behaviour import Behaviour
 from autoprof.hooks.recipe import BoundHook, RecipeError, described, summary, takes
-from autoprof.run import runtime
+from autoprof.run import runtime, try_stacks
 from autoprof.rundir import runs
 from autoprof.rundir.journal import SpanReader, journals
 from autoprof.rundir.processes import WAITING, ProcessState
@@ -126,6 +127,9 @@ class Tried(Document):
     steps: list[int]  # The steps that ended during the command.
     stages: list[TriedStage]  # The stages and spans on the timeline, also from hooks of other recipes.
     errors: list[str]  # The errors of autoprof, including those from hooks of other recipes.
+    uncovered: Uncovered | None  # The time of the steps that no stage covers; null if no step has ended.
+    values: list[ReadValue]  # The values that hooks for single samples have read.
+    makes_traces: bool  # False if the recipe has no hook that makes traces.
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -324,6 +328,7 @@ def _environment(path: str, folder: str) -> dict[str, str]:
         environ.pop(name, None)
     recipes = [file for file in arguments.setting("recipes") if os.path.abspath(file) != path]
     environ[_boot.RECIPES] = os.pathsep.join([*recipes, path])
+    environ.setdefault("AUTOPROF_LOG", "warning")  # the line at the end of the run would name the temporary folder
     return environ | {
         "AUTOPROF_DIR": folder,
         "AUTOPROF_COLLECT": "0",
@@ -354,7 +359,8 @@ def _result(path: str, status: int, hooks: list[BoundHook], folder: Path) -> Tri
     processes: list[tuple[ProcessState, dict[str, list[_Count]]]] = []
     stages: dict[tuple[str, str, str], list[int]] = defaultdict(list)
     steps: set[int] = set()
-    for directory in sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.is_symlink()):
+    directories = sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.is_symlink())
+    for directory in directories:
         counts = _counts(directory)
         for state in runs.read(directory).processes:
             processes.append((state, counts.get(f"{state.host}-{state.pid}", {})))
@@ -382,6 +388,9 @@ def _result(path: str, status: int, hooks: list[BoundHook], folder: Path) -> Tri
             for (role, stage, kind), numbers in stages.items()
         ],
         errors=list(errors),
+        uncovered=recipes_try.uncovered(directories),
+        values=recipes_try.read_values(hooks, directories),
+        makes_traces=recipes_try.makes_traces(hooks),
     )
 
 
@@ -392,6 +401,8 @@ def _counts(directory: Path) -> dict[str, dict[str, list[_Count]]]:
     """
     counts: dict[str, dict[str, list[_Count]]] = defaultdict(lambda: defaultdict(list))
     for path in sorted((directory / runtime.CALLS).glob("*.txt")):
+        if path.name.endswith(try_stacks.ENDING):
+            continue
         process = path.name.removesuffix(".txt").rpartition(".")[0]
         for line in path.read_text(encoding="utf-8").splitlines():
             call, _, count = line.rpartition(" ")
@@ -467,6 +478,17 @@ def _show_trial(tried: Tried) -> None:
             for stage in tried.stages
         ]
         console.show(["role", "stage", "kind", "times", "steps"], rows)
+    if tried.values:
+        print()
+        rows = [
+            [each.hook, each.value, each.path or "(the result)", f"{each.times} of {each.calls}", each.example or "-"]
+            for each in tried.values
+        ]
+        console.show(["hook", "value", "path", "read", "last"], rows)
+    if tried.uncovered is not None:
+        print("", *recipes_try.uncovered_text(tried.uncovered), sep="\n")
+    if not tried.makes_traces:
+        complain(recipes_try.NO_STAGE, 0)
     for error in tried.errors:
         complain(error, 0)
 

@@ -22,7 +22,7 @@ import msgspec
 from autoprof import _boot
 from autoprof.base import units
 from autoprof.base.units import did_you_mean
-from autoprof.cli import recipes_catalog
+from autoprof.cli import recipes_catalog, recipes_try
 from autoprof.cli.recipes_catalog import NotInSource, Sources, Unknown
 from autoprof.hooks import behaviour as behaviours
 from autoprof.hooks import recipe
@@ -189,6 +189,7 @@ def check_files(paths: list[str], others: list[BoundHook]) -> tuple[list[RecipeF
         scope, target_findings = checked.get(path, ("it has no hooks", []))
         file_findings = [*_hooks_without_end(path, hooks_by_path[path], others), *target_findings]
         findings += [*_replacements(path, hooks_by_path[path]), *file_findings]
+        findings += _without_traces(path, hooks_by_path[path], others)
         count = sum(finding.error for finding in file_findings)
         state = f"{count} wrong" if count else "good"
         summaries.append(f"{path}: {state}, {units.count(len(hooks_by_path[path]), 'hook')}; {scope}")
@@ -423,6 +424,16 @@ def _hooks_without_end(path: str, hooks: list[BoundHook], others: Iterable[Bound
             for known_hook in known_hooks
         )
     ]
+
+
+def _without_traces(path: str, hooks: list[BoundHook], others: Iterable[BoundHook]) -> list[RecipeFinding]:
+    """Return a note if a recipe file has steps, and no hook of its targets makes traces."""
+    targets = {hook.recipe.target for hook in hooks}
+    known_hooks = [*hooks, *(hook for hook in others if hook.recipe.target in targets)]
+    steps = [hook for hook in hooks if hook.hook.behaviour.startswith("step.")]
+    if not steps or recipes_try.makes_traces(known_hooks):
+        return []
+    return [RecipeFinding(file=path, table="", key="", text=recipes_try.NO_STAGE, error=False)]
 
 
 def _can_end(end: behaviours.Behaviour, begin: behaviours.Behaviour) -> bool:

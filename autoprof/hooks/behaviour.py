@@ -43,8 +43,8 @@ _READABLE = ("__class__", "__name__", "__qualname__", "__module__")
 def follow(root: Any, path: str, default: Any = MISSING) -> Any:
     """Return the value to which a path such as `a.b.c` leads from `root`.
 
-    Each part of the path is the name of an attribute, or a key if the value is a mapping. If a name does not exist and
-    `default` is set, return `default`.
+    Each part of the path is the name of an attribute, a key if the value is a mapping, or the number of an item if the
+    value is a list or tuple. If a name does not exist and `default` is set, return `default`.
 
     Raises:
         LookupError: A name does not exist and `default` is not set, or the path contains a forbidden special name of
@@ -55,8 +55,11 @@ def follow(root: Any, path: str, default: Any = MISSING) -> Any:
         if name.startswith("__") and name not in _READABLE:
             raise LookupError(f"{name} (path {path}) is a special name of Python, which autoprof does not read")
         try:
-            value = value[name] if isinstance(value, Mapping) else getattr(value, name)
-        except (AttributeError, KeyError) as error:
+            if name.isdecimal() and isinstance(value, list | tuple):
+                value = value[int(name)]
+            else:
+                value = value[name] if isinstance(value, Mapping) else getattr(value, name)
+        except (AttributeError, KeyError, IndexError) as error:
             seam.pass_on(error)
             if default is not MISSING:
                 return default

@@ -331,7 +331,7 @@ def _name_with_rank(lane: LaneSpans) -> str:
 
 
 def _named(line: Line) -> str:
-    return sample_label(line.ids) if line.kind == "sample" else line.name
+    return sample_label(line.ids, line.name) if line.kind == "sample" else line.name
 
 
 def _span_row(line: Line, zero_ns: int) -> SpanRow:

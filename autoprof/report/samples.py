@@ -109,7 +109,11 @@ TAIL_PART = 20
 MIN_SAMPLES = 8
 
 Ids: TypeAlias = Mapping[str, Id | None]
-_Key = tuple[int, str, str]
+_Key = tuple[int | str, ...]
+# Names of ids that autoprof's own recipes give to samples. Other recipes may have names of their own.
+_OWN_NAMES = ("sample", "rollout")
+# Names of ids that do not tell samples apart.
+_SHARED_NAMES = ("agent", "validate")
 
 
 class Sample(msgspec.Struct, frozen=True, gc=False):
@@ -121,16 +125,32 @@ class Sample(msgspec.Struct, frozen=True, gc=False):
     agent: str
     ids: Ids
     error: str | None
+    name: str
+    role: str
+    counts: Mapping[str, float | None]
 
     @property
     def label(self) -> str:
-        return sample_label(self.ids)
+        return sample_label(self.ids, self.name)
+
+    def lane(self, label: str) -> str:
+        """Return the label of the lane with the sample's role, if the label does not have it."""
+        return label if not self.role or label.startswith(self.role) else f"{self.role} ({label})"
 
 
-def sample_label(ids: Ids) -> str:
-    """Return the label of a sample, such as `prompt 17, rollout 3`."""
-    words = {"sample": "prompt", "rollout": "rollout"}
-    return ", ".join(f"{word} {ids[key]}" for key, word in words.items() if ids.get(key) is not None) or "a sample"
+def sample_label(ids: Ids, name: str) -> str:
+    """Return the label of a sample, such as `prompt 17, rollout 3`.
+
+    A sample without ids has its name as the label.
+    """
+    words = {"sample": "prompt"}
+    return ", ".join(f"{words.get(key, key)} {ids[key]}" for key in _id_names(ids)) or name
+
+
+def _id_names(ids: Ids) -> tuple[str, ...]:
+    """Return the names of the ids of a sample that tell it apart from others."""
+    names = tuple(name for name in _OWN_NAMES if ids.get(name) is not None)
+    return names or tuple(name for name, value in ids.items() if value is not None and name not in _SHARED_NAMES)
 
 
 class Samples:
@@ -138,7 +158,9 @@ class Samples:
 
     def __init__(self) -> None:
         self.all: list[Sample] = []
-        self._inside: dict[_Key, list[Inside]] = defaultdict(list)
+        self._inside: dict[_Key, list[Inside]] = {}
+        self._all_inside: list[tuple[int, Ids, Inside]] = []
+        self._names: tuple[str, ...] = _OWN_NAMES
         self._keys_of_equal_samples: set[_Key] = set()
 
     def add(self, file: int, line: Line) -> None:
@@ -152,11 +174,12 @@ class Samples:
             return
         if line.kind == "sample":
             agent = str(line.ids.get("agent") or line.name)
-            self.all.append(Sample(file, line.start_ns, line.end_ns, agent, line.ids, line.error))
+            times = line.start_ns, line.end_ns
+            self.all.append(Sample(file, *times, agent, line.ids, line.error, line.name, line.role or "", line.counts))
             return
         counts = line.counts.get("prompt_tokens"), line.counts.get("response_tokens")
         inside = Inside(line.kind, line.name, line.start_ns, line.end_ns, line.error, *counts)
-        self._inside[_key(file, line.ids)].append(inside)
+        self._all_inside.append((file, line.ids, inside))
 
     def figures(self, zero_ns: int, lanes: Sequence[str], files: Sequence[str]) -> SampleFigures | None:
         """Return the data of the samples. Return None if the step has no samples.
@@ -168,7 +191,13 @@ class Samples:
         """
         if not self.all:
             return None
-        self._keys_of_equal_samples = _keys_of_equal_samples(self.all)
+        if not any(sample.ids.get(name) is not None for sample in self.all for name in _OWN_NAMES):
+            self._names = tuple(sorted({name for sample in self.all for name in _id_names(sample.ids)}))
+        grouped = defaultdict(list)
+        for file, ids, each_inside in self._all_inside:
+            grouped[_key(file, ids, self._names)].append(each_inside)
+        self._inside = grouped
+        self._keys_of_equal_samples = _keys_of_equal_samples(self.all, self._names)
         for each in self._inside.values():
             each.sort(key=_start)
         longest_first = sorted(self.all, key=lambda sample: sample.start_ns - sample.end_ns)
@@ -210,13 +239,13 @@ class Samples:
 
         Return an empty list if another sample has the same ids at the same time.
         """
-        key = _key(sample.file, sample.ids)
+        key = _key(sample.file, sample.ids, self._names)
         spans = self._inside.get(key, []) if key not in self._keys_of_equal_samples else []
         return spans[bisect_left(spans, sample.start_ns, key=_start) : bisect_right(spans, sample.end_ns, key=_start)]
 
     def _parts_of_sample(self, sample: Sample) -> Parts:
         """Return the parts of a sample. Return an empty dict if another sample has the same ids at the same time."""
-        if _key(sample.file, sample.ids) in self._keys_of_equal_samples:
+        if _key(sample.file, sample.ids, self._names) in self._keys_of_equal_samples:
             return {}
         return parts_of(self._spans_inside(sample), sample.start_ns, sample.end_ns)
 
@@ -246,11 +275,11 @@ def _start(inside: Inside) -> int:
     return inside.start_ns
 
 
-def _key(file: int, ids: Ids) -> _Key:
-    return file, str(ids.get("sample")), str(ids.get("rollout"))
+def _key(file: int, ids: Ids, names: Sequence[str]) -> _Key:
+    return file, *(str(ids.get(name)) for name in names)
 
 
-def _keys_of_equal_samples(samples: Iterable[Sample]) -> set[_Key]:
+def _keys_of_equal_samples(samples: Iterable[Sample], names: Sequence[str]) -> set[_Key]:
     """Return the ids that several samples have at the same time. A span with such ids may belong to any of them.
 
     verl takes the id of a prompt from the field `extra_info.index` of the data. If the data lacks this field, all
@@ -259,7 +288,7 @@ def _keys_of_equal_samples(samples: Iterable[Sample]) -> set[_Key]:
     ends: dict[_Key, int] = {}
     shared = set()
     for sample in sorted(samples, key=lambda sample: sample.start_ns):
-        key = _key(sample.file, sample.ids)
+        key = _key(sample.file, sample.ids, names)
         if sample.start_ns < ends.get(key, 0):
             shared.add(key)
         ends[key] = max(ends.get(key, 0), sample.end_ns)
@@ -316,14 +345,16 @@ def _row(
 ) -> SampleRow:
     rollout = sample.ids.get("rollout")
     turns = [each for each in inside if each.kind == "turn"]
-    prompts = [turn.prompt for turn in turns if turn.prompt is not None]
-    responses = [turn.response for turn in turns if turn.response is not None]
+    own_counts = [] if turns else [(sample.counts.get("prompt_tokens"), sample.counts.get("response_tokens"))]
+    counts = [(turn.prompt, turn.response) for turn in turns] + own_counts
+    prompts = [prompt for prompt, _ in counts if prompt is not None]
+    responses = [response for _, response in counts if response is not None]
     return SampleRow(
         label=sample.label,
         sample=str(sample.ids.get("sample", "")),
         rollout=rollout if isinstance(rollout, int) else None,
         agent=sample.agent or None,
-        lane=lane,
+        lane=sample.lane(lane),
         file=file,
         start_s=(sample.start_ns - zero_ns) / 1e9,
         end_s=(sample.end_ns - zero_ns) / 1e9,

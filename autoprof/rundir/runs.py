@@ -258,7 +258,7 @@ def _captures(folder: str) -> list[CaptureFile]:
 ENDED = "ended"
 FAILED = "failed"
 NONE_LEFT = (
-    "a run with AUTOPROF=1 makes its folder when a hook applies, or at its end; autoprof doctor lists the recipes"
+    "a run with AUTOPROF=1 makes its folder when a hook applies or at its end; autoprof doctor lists the recipes"
 )
 # Name of the link to the newest run.
 LATEST = "latest"

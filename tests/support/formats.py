@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Struct
 
-from autoprof.cli import documents, recipes, recipes_catalog, recipes_check
+from autoprof.cli import documents, recipes, recipes_catalog, recipes_check, recipes_try
 from autoprof.hooks.recipe import described
 from autoprof.report import beside, model
 from autoprof.rundir import records
@@ -27,7 +27,7 @@ MARK = "<!-- make formats writes the rest, from autoprof/rundir/records.py -->\n
 JSON_PAGE = ROOT / "docs" / "reference" / "json.md"
 JSON_MARK = "<!-- make formats writes the rest, from the structs that commands print -->\n"
 # What the structs of these modules hold of other modules' is described there, or here with them.
-JSON_MODULES = (documents, recipes, recipes_catalog, recipes_check, model, beside)
+JSON_MODULES = (documents, recipes, recipes_try, recipes_catalog, recipes_check, model, beside)
 
 
 def page() -> str:

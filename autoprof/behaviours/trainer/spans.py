@@ -51,7 +51,8 @@ class CallSpan(NamedCall):
         counts: Table from the name of a count to a path. The path leads from a parameter of the call to a number, or to
             a value whose length is the count.
         result_counts: Table as in `counts`, with paths that begin at the result of the call. If a path is empty, the
-            count is the result or its length.
+            count is the result or its length. A number is an item of a list or tuple: `0`, `1.token_ids`. The report
+            reads the counts `prompt_tokens` and `response_tokens`.
         step: Path from a parameter of the call to the number of the step, if the call has the number.
     """
 

@@ -143,3 +143,65 @@ def test_a_recipe_is_known_by_its_name_too(autoprof: Autoprof, tiny: Any) -> Non
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert {hook["state"] for hook in found["hooks"]} == {"not imported"}
+
+
+SAMPLES = """
+import time
+
+class Trainer:
+    def sample(self, index): return [1] * index, "text"
+    def generate(self):
+        for index in range(4): self.sample(index)
+    def mysterious(self):
+        end = time.monotonic() + 0.3
+        while time.monotonic() < end: time.sleep(0.01)
+    def train_step(self):
+        self.generate()
+        self.mysterious()
+    def fit(self):
+        for _ in range(3): self.train_step()
+
+Trainer().fit()
+"""
+READS = '{ kind = "sample", stage = "one", role = "agent", ids = { prompt = "index" }, RESULT }'
+
+
+def samples_recipe(folder: Path, *, stage: bool) -> list[str]:
+    """Write a trainer and its recipe. Return the arguments that try the recipe."""
+    (folder / "train.py").write_text(SAMPLES)
+    options = READS.replace("RESULT", 'result_counts = { tokens = "0", gone = "nothing" }')
+    hooks = [
+        HOOK.format("step", "x", "Trainer.train_step", "step.wrap", "{}", ""),
+        HOOK.format("sample", "x", "Trainer.sample", "span", options, ""),
+        HOOK.format("generate", "x", "Trainer.generate", "stage", X, "") if stage else "",
+    ]
+    (folder / "train.toml").write_text('target = "train"\n' + "".join(hooks).replace("tiny.x", "train.py"))
+    return ["--try", "train.toml", "--", sys.executable, "train.py"]
+
+
+def test_the_time_without_a_stage_names_its_functions(autoprof: Autoprof, tmp_path: Path) -> None:
+    done = autoprof("recipes", "--json", *samples_recipe(tmp_path, stage=True))
+    found = json.loads(done.stdout)
+    assert found["makes_traces"]
+    uncovered = found["uncovered"]
+    assert uncovered["seconds"] == pytest.approx(uncovered["steps_s"], rel=0.1)
+    assert next(iter(uncovered["functions"])).endswith("mysterious")
+    assert "no stage hook" not in done.stderr
+
+
+def test_values_that_a_sample_hook_did_not_read_are_shown(autoprof: Autoprof, tmp_path: Path) -> None:
+    command = samples_recipe(tmp_path, stage=False)
+    found = json.loads(autoprof("recipes", "--json", *command).stdout)
+    read = {value["value"]: (value["times"], value["calls"], value["example"]) for value in found["values"]}
+    assert read == {
+        "ids.prompt": (12, 12, "3"),
+        "result_counts.tokens": (12, 12, "3"),
+        "result_counts.gone": (0, 12, ""),
+    }
+    assert not found["makes_traces"]
+    done = autoprof("recipes", *command)
+    assert "autoprof: no stage hook: this recipe makes no traces\n" in done.stderr
+    assert "no stage ran in 100% of the steps' time" in done.stdout
+    checked = autoprof("recipes", "--check", "train.toml")
+    assert checked.returncode == 0
+    assert "train.toml: note: no stage hook: this recipe makes no traces\n" in checked.stdout
