@@ -105,6 +105,7 @@ def environment(folder: Path, *, captured: bool = False, **variables: str) -> di
     """
     settings = {
         "AUTOPROF": "1",
+        "AUTOPROF_LOG": "warning",
         "AUTOPROF_RANKS": "all",
         "AUTOPROF_RECIPES": str(folder / "lib" / "small.toml"),
         # A capture imports torch, which takes longer than the rest of the test.

@@ -29,6 +29,15 @@ SETTINGS = FOLDER / "settings.md"
 _PART = re.compile(r"(<!-- make formats: (.*?) -->\n).*?(<!-- end -->)", re.DOTALL)
 # Options of all behaviours.
 _COMMON = ("when", "unless")
+# Behaviours for a user's own trainer, in the order of the page. The others are on the page of the internals.
+_OWN = ("step.wrap", "step.begin", "step.end", "step.tick", "step.counter", "step.loop", "stage", "span")
+# Options of these behaviours that only trainers with engines, or loops inside other trainers, need.
+_OF_ENGINES = ("replicas", "workers", "engines", "inner", "outermost", "passes", "mini_batches")
+_LINK = "[path](recipes.md#paths)"
+_PATHS = {
+    "a path that begins with a parameter of the function, such as 'self.state.global_step'": f"a {_LINK}",
+    "a path that begins at the call's result, such as 'token_ids'": f"a {_LINK} from the result",
+}
 
 
 def pages() -> dict[Path, str]:
@@ -76,29 +85,47 @@ def _fields(kind: type[Struct]) -> str:
     return _table(["key", "takes", "", "meaning"], rows)
 
 
-def _behaviours() -> str:
+def _behaviours(own: bool) -> str:
     rows = [
         [
             f"`{name}`",
             summary(kind),
-            ", ".join(f"`{field}`" for field in kind.__struct_encode_fields__ if field not in _COMMON),
+            ", ".join(f"`{field}`" for field in kind.__struct_encode_fields__ if _is_shown(name, field, own)),
         ]
-        for name, kind in known_behaviours().items()
+        for name, kind in _by_use(own).items()
     ]
     return _table(["behaviour", "the hook's attribute", "options"], rows)
 
 
-def _options() -> str:
+def _options(own: bool) -> str:
     users: dict[tuple[str, str, str], list[str]] = defaultdict(list)
     for name, kind in known_behaviours().items():
         texts = described(kind)
         for field in msgspec.structs.fields(kind):
-            users[field.encode_name, takes(field.type), texts.get(field.encode_name, "")].append(name)
+            if _is_shown(name, field.encode_name, own) or (own and field.encode_name in _COMMON):
+                users[field.encode_name, takes(field.type), texts.get(field.encode_name, "")].append(name)
     rows = [
-        [f"`{option}`", "all" if option in _COMMON else ", ".join(f"`{name}`" for name in names), what, text]
+        [f"`{option}`", "all" if option in _COMMON else ", ".join(f"`{name}`" for name in names), _short(what), text]
         for (option, what, text), names in sorted(users.items())
     ]
     return _table(["option", "of", "takes", "meaning"], rows)
+
+
+def _by_use(own: bool) -> dict[str, type[Struct]]:
+    """Return the behaviours for a user's own trainer in the order of `_OWN`, or all others."""
+    kinds = known_behaviours()
+    return {name: kinds[name] for name in (_OWN if own else kinds) if own or name not in _OWN}
+
+
+def _is_shown(behaviour: str, option: str, own: bool) -> bool:
+    """Return True if the table for own trainers, or the table of all others, has the option of a behaviour."""
+    return option not in _COMMON and (behaviour in _OWN and option not in _OF_ENGINES) == own
+
+
+def _short(what: str) -> str:
+    for text, link in _PATHS.items():
+        what = what.replace(text, link)
+    return what
 
 
 def _kinds() -> str:
@@ -163,8 +190,10 @@ _PARTS: dict[str, Callable[[], str]] = {
     **{f"options of {name}": partial(_tool, name) for name in OPTIONS},
     "recipe keys": lambda: _fields(Recipe),
     "hook keys": lambda: _fields(Hook),
-    "behaviours": _behaviours,
-    "options": _options,
+    "own behaviours": partial(_behaviours, True),
+    "behaviours": partial(_behaviours, False),
+    "own options": partial(_options, True),
+    "options": partial(_options, False),
     "kinds": _kinds,
 }
 
