@@ -336,6 +336,18 @@ def test_a_finding_names_its_step_once(text: str, shown: str) -> None:
     assert "#step-5" not in {a["href"] for tag, a in read.elements if tag == "a"}
 
 
+def test_a_finding_shows_its_remedy_and_its_command() -> None:
+    figures = report_pages.figures()
+    (finding,) = figures.findings
+    fields = {name: getattr(finding, name) for name in finding.__struct_fields__}
+    more = {"remedy": f"raise the number of workers {HOSTILE}", "command": "AUTOPROF_WHEN='gen>2x' python train.py"}
+    kind = msgspec.defstruct("Remedied", [*fields, *(name for name in more if name not in fields)], frozen=True)
+    remedied = kind(**(fields | more))
+    read = Read(html.page(msgspec.structs.replace(figures, findings=[remedied])))
+    for text in more.values():
+        assert text in read.text
+
+
 def test_small_changes_are_neither_better_nor_worse() -> None:
     figures = report_pages.figures(compared=True)
     comparison = figures.comparison
