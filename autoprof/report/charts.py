@@ -50,6 +50,8 @@ TITLES = {
 }
 # Maximum number of bars in the chart of steps. More bars would be thinner than a pixel.
 MAX_BARS = 300
+# Maximum number of bars with gaps between them.
+_MAX_APART = 100
 # Maximum number of marks of one kind in a chart. More marks would hide each other.
 MAX_MARKS = 300
 
@@ -306,14 +308,16 @@ def _stacks(
 ) -> list[Path]:
     """Return the bars of each stage as a path. The bars of a stage are on top of the bars of the stages before it."""
     heights = [0.0] * len(means)
+    # Between many bars, gaps would look like stripes.
+    gap = 0.04 * step_range if len(means) <= _MAX_APART else 0.0
     paths = []
     for name, colour in families.items():
         parts = []
         for place, (mean, start) in enumerate(zip(means, starts, strict=True)):
             height = 100 * mean[name] / top
             if height >= 0.01:
-                begin = f"{start + 0.04 * step_range:.6g} {100 - heights[place]:.5g}"
-                parts.append(f"M{begin}h{0.92 * step_range:.5g}v{-height:.4g}h{-0.92 * step_range:.5g}z")
+                begin, bar_width = f"{start + gap:.6g} {100 - heights[place]:.5g}", step_range - 2 * gap
+                parts.append(f"M{begin}h{bar_width:.5g}v{-height:.4g}h{-bar_width:.5g}z")
             heights[place] += height
         paths.append(Path(colour, "".join(parts)))
     return paths
