@@ -108,6 +108,19 @@ def test_it_serves_the_trace_to_perfetto_and_ends_with_ctrl_c(runs: Path) -> Non
         socket.create_connection(("127.0.0.1", port or 0), timeout=5)
 
 
+def test_the_traces_of_the_other_steps_are_made_when_they_are_asked_for(runs: Path) -> None:
+    run = "20261122-010203-abcdef"
+    with opened(runs, run, "--port", "0", "--step", "3") as (_process, lines):
+        page = page_of(lines)
+        status, headers, body = ask(f"{page}{run}-step1.json.gz", Origin=PERFETTO)
+        assert (status, headers["Access-Control-Allow-Origin"]) == (200, PERFETTO)
+        assert json.loads(gzip.decompress(body))["traceEvents"]
+        for name in ("-step4.json.gz", "-step01.json.gz", "-step-1.json.gz", "-step1", "x-step1.json.gz"):
+            assert ask(f"{page}{run}{name}")[0] == 404
+        assert ask(f"{page}{run}-step2.json.gz", Host="evil.example")[0] == 403
+        assert ask(page, path=f"/{run}-step2.json.gz")[0] == 404
+
+
 def test_another_step_and_a_trace_older_than_its_parts(runs: Path) -> None:
     folder = runs / "20261122-010203-abcdef" / "global_step_000002"
     merged = folder / "merged.pt.trace.json.gz"
