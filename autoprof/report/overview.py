@@ -61,7 +61,7 @@ def by_stage(span: StepSpan, sums: StepSums) -> dict[str, float]:
     """Return the seconds of each stage of a step: the longest stage first, then `OTHER`, then `OWN`.
 
     Each second counts for one stage only. autoprof's own time in any process is counted first, then the driver's
-    timers. Time outside of all timers counts for the stages of rank 0 of each role, then for the stages of other ranks.
+    timers. Time outside of all timers counts for the stages of rank 0 of each role, then for the stages of all ranks.
     Under torchrun each rank runs the whole loop: only the driver's own stages count, so the table shows its loop.
     """
     start, end = span.start_ns, span.end_ns
@@ -157,14 +157,14 @@ def recorded_stages(span: StepSpan, sums: StepSums, recorded: Sequence[Interval]
 
 def _stages_ns_in(span: StepSpan, sums: StepSums, intervals: Sequence[Interval]) -> dict[str, int]:
     """Return the nanoseconds of each stage in the intervals `intervals` of a step, without autoprof's own time."""
-    other_ranks = {name: union for name, union in sums.other_ranks.items() if sums.files.get(name) != span.file}
+    all_ranks = {name: union for name, union in sums.stages.items() if sums.files.get(name) != span.file}
     stages_ns: dict[str, int] = defaultdict(int)
     for start, end in intervals:
         covered = Union(sums.profiling.within(start, end))
         for spans in (
             _timers(span, sums),
-            _within(sums.stages, start, end),
-            _within(other_ranks, start, end),
+            _within(sums.first_ranks, start, end),
+            _within(all_ranks, start, end),
         ):
             for low, high in covered.without(start, end):
                 for name, length in exclusive(spans, low, high).items():
@@ -181,7 +181,7 @@ def _timers(span: StepSpan, sums: StepSums) -> list[tuple[str, int, int]]:
 
 def _stages(sums: StepSums, start: int, end: int) -> list[tuple[str, int, int]]:
     """Return the name of each stage with the intervals from `start` to `end` in which any process ran it."""
-    return _within(sums.stages, start, end) + _within(sums.other_ranks, start, end)
+    return _within(sums.stages, start, end)
 
 
 def _within(stages: Mapping[str, Union], start: int, end: int) -> list[tuple[str, int, int]]:

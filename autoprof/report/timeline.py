@@ -166,9 +166,7 @@ class StepSums(Struct):
 
     Attributes:
         timers: The timers of all processes.
-        stages: Dict from the name of each stage to the times in which a process with rank 0 of its role ran the stage.
-        other_ranks: The same for processes with other ranks.
-        files: Dict from the name of each stage to the number of the journal of a process with rank 0.
+        stages: Dict from the name of each stage to the times in which any process ran the stage.
         profiling: The times of the step in which autoprof delayed the run. `RunTimeline` sets them once all journals
             are read, because an export may end in a later step.
         tokens: Dict from the kind of span (`turn` or `request`) to (prompt tokens, response tokens). Tokens of requests
@@ -178,18 +176,20 @@ class StepSums(Struct):
             number of the step before.
         first_ns: The start of the first span with the step's number. The span of the step itself does not count.
         last_ns: The last end of a span with the step's number. The span of the step itself does not count.
+        first_ranks: The same as `stages`, for processes with rank 0 of their role only.
+        files: Dict from the name of each stage to the number of the journal of a process with rank 0.
     """
 
     timers: list[Timer] = []
     stages: dict[str, Union] = {}
-    other_ranks: dict[str, Union] = {}
-    files: dict[str, int] = {}
     profiling: Union = msgspec.field(default_factory=Union)
     tokens: dict[str, tuple[float, float]] = {}
     samples: int = 0
     trains: bool = False
     first_ns: int = EVER
     last_ns: int = 0
+    first_ranks: dict[str, Union] = {}
+    files: dict[str, int] = {}
 
     @property
     def driver(self) -> int:
@@ -386,7 +386,7 @@ class RunTimeline:
             later_stages = Union(
                 piece
                 for sums in steps
-                for stage in (*sums.stages.values(), *sums.other_ranks.values())
+                for stage in sums.stages.values()
                 for piece in stage.within(export.start_ns, export.end_ns)
                 if piece[0] > export.start_ns
             )
@@ -418,14 +418,14 @@ class RunTimeline:
         if end > sums.last_ns:
             sums.last_ns = end
         if kind == "stage":
-            stages = sums.other_ranks if span.rank else sums.stages
-            stage = stages.get(name)
+            stage = sums.stages.get(name)
             if stage is None:
                 name = self._name(span)
-                stage = stages.setdefault(name, Union())
-                if stages is sums.stages:
-                    sums.files[name] = file
+                stage = sums.stages.setdefault(name, Union())
             stage.add(start, end)
+            if not span.rank:
+                sums.first_ranks.setdefault(name, Union()).add(start, end)
+                sums.files[name] = file
         elif kind == "timer":
             sums.timers.append((self._name(span), start, end, file))
         elif kind == "sample":

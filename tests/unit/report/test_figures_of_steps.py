@@ -36,6 +36,28 @@ def test_lanes_are_processes_under_their_roles(tmp_path: Path) -> None:
     assert update.start_s == pytest.approx(found.lanes[1].spans[1].start_s, abs=0.01)
 
 
+def test_the_table_of_a_torchrun_loop_has_the_stages_of_rank_0(tmp_path: Path) -> None:
+    ranks = {
+        f"n{rank}": [
+            span("stage", "collect", 0, collected, role="rollout", rank=rank),
+            span("stage", "update_actor", collected + 1, 20, role="actor", rank=rank),
+            step(20, rank=rank),
+        ]
+        for rank, collected in enumerate((12, 4))
+    }
+    (row,) = figures(timeline(tmp_path / "run", **ranks)).steps
+    assert row.stages == {"collect": 12, "update_actor": 7, "other": 1}
+
+
+def test_a_stage_of_workers_lasts_until_its_slowest_rank_has_ended(tmp_path: Path) -> None:
+    workers = {
+        f"n{rank}": [span("stage", "update_actor", 2, end, role="actor", rank=rank)] for rank, end in enumerate((9, 15))
+    }
+    driver = [span("stage", "update_weights", 15, 18), step(20)]
+    (row,) = figures(timeline(tmp_path / "run", driver=driver, **workers)).steps
+    assert row.stages == {"update_actor": 13, "update_weights": 3, "other": 4}
+
+
 def test_a_long_lane_shows_its_longest_spans_and_counts_the_rest(tmp_path: Path) -> None:
     requests = [
         span("request", "generate", at / 100, at / 100 + (at + 1) / 1000, role="rollout", ids={"replica": 0}, step=None)
