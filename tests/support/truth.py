@@ -115,9 +115,18 @@ def told(finding: Finding) -> str:
 
 
 def finding_differences(
-    report: RunFigures, kind: str, step: int | None, words: Sequence[str], seconds: float
+    report: RunFigures, kind: str, step: int | None, words: Sequence[str], seconds: float, share: float = 0.1
 ) -> list[str]:
-    """Return the differences between the first finding and a planted cause. Without a kind, there must be none."""
+    """Return the differences between the first finding and a planted cause. Without a kind, there must be none.
+
+    Args:
+        report: The report.
+        kind: Kind of the first finding.
+        step: Step of the first finding.
+        words: Words in its sentence or evidence.
+        seconds: Planted seconds, 0 if the finding has no cost.
+        share: Allowed share of the difference between the planted seconds and the cost.
+    """
     if not kind:
         return [finding.text for finding in report.findings]
     if not report.findings:
@@ -127,7 +136,7 @@ def finding_differences(
         return [f"{told(first)}: {first.text}"]
     text = "\n".join([first.text, *first.evidence])
     wrong = [f"{word!r} is missing in: {first.text}" for word in words if word not in text]
-    if seconds and abs(first.seconds - seconds) > 0.1 * seconds:
+    if seconds and abs(first.seconds - seconds) > share * seconds:
         wrong.append(f"costs {first.seconds:.2f} s, not {seconds:.2f} s")
     return wrong
 
