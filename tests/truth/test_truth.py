@@ -89,6 +89,7 @@ def differences(row: Program, folder: Path) -> tuple[list[str], float, Finding |
 
 
 @pytest.mark.truth
+@pytest.mark.needs("torch")
 @pytest.mark.parametrize("row", _rows([*HEALTHY, *PLANTED]))
 def test_the_report_is_true(
     row: Program, tmp_path: Path, request: pytest.FixtureRequest, record_property: truth.Record
