@@ -57,7 +57,7 @@ def healthy(name: str, program: str = "loop", *, known: str = "", quick: bool = 
 HEALTHY = [
     healthy("plain", quick=True),
     healthy("a capture of whole steps", MODE="continuous", quick=True),
-    healthy("stacks and shapes", CONTENTS="cpu,shapes,stack"),
+    healthy("stacks and shapes", CONTENTS="cpu,shapes,stack", quick=True),
     healthy("all contents", CONTENTS=ALL),
     healthy("all contents of whole steps", CONTENTS=ALL, MODE="continuous"),
     healthy("several captured steps", STEPS="2,4:7"),
@@ -74,7 +74,7 @@ HEALTHY = [
     healthy("compilation in step 1", first_s=3),
     healthy("lengths that vary", spread=0.1, steps=16),
     healthy("real work", work=20),
-    healthy("real work with stacks and shapes", work=20, CONTENTS="cpu,shapes,stack", quick=True),
+    healthy("real work with stacks and shapes", work=20, CONTENTS="cpu,shapes,stack"),
     healthy("real work in whole steps", work=20, MODE="continuous"),
     healthy(
         "much work with stacks and shapes in two steps",
