@@ -18,8 +18,10 @@ _FRAME = re.compile(
     r"(?:^|/)autoprof/(?:(?P<leaf>run|rundir|windows)/.*"
     r"|(?:__init__|agent|(?:_boot|base|behaviours|capture|cli|config|hooks)/.*))\.py\(\d+\): "
 )
-# torch's functions that begin and end recordings and ranges.
-_PROFILER = re.compile(r"(?:^|/)torch/(?:profiler|autograd)/profiler\.py\(\d+\): |<built-in method _record_function_")
+# torch's functions that begin and end recordings and ranges, and that ask for the state of the profiler.
+_PROFILER = re.compile(
+    r"(?:^|/)torch/(?:profiler|autograd)/profiler\.py\(\d+\): |<built-in method _(?:record_function_|profiler_)"
+)
 _WAIT = re.compile(
     r"<built-in (?:function (?:sleep|sched_yield|select|wait\w*)>"
     r"|method (?:(?:acquire|__enter__) of _thread\.\w*[lL]ock|get of _queue|\w+ of select\.|recv\w* of _socket"

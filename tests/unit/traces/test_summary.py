@@ -401,6 +401,7 @@ def test_threads_that_run_only_functions_come_last(tmp_path: Path) -> None:
         ("autoprof/capture/profilers/torch.py(332): _end_ranges", False),
         ("torch/profiler/profiler.py(554): _get_distributed_info", False),
         ("<built-in method _record_function_with_args_enter of PyCapsule object at 0x7f0>", False),
+        ("<built-in method _profiler_type of PyCapsule object at 0x7f0>", False),
     ],
 )
 def test_frames_of_profilers_are_left_out(tmp_path: Path, name: str, hides_inner: bool) -> None:
