@@ -307,7 +307,7 @@ def _chosen_loop(run: runs.Run, timeline: RunTimeline, loop: int | None, chosen:
         NotFound: The loop does not exist, or several loops have a chosen step.
     """
     loops = timeline.attempts.loops
-    names = {number: model.loop_title(number, each.trainer) for number, each in loops.items()}
+    names = timeline.attempts.titles
     if loop is not None and loop not in (loops or {1}):
         raise runs.NotFound(f"{run.id} has no loop {loop}; its loops: {model.listed(names.values()) or 'loop 1'}")
     if loop is not None or len(loops) < 2:

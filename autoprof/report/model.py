@@ -11,6 +11,7 @@ import msgspec
 
 from autoprof.base import units
 from autoprof.config import values
+from autoprof.traces.clocks import loop_title
 from autoprof.traces.flame import FlameThread
 from autoprof.traces.summary import EngineFigures, Operator
 
@@ -71,10 +72,6 @@ def seconds_of(stages: Mapping[str, float], wanted: str, kinds_of: Mapping[str, 
 def open_title(going_on: bool) -> str:
     """Return the title of the table of open spans. `going_on` is True for a run that is running."""
     return "Open now" if going_on else "Open at its end"
-
-
-def loop_title(loop: int, trainer: str) -> str:
-    return f"loop {loop}" + (f" ({trainer})" if trainer else "")
 
 
 def several(count: int, what: str) -> str:

@@ -528,6 +528,7 @@ def choose_step(
     if number is None and matching:
         raise NotFound(f"{run_id} has several steps; choose with --step: {units.ranges(numbers)}")
     wanted_step = "captured step" if number is None else f"step {number}"
+    wanted_step += "" if loop is None else f" in loop {loop}"
     raise NotFound(f"{run_id} has no {wanted_step}; {no_step(number, numbers)}")
 
 

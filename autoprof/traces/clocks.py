@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Raw, Struct
 
+from autoprof.base.redact import writable
 from autoprof.rundir import file_names
 from autoprof.rundir.journal import EVER, Journal, lines
 from autoprof.rundir.layout import RunDir
@@ -254,6 +255,11 @@ def is_of(line: Line, since_ns: int, until_ns: int) -> bool:
     return line.end_ns > since_ns and line.start_ns < until_ns
 
 
+def loop_title(number: int, trainer: str) -> str:
+    """Return a text such as `loop 2 (GRPOTrainer)`. `trainer` is empty if the class is unknown."""
+    return f"loop {number}" + (f" ({writable(trainer)})" if trainer else "")
+
+
 class Loop(Struct):
     """Steps of one trainer of a run.
 
@@ -353,6 +359,11 @@ class Attempts:
             self.starts.append(starts[number] if place else start)
             self.loop_of.append(loops_before + number)
             self.loops.setdefault(loops_before + number, Loop("", number))
+
+    @property
+    def titles(self) -> dict[int, str]:
+        """Return a text such as `loop 2 (GRPOTrainer)` for each loop, by its number."""
+        return {number: loop_title(number, loop.trainer) for number, loop in self.loops.items()}
 
     def periods(self, loop: int) -> list[tuple[int, int]]:
         """Return the start and the end of each period of a loop, as `around` does."""

@@ -288,30 +288,30 @@ def chosen(run: Run, number: int | None, loop: int | None = None) -> Step:
         NotFound: The step has no captures and no spans in the timeline, or several loops have the step.
     """
     attempts = timeline_reader.attempts_of(run)
-    names = {
-        place: f"loop {place}" + (f" ({each.trainer})" if each.trainer else "")
-        for place, each in attempts.loops.items()
-    }
     captured_steps = clocks.steps_by_loop(run.steps, attempts)
     try:
-        return runs.choose_step(run.id, captured_steps, number, loop, names)
+        return runs.choose_step(run.id, captured_steps, number, loop, attempts.titles)
     except NotFound:
         if number is None or any(step.number == number and loop in (None, step.loop) for step in captured_steps):
             raise
-        folder = RunDir(Path(run.path)).step(number)
-        having = [
-            place
-            for place in (attempts.loops or {1})
-            if loop in (None, place)
-            and timeline_reader.spans_of_step(Path(run.path), number, periods=attempts.periods(place) or ALWAYS)
-        ]
+        having = _loops_with_step(run, attempts, number, loop)
         if len(having) > 1:
-            raise NotFound(runs.in_several_loops(run.id, number, [names[place] for place in having])) from None
+            titles = [attempts.titles[each] for each in having]
+            raise NotFound(runs.in_several_loops(run.id, number, titles)) from None
         if not having:
             raise
         on_disk = attempts.loops[having[0]].on_disk if attempts.loops else 1
-        folder = RunDir(Path(run.path)).step(number, on_disk)
-        return Step(number, str(folder), loop=having[0])
+        return Step(number, str(RunDir(Path(run.path)).step(number, on_disk)), loop=having[0])
+
+
+def _loops_with_step(run: Run, attempts: clocks.Attempts, number: int, loop: int | None) -> list[int]:
+    """Return the numbers of the loops whose timeline has spans of a step: of all loops, or only of `loop`."""
+    return [
+        each
+        for each in (attempts.loops or {1})
+        if loop in (None, each)
+        and timeline_reader.spans_of_step(Path(run.path), number, periods=attempts.periods(each) or ALWAYS)
+    ]
 
 
 def plan_step_merge(run: Run, step: Step, options: MergeOptions) -> Work:
