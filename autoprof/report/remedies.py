@@ -153,7 +153,7 @@ REMEDIES = {
     "no_stage": Remedy("Find the part of the loop that no stage names; it may load data", watch, ("data",)),
     "checkpoint": Remedy("Save less often", look, ("checkpoint",)),
     "validation": Remedy("Validate less often, or with fewer samples", look, ("validation",)),
-    "growth": Remedy("Find what grows with each step, such as a list, a cache or a log", look),
+    "growth": Remedy("Compare an early step with a late one; look for a list, a log or a cache that grows", look),
     "slow_step": Remedy("Capture the next slow step", capture(when="step>1.2x")),
     "cpu_bound": Remedy("Use CUDA graphs or larger batches", look, ("CUDA graphs", "batch")),
     "device_idle": Remedy("Give the device more work at a time", look, ("requests",)),

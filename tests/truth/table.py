@@ -12,7 +12,6 @@ ALL = "cpu,stack,shapes,memory,module"
 # Kinds of findings about the whole run.
 OF_RUN = ("death", "growth")
 # Reason of the rows that wait for the names of causes outside of stages.
-UNNAMED = "no finding names a function outside of stages yet"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +80,6 @@ HEALTHY = [
         work=200,
         STEPS="2,5",
         CONTENTS="cpu,shapes,stack",
-        known="an export in the next step holds the interpreter's lock, which counts as time of the trainer",
     ),
     healthy("work between stages", between_s=0.03),
     healthy("generation one step ahead", ahead=True, quick=True),
@@ -128,13 +126,13 @@ def planted(
 
 PLANTED = [
     # Outside of stages: the place is the planted function.
-    planted("data", "no_stage", "between generate and reward", "load_batch", cause="data", known=UNNAMED, quick=True),
-    planted("import in step 1", "no_stage", "before generate", "slow_module", cause="import", step=1, known=UNNAMED),
-    planted("garbage collection", "no_stage", "collect_garbage", cause="gc", known=UNNAMED),
-    planted("lock", "no_stage", "wait_for_lock", cause="lock", known=UNNAMED),
-    planted("disk", "no_stage", "write_results", cause="disk", known=UNNAMED),
-    planted("slow logging", "no_stage", "log_metrics", cause="http", known=UNNAMED),
-    planted("sleeping driver", "no_stage", "sleeping_driver", cause="sleep", known=UNNAMED),
+    planted("data", "no_stage", "between generate and reward", "load_batch", cause="data", quick=True),
+    planted("import in step 1", "no_stage", "before generate", "slow_module", cause="import", step=1),
+    planted("garbage collection", "no_stage", "collect_garbage", cause="gc"),
+    planted("lock", "no_stage", "wait_for_lock", cause="lock"),
+    planted("disk", "no_stage", "write_results", cause="disk"),
+    planted("slow logging", "no_stage", "log_metrics", cause="http"),
+    planted("sleeping driver", "no_stage", "sleeping_driver", cause="sleep"),
     # In a stage.
     planted("weight sync", "weight_sync", stages=SYNC, at="update_weights"),
     planted("checkpoint", "checkpoint", "save_checkpoint", save=3, extra_s=0.1, at="save_checkpoint"),
