@@ -181,6 +181,7 @@ class Program:
         if on:
             variables |= {
                 "AUTOPROF": "1",
+                "AUTOPROF_LOG": "notice",
                 "AUTOPROF_RECIPES": str(LIBRARY / "tinyrl.toml"),
                 "AUTOPROF_STEPS": self.directive("steps", "::1" if recording else ""),
                 "AUTOPROF_DIR": str(runs),

@@ -1,3 +1,4 @@
+#: set: AUTOPROF_LOG=warning
 """sys.exit with all kinds of codes, in stages."""
 
 import subprocess

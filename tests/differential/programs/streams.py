@@ -10,6 +10,7 @@
 #: shell: exec $PYTHON {script} 2>&1
 #: shell: exec $PYTHON {script} 2>/dev/null
 #: shell: exec $PYTHON {script} 1>file 2>file
+#: set: AUTOPROF_LOG=warning
 """Standard streams that are closed, on a full device, or redirected."""
 
 import os
