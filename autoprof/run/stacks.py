@@ -265,8 +265,9 @@ class _FailedThreads(process.State):
         self.texts: list[str] = []
         # autoprof imports a copy of `threading`, but the program's threads call the hook of the original.
         module: Any = sys.modules.get("threading")
-        if getattr(self, "hook", None) is not None and module.excepthook is self.hook:
-            module.excepthook = self.former
+        for name in ("excepthook", "__excepthook__"):
+            if getattr(self, "hook", None) is not None and getattr(module, name, None) is self.hook:
+                setattr(module, name, self.former)
         self.hook: Callable[[Any], Any] | None = None
         self.former: Callable[[Any], Any] | None = None
 
@@ -287,6 +288,9 @@ class _FailedThreads(process.State):
                 return former(args)
 
             self.hook, self.former = excepthook, former
+            if former is module.__excepthook__:
+                # Programs compare the two, to see if a hook is set.
+                module.__excepthook__ = excepthook
             module.excepthook = excepthook
 
 

@@ -230,6 +230,7 @@ RIGHT = [
         "@HERE",
         "KeyError",
         "@THERE",
+        quick=True,
     ),
     alone(
         "task-dead",
@@ -239,6 +240,7 @@ RIGHT = [
         "@HERE",
         "KeyError",
         "@THERE",
+        quick=True,
     ),
     alone(
         "own-pool",
@@ -247,6 +249,7 @@ RIGHT = [
         "[each.result() for each in [pool.submit(outer) for _ in range(2)]]",
         "@HERE",
         "all 2 threads of pool",
+        quick=True,
     ),
     alone(
         "pool-worker-dead",
@@ -327,7 +330,7 @@ RIGHT = [
     alone(
         "own-oom", "class OutOfMemoryError(Exception): pass\nraise OutOfMemoryError('pid=7') # HERE", "@HERE", wait_s=60
     ),
-    alone("term", "time.sleep(600) # HERE", "@HERE", act="TERM"),
+    alone("term", "time.sleep(600) # HERE", "step 4 was stuck for at least", "@HERE", act="TERM", quick=True),
     # Runs without a problem.
     Row("fine", "steps(lambda number: time.sleep(0.05))", wait_s=60, quick=True),
     Row(
