@@ -295,18 +295,21 @@ def busy(processes: Sequence[Process]) -> Iterator[Sentence]:
     for process, work in workers[:3]:
         stage = f" in {process.stage.name}" if process.stage is not None else ""
         doing = f"waits for {work.who}" if work.awaited else "is"
-        text = f"{process.name} {doing} in {work.place}{stage}{_beside(process)}"
+        text = f"{process.name} {doing} in {work.place}{stage}{_beside(process, work.place)}"
         yield Sentence(text, process.stack_lines(), process.file)
 
 
-def _beside(process: Process) -> str:
+def _beside(process: Process, place: str) -> str:
     """Return a text about the threads and tasks of a process that its main thread may wait for.
 
-    If the main thread waits, these are the threads that run code of the user. A failed thread or task is also named.
+    If the main thread waits, these are the threads that run code of the user elsewhere than in `place`. A failed thread
+    or task is also named.
     """
     texts = [f"its {text}" for text in process.failed[:1]]
     if process.waits_for_thread:
-        others = [work for work in process.working if work.own and not work.main and not work.awaited]
+        others = [
+            work for work in process.working if work.own and not work.main and not work.awaited and work.place != place
+        ]
         if len({work.place for work in others}) == 1:
             who = f"its thread {others[0].who} is" if len(others) == 1 else f"its {len(others)} other threads are"
             texts.append(f"{who} in {others[0].place}")

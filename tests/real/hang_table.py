@@ -433,4 +433,89 @@ RAY = [
         wait_s=60.0,
     ),
 ]
-ROWS = [*RIGHT, *RAY]
+# Scenarios that were thought of without a look at the code.
+BLIND = [
+    alone(
+        "sqlite",
+        "import sqlite3\none = sqlite3.connect('d'); one.execute('begin exclusive')\nsqlite3.connect('d', timeout=600).execute('begin exclusive') # HERE",
+        "@HERE",
+    ),
+    alone("pause", "signal.pause() # HERE", "@HERE"),
+    alone("child-reads", "import subprocess\nsubprocess.Popen(['cat'], stdin=-1).wait() # HERE", "@HERE"),
+    alone(
+        "async-lock",
+        "import asyncio\nasync def main():\n    lock = asyncio.Lock()\n    async with lock:\n        await lock.acquire() # HERE\nasyncio.run(main())",
+        "@HERE",
+    ),
+    alone(
+        "one-of-four",
+        "from concurrent.futures import ThreadPoolExecutor\ndef score(index):\n    if index == 3: time.sleep(600) # HERE\nwith ThreadPoolExecutor(4) as pool:\n    list(pool.map(score, range(4)))",
+        "@HERE",
+    ),
+    alone(
+        "producer-process-dead",
+        "import multiprocessing\ncontext = multiprocessing.get_context('fork')\nitems = context.Queue()\ncontext.Process(target=os._exit, args=(3,)).start()\nitems.get() # HERE",
+        "@HERE",
+    ),
+    alone(
+        "child-join",
+        "import multiprocessing\nchild = multiprocessing.get_context('fork').Process(target=time.sleep, args=(600,))\nchild.start()\nchild.join() # HERE",
+        "@HERE",
+    ),
+    alone("c-sum", "sum(range(10**12)) # HERE", "did not answer", "@HERE"),
+    alone("full-queue", "import queue\nitems = queue.Queue(1)\nitems.put(1)\nitems.put(2) # HERE", "@HERE"),
+    Row(
+        "at-exit",
+        "import atexit\ndef upload():\n    stuck()\n    time.sleep(600) # HERE\natexit.register(upload)\nsteps(lambda number: None)",
+        "train.py",
+        ("@HERE",),
+        wait_s=5,
+    ),
+    Row(
+        "last-thread",
+        "def upload():\n    stuck()\n    time.sleep(600) # HERE\nsteps(lambda number: None)\nthreading.Thread(target=upload).start()",
+        "train.py",
+        ("@HERE",),
+        wait_s=5,
+    ),
+    Row(
+        "skipped",
+        "def body(number):\n    reduce()\n    if number == 3 and RANK == 1:\n        stuck()\n        return\n    reduce() # THERE\nbegin()\nsteps(body, 3)\nif RANK == 1:\n    time.sleep(600) # HERE",
+        "rank 1",
+        ("has not joined", "@HERE"),
+        ranks=2,
+        wait_s=4,
+    ),
+    Row(
+        "leaves-early",
+        "def body(number):\n    reduce()\n    if number == 3 and RANK == 1:\n        sys.exit(0) # HERE\n    reduce()\nbegin()\nsteps(body)",
+        "actor rank 1",
+        ("exited with status 0", "@HERE"),
+        ranks=2,
+        launcher=True,
+        wait_s=60,
+    ),
+    Row(
+        "three-ranks",
+        "def body(number):\n    reduce()\n    if number == 3 and RANK == 2:\n        stuck()\n        time.sleep(600) # HERE\n    reduce()\nbegin()\nsteps(body)",
+        "actor rank 2",
+        ("has not joined", "@HERE"),
+        ranks=3,
+        wait_s=5,
+    ),
+    Row(
+        "second-run-of-stage",
+        "def body(number):\n    reduce()\n    if number == 2 and RANK == 0:\n        stuck()\n        open('/dev/random').read() # HERE\n    reduce()\nbegin()\nsteps(body)",
+        "actor rank 0",
+        ("@HERE",),
+        ranks=2,
+        wait_s=5,
+    ),
+]
+# Rows that fail today, with the reason.
+FAILS = {
+    "pool-worker-dead": "multiprocessing replaces a dead worker, so no stack shows that it died",
+    "c-sum": "the only process holds the interpreter's lock; doctor reports its step after a minute",
+    "at-exit": "autoprof has ended when functions run that the program registered with atexit before it",
+}
+ROWS = [row._replace(fails=FAILS.get(row.name, "")) for row in (*RIGHT, *RAY, *BLIND)]
