@@ -9,12 +9,13 @@ import socket
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
-from tests.support import helpers, judged_runs
+from tests.support import helpers, judged_runs, processes
 from tests.support.launchers import NOT_SET, by_hand
 
 BEGIN = """import os, signal, sys, threading, time
@@ -144,7 +145,12 @@ def _running(row: Row, program: str, folder: Path, switch: str) -> Iterator[list
     folder.mkdir(parents=True)
     (folder / "train.py").write_text(program)
     settings = {"AUTOPROF": switch, "AUTOPROF_STEPS": "", "AUTOPROF_WHEN": "hang>1s", "AUTOPROF_LOOK_MS": _LOOK_MS}
-    settings |= {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "TMPDIR": str(folder)}
+    settings |= {
+        processes.TAG: uuid.uuid4().hex,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONUNBUFFERED": "1",
+        "TMPDIR": str(folder),
+    }
     if row.lib:
         place = judged_runs.Place(folder / "place")
         lib = str(place.folder / "lib")
@@ -167,18 +173,17 @@ def _running(row: Row, program: str, folder: Path, switch: str) -> Iterator[list
     try:
         yield started  # type: ignore[misc]
     finally:
-        # Each process leads a session with the processes that it started.
-        for session in {process.pid for process in started}:
-            _end_session(session)
+        _end_all(settings[processes.TAG])
         for process in started:
             process.wait(timeout=60)
 
 
-def _end_session(session: int) -> None:
+def _end_all(tag: str) -> None:
+    """End all processes that have the tag in their environment: the ranks of torchrun and Ray begin new sessions."""
     for name in os.listdir("/proc"):
         if name.isdecimal():
             with contextlib.suppress(OSError):
-                if os.getsid(int(name)) == session:
+                if f"{processes.TAG}={tag}".encode() in Path("/proc", name, "environ").read_bytes():
                     os.kill(int(name), signal.SIGKILL)
 
 
