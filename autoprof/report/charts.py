@@ -104,7 +104,7 @@ class Row(msgspec.Struct, frozen=True):
     bars: list[Bar]
 
 
-class Tick(msgspec.Struct, frozen=True):
+class AxisTick(msgspec.Struct, frozen=True):
     """A label of an axis, and its position in percent."""
 
     at: float
@@ -133,7 +133,7 @@ class RowsChart(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     rows: list[Row]
-    ticks: list[Tick]
+    ticks: list[AxisTick]
     axis: str
     key: list[str]
     shades: list[Shade] = []
@@ -184,9 +184,9 @@ class StepsChart(msgspec.Struct, frozen=True, kw_only=True):
     paths: list[Path]
     hovers: list[Hover]
     marks: list[Mark]
-    x_ticks: list[Tick]
-    y_ticks: list[Tick]
-    rate_ticks: list[Tick]
+    x_ticks: list[AxisTick]
+    y_ticks: list[AxisTick]
+    rate_ticks: list[AxisTick]
     rate: str
     key: list[str]
 
@@ -195,8 +195,8 @@ class DoneChart(msgspec.Struct, frozen=True, kw_only=True):
     """A chart of the number of ended samples over time. The view box has 1000 by 100 units."""
 
     area: str
-    x_ticks: list[Tick]
-    y_ticks: list[Tick]
+    x_ticks: list[AxisTick]
+    y_ticks: list[AxisTick]
     shade: Shade | None
 
 
@@ -210,10 +210,12 @@ def ticks(top: float, count: int = 5) -> list[float]:
     return [round(unit * place, 12) for place in range(int(top / unit + 1e-9) + 1)]
 
 
-def _axis(top: float, show: str = "seconds", count: int = 5) -> list[Tick]:
+def _axis(top: float, show: str = "seconds", count: int = 5) -> list[AxisTick]:
     """Return the labels of an axis from 0 to `top`. `show` is `seconds` or `number`."""
     shown = units.seconds if show == "seconds" else units.number
-    return [Tick(round(100 * value / top, 2) if top else 0.0, _trimmed(shown(value))) for value in ticks(top, count)]
+    return [
+        AxisTick(round(100 * value / top, 2) if top else 0.0, _trimmed(shown(value))) for value in ticks(top, count)
+    ]
 
 
 def _trimmed(text: str) -> str:
@@ -356,10 +358,10 @@ def _marks(steps: Sequence[StepRow], width: float, top: float) -> list[Mark]:
     ]
 
 
-def _step_ticks(first: int, last: int, width: float) -> list[Tick]:
+def _step_ticks(first: int, last: int, width: float) -> list[AxisTick]:
     unit = max(1, round([*ticks(last - first, 10), 1.0][1])) if last > first else 1
     numbers = range(-(-first // unit) * unit, last + 1, unit)
-    return [Tick(round(100 * (number - first + 0.5) / width, 2), f"{number}") for number in numbers]
+    return [AxisTick(round(100 * (number - first + 0.5) / width, 2), f"{number}") for number in numbers]
 
 
 def _line(points: Iterable[tuple[float, float | None]], top: float) -> str:

@@ -36,7 +36,7 @@ from autoprof.rundir.journal import (
 from autoprof.rundir.layout import Stamp
 from autoprof.rundir.records import EXPORT, HAND_OVER, Line
 from autoprof.traces import clocks
-from autoprof.traces.clocks import NO_PROGRAMS, Attempts, Loop
+from autoprof.traces.clocks import NO_PROGRAMS, Attempts, TrainerLoop
 from autoprof.traces.event_rows import OTHER_NAMES
 from autoprof.traces.reader import TraceError
 
@@ -511,7 +511,7 @@ class RunTimeline:
         self.validations = index.validations
         self.attempts.starts, self.attempts.first_steps = index.attempts, set(index.first_steps)
         self.attempts.loop_of = index.loop_of
-        self.attempts.loops = {number: Loop(*loop) for number, loop in index.loops.items()}
+        self.attempts.loops = {number: TrainerLoop(*loop) for number, loop in index.loops.items()}
         self.reader.left_out.update({(file, reason): count for file, reason, count in index.left_out})
         self._distinct.beyond.update(index.beyond)
         return True

@@ -260,7 +260,7 @@ def loop_title(number: int, trainer: str) -> str:
     return f"loop {number}" + (f" ({writable(trainer)})" if trainer else "")
 
 
-class Loop(Struct):
+class TrainerLoop(Struct):
     """Steps of one trainer of a run.
 
     Attributes:
@@ -295,7 +295,7 @@ class Attempts:
         self._trainers: dict[tuple[int, int], str] = {}
         self.starts: list[int] = []
         self.loop_of: list[int] = []
-        self.loops: dict[int, Loop] = {}
+        self.loops: dict[int, TrainerLoop] = {}
         self.trainers: set[int] = set()
         self.first_steps: set[int] = set()
 
@@ -353,12 +353,12 @@ class Attempts:
             for number, loop_start in self._loop_starts.get(file, {}).items():
                 starts[number] = min(loop_start, starts.get(number, loop_start))
                 trainer = self._trainers[file, number]
-                loop = self.loops.setdefault(loops_before + number, Loop(trainer, number))
+                loop = self.loops.setdefault(loops_before + number, TrainerLoop(trainer, number))
                 loop.trainer = loop.trainer or trainer
         for place, number in enumerate(sorted(starts) or [1]):
             self.starts.append(starts[number] if place else start)
             self.loop_of.append(loops_before + number)
-            self.loops.setdefault(loops_before + number, Loop("", number))
+            self.loops.setdefault(loops_before + number, TrainerLoop("", number))
 
     @property
     def titles(self) -> dict[int, str]:

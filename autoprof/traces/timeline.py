@@ -15,7 +15,7 @@ from autoprof.rundir import journal, layout, processes, runs
 from autoprof.rundir.journal import EVER, Journal, JournalIndex, SpanReader
 from autoprof.rundir.records import Line
 from autoprof.rundir.runs import Run
-from autoprof.traces.clocks import Attempts, Loop, is_of, programs_of
+from autoprof.traces.clocks import Attempts, TrainerLoop, is_of, programs_of
 from autoprof.traces.rewrite import ProcessGroup, RewrittenEvent, Tally, lay_out, microseconds
 
 # Maximum number of spans of a step that are kept. No viewer shows more.
@@ -68,7 +68,7 @@ def attempts_of(run: Run) -> Attempts:
     attempts = Attempts()
     if index is not None:
         attempts.starts, attempts.loop_of = index.attempts, index.loop_of
-        attempts.loops = {number: Loop(*loop) for number, loop in index.loops.items()}
+        attempts.loops = {number: TrainerLoop(*loop) for number, loop in index.loops.items()}
         return attempts
     for place, file in enumerate(files):
         for span in journal.search(file, (b'"role":"trainer"',)):
