@@ -150,7 +150,7 @@ REMEDIES = {
     "weight_sync": Remedy("Capture the next slow weight sync", capture(when="weight_sync>2x")),
     "weight_sync_share": Remedy("Send weights in larger pieces, or less often", look, ("weight sync",)),
     "idle_gap": Remedy("Move this work of the driver to the workers, or do it while they work", look),
-    "no_stage": Remedy("Find the part of the loop that no stage names; it may load data", watch, ("data",)),
+    "no_stage": Remedy("Make this part of the loop faster, or name it with a `stage` hook", watch, ("data",)),
     "checkpoint": Remedy("Save less often", look, ("checkpoint",)),
     "validation": Remedy("Validate less often, or with fewer samples", look, ("validation",)),
     "growth": Remedy("Compare an early step with a late one; look for a list, a log or a cache that grows", look),

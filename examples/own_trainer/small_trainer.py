@@ -7,7 +7,7 @@ from torch import nn
 
 VOCABULARY, LENGTH, BATCH = 32, 12, 64
 # The policy is evaluated after this number of steps, on this number of sequences.
-EVALUATE_EVERY, EVALUATED = 6, 8192
+EVALUATE_EVERY, EVALUATED = 6, 32768
 
 
 class Policy(nn.Module):
@@ -64,9 +64,10 @@ class Trainer:
     @torch.no_grad()
     def evaluate(self) -> float:
         """Return the mean reward of many sequences with the most probable tokens."""
-        tokens = torch.randint(VOCABULARY, (EVALUATED, 1))
+        tokens, state = torch.randint(VOCABULARY, (EVALUATED, 1)), None
         for _ in range(LENGTH):
-            tokens = torch.cat([tokens, self.policy(tokens)[:, -1:].argmax(-1)], dim=1)
+            hidden, state = self.policy.recurrent(self.policy.embedding(tokens[:, -1:]), state)
+            tokens = torch.cat([tokens, self.policy.head(hidden).argmax(-1)], dim=1)
         return float(reward(tokens).mean())
 
     def update(self, tokens: torch.Tensor, rewards: torch.Tensor) -> None:

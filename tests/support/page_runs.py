@@ -39,6 +39,10 @@ _VARIES = [
     (r"\d[\d,.]* ?(B|bytes|kB|MB|GB)(?!\w)", "SIZE"),
     (r"[-+]?\d[\d,.]* ?%", "SHARE"),
     (r"[▁-▟━╸╺─]+", "BAR"),
+    # On a busy machine, autoprof may still write the traces of a step in the next one.
+    (r"\((\d+|no) regular step[^)]*\)", "(STEPS)"),
+    (r"this run has \d+", "this run has COUNT"),
+    (r": about TIME .* at \w+\.py:\d+ \w+( TIME)?", ": about TIME at PLACE"),
     (r" {2,}", "  "),
 ]
 # Patterns of the ids, dates and process ids that a page shows, and the text for the n-th of them. So the outputs of one
