@@ -15,7 +15,7 @@ import msgspec
 from autoprof.base.redact import writable
 from autoprof.report.build import tokens_per_s, versions_of
 from autoprof.report.model import OWN, SCHEMA
-from autoprof.report.overview import Overview, Recorded, basis, shares, typical_steps
+from autoprof.report.overview import Overview, Recorded, basis, own_seconds, shares, typical_steps
 from autoprof.report.timeline import RunTimeline, journals_of
 from autoprof.rundir.runs import Run
 
@@ -88,7 +88,7 @@ def _row(run: Run) -> RunRow:
         command=run.info.command,
         steps=len(overview.rows),
         basis=basis(overview.rows) if overview.rows else "",
-        median_s=median(row.seconds for row in typical_rows) if typical_rows else None,
+        median_s=median(map(own_seconds, typical_rows)) if typical_rows else None,
         tokens_per_s=tokens_per_s(typical_rows),
         stages={stage.name: stage.seconds / len(typical_rows) for stage in stages},
         kinds={stage.name: stage.kind for stage in stages if stage.kind},

@@ -23,6 +23,7 @@ from autoprof.report.overview import (
     Overview,
     Recorded,
     basis,
+    own_seconds,
     shares,
     shares_of_kinds,
     typical_steps,
@@ -232,7 +233,7 @@ class _Reading:
             stages=self._stages,
             kinds=shares_of_kinds(overview.rows, self._stages),
             basis=basis(overview.rows) if overview.rows else "",
-            median_s=median(row.seconds for row in typical_rows) if typical_rows else None,
+            median_s=median(map(own_seconds, typical_rows)) if typical_rows else None,
             tokens_per_s=tokens_per_s(typical_rows),
             findings=_ordered(run, death_findings, findings.abridged(step_findings)),
             details=[_with_findings(step, step_findings) for step in steps],
@@ -437,7 +438,7 @@ def versions_of(run: Run) -> dict[str, str]:
 
 def tokens_per_s(rows: Sequence[StepRow]) -> float | None:
     """Return the response tokens per second of the steps, or None if their tokens are unknown."""
-    counted_steps = [(row.response_tokens, row.seconds) for row in rows if row.response_tokens is not None]
+    counted_steps = [(row.response_tokens, own_seconds(row)) for row in rows if row.response_tokens is not None]
     total_s = sum(took for _, took in counted_steps)
     return sum(tokens for tokens, _ in counted_steps) / total_s if total_s else None
 

@@ -508,7 +508,8 @@ class RunFigures(msgspec.Struct, frozen=True, kw_only=True):
     # The steps, ordered by number. If a step ran again after the run was resumed, only its last execution is listed.
     steps: list[StepRow]
     stages: list[StageShare]  # The stages, the longest seconds first, then `other`, then `autoprof's own`.
-    median_s: float | None  # The median of the seconds of the steps that `basis` names.
+    # The median of the seconds of the steps that `basis` names, without the time that autoprof and recording took.
+    median_s: float | None
     # Generated tokens of the steps that `basis` names, divided by the seconds of these steps. None if the timeline
     # contains no numbers of tokens.
     tokens_per_s: float | None
