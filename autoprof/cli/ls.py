@@ -10,7 +10,6 @@ import msgspec
 from autoprof.base import units
 from autoprof.cli import arguments, console
 from autoprof.cli.documents import Listed, ListedRun, ListedSpan
-from autoprof.report import causes
 from autoprof.rundir import processes, runs
 from autoprof.rundir.records import OpenSpan
 from autoprof.rundir.runs import CaptureFile
@@ -73,8 +72,11 @@ def _show(listed_runs: list[runs.Run], as_json: bool, captures: bool) -> int:
         if run.info.no_hooks:
             console.complain(f"ls: {run.id} has no profile, because no hook was applied: {run.info.no_hooks}", 0)
     for run in listed_runs[-_MAX_DEATH_CHECKS:]:
-        if not run.state.startswith(runs.ENDED) and (cause := causes.first_sentence(run)):
-            console.complain(f"ls: {run.id}: {cause}", 0)
+        if not run.state.startswith(runs.ENDED):
+            from autoprof.report import causes  # most runs ended well
+
+            if cause := causes.first_sentence(run):
+                console.complain(f"ls: {run.id}: {cause}", 0)
     if captures:
         print()
         console.show(["step", "capture", "state", "size"], _capture_rows(listed_runs[0]), drop=("size", "step"))

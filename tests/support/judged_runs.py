@@ -127,7 +127,8 @@ def problems(run: Path) -> list[str]:
 
 def steps(run: Path) -> list[int]:
     """Return the numbers of the ended steps in `autoprof report`, or an empty list if it finds no run."""
-    return [step["number"] for step in asked("report", str(run)).get("steps", [])]
+    report = asked("report", str(run))
+    return sorted({step["number"] for part in report.get("loops") or [report] for step in part.get("steps", [])})
 
 
 def opened(run: Path) -> list[tuple[str, int]]:
