@@ -219,4 +219,3 @@ $(VENV)/.ready-for-tests: $(VENV)/.ready tests/requirements.txt
 
 clean:
 	rm -rf $(VENV) .venvs site autoprof_runs examples/verl_cpu/.assets
-/root/.pyenv/libexec/pyenv-hooks: line 24: enable: cannot open shared object /root/.pyenv/libexec/pyenv-realpath.dylib: /root/.pyenv/libexec/pyenv-realpath.dylib: cannot open shared object file: No such file or directory
