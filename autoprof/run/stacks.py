@@ -259,47 +259,63 @@ _MAX_FAILED = 4
 
 
 class _FailedThreads(process.State):
-    """Sentences about the threads of this process that ended with an exception, and the replaced `excepthook`."""
+    """Sentences about the threads of this process that ended with an exception.
+
+    `threading` calls `Thread._invoke_excepthook` if an exception ends a thread. Each thread has its own function, and
+    `threading._make_invoke_excepthook` makes it. A program may set, compare and restore `threading.excepthook` and
+    `threading.__excepthook__`, so these stay as they are.
+    """
 
     def reset(self) -> None:
         self.texts: list[str] = []
-        # autoprof imports a copy of `threading`, but the program's threads call the hook of the original.
-        module: Any = sys.modules.get("threading")
-        for name in ("excepthook", "__excepthook__"):
-            if getattr(self, "hook", None) is not None and getattr(module, name, None) is self.hook:
-                setattr(module, name, self.former)
-        self.hook: Callable[[Any], Any] | None = None
-        self.former: Callable[[Any], Any] | None = None
+        if (former := getattr(self, "former", None)) is not None:
+            self._module()._make_invoke_excepthook = former
+        self.former: Callable[[], Callable[[Any], Any]] | None = None
 
     def after_fork_in_child(self) -> None:
         self.texts = []
 
+    @staticmethod
+    def _module() -> Any:
+        # autoprof imports a copy of `threading`, but the program's threads belong to the original.
+        return sys.modules.get("threading")
+
     def watch(self) -> None:
-        """Replace the `excepthook` of `threading`."""
-        module: Any = sys.modules.get("threading")
-        if self.hook is None and module is not None:
-            former = module.excepthook
+        """Record the exceptions of all threads, also of those that exist already."""
+        module = self._module()
+        former = getattr(module, "_make_invoke_excepthook", None)
+        if self.former is not None or former is None:
+            return
+        self.former = former
+        module._make_invoke_excepthook = lambda: self._recording(former())
+        for thread_ref in list(module._dangling.data):
+            if (thread := thread_ref()) is not None:
+                members = object.__getattribute__(thread, "__dict__")
+                members["_invoke_excepthook"] = self._recording(members["_invoke_excepthook"])
 
-            def excepthook(args: Any, /) -> Any:
-                with seam.guard("the exception of a thread can't be recorded", log.error_once):
-                    name = args.thread.name if args.thread is not None else "?"
-                    if args.exc_value is not None and len(self.texts) < _MAX_FAILED:
-                        self.texts.append(_failure(f"thread {name}", args.exc_value))
-                return former(args)
+    def _recording(self, invoke: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Return a function that records the exception of a thread, and then calls `invoke`."""
 
-            self.hook, self.former = excepthook, former
-            if former is module.__excepthook__:
-                # Programs compare the two, to see if a hook is set.
-                module.__excepthook__ = excepthook
-            module.excepthook = excepthook
+        def invoke_excepthook(thread: Any) -> Any:
+            with seam.guard("the exception of a thread can't be recorded", log.error_once):
+                self._record(thread, sys.exc_info()[1])
+            return invoke(thread)
+
+        return invoke_excepthook
+
+    def _record(self, thread: Any, error: BaseException | None) -> None:
+        # A thread may end itself by `SystemExit`.
+        if error is not None and not issubclass(type(error), SystemExit) and len(self.texts) < _MAX_FAILED:
+            self.texts.append(_failure(f"thread {thread.name}", error))
 
 
 _failed_threads = _FailedThreads()
 
 
 def watch_threads() -> None:
-    """Record the exceptions that end threads, for snapshots, and pass them to the program's `threading.excepthook`."""
-    _failed_threads.watch()
+    """Record the exceptions that end threads, for snapshots. Never raises."""
+    with seam.guard("the exceptions of threads can't be recorded", log.error_once):
+        _failed_threads.watch()
 
 
 def _failure(who: str, error: BaseException) -> str:

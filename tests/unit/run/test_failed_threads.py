@@ -1,0 +1,61 @@
+"""Exceptions that end threads: snapshots name them, and the program's hooks for them stay as they are."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.support.helpers import clean_environment
+from tests.unit.run.test_closing_line import STEP, TRAINER
+
+PROGRAM = """
+import sys, threading
+earlier = threading.Thread(target=lambda: {}["earlier"], name="earlier")
+hooks = threading.excepthook, threading.__excepthook__
+from tiny import *
+Trainer().fit(2)
+print(hooks == (threading.excepthook, threading.__excepthook__), hooks[0] is hooks[1])
+def run(work, name):
+    thread = threading.Thread(target=work, name=name)
+    thread.start()
+    thread.join()
+earlier.start()
+earlier.join()
+run(lambda: [][3], "default")
+run(sys.exit, "exits")
+threading.excepthook = lambda failed: print(failed.exc_type, failed.thread.name)
+run(lambda: 1 / 0, "own")
+def fails(failed): raise RuntimeError("in the hook")
+threading.excepthook = fails
+run(lambda: None.missing, "hook")
+"""
+TELL = 'print(*sys.modules["autoprof.run.stacks"]._failed_threads.texts, sep="\\n")\n'
+
+
+def outputs(folder: Path, code: str, on: str) -> tuple[list[str], str]:
+    """Return the lines on stdout, and stderr."""
+    (folder / "tiny.py").write_text(TRAINER)
+    (folder / "tiny.toml").write_text(f'target = "tiny"\nhook = [{STEP}]\n')
+    (folder / "train.py").write_text(code)
+    environment = clean_environment(AUTOPROF=on, AUTOPROF_RECIPES="tiny.toml", AUTOPROF_STEPS="", AUTOPROF_LOG="error")
+    result = subprocess.run(
+        [sys.executable, "train.py"], cwd=folder, env=environment, capture_output=True, text=True, check=True
+    )
+    return result.stdout.splitlines(), result.stderr
+
+
+def test_the_hooks_and_the_messages_of_the_program_stay_the_same(tmp_path: Path) -> None:
+    off = outputs(tmp_path, PROGRAM, "0")
+    assert outputs(tmp_path, PROGRAM, "1") == off
+    assert off[0][0] == "True True"
+
+
+def test_every_failed_thread_is_named_with_its_exception(tmp_path: Path) -> None:
+    said = outputs(tmp_path, PROGRAM + TELL, "1")[0][-4:]
+    assert [line.partition(" in train.py")[0] for line in said] == [
+        "thread earlier ended with KeyError: 'earlier'",
+        "thread default ended with IndexError: list index out of range",
+        "thread own ended with ZeroDivisionError: division by zero",
+        "thread hook ended with AttributeError: 'NoneType' object has no attribute 'missing'",
+    ]
