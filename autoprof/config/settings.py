@@ -296,11 +296,11 @@ def load_one(name: str, environ: Mapping[str, str], directory: Path) -> Any:
 
 
 def _folder(path: str, directory: Path) -> str:
-    return os.path.abspath(directory / Path(path).expanduser())
+    return os.path.abspath(directory / os.path.expanduser(path))
 
 
 def _file(named: str, directory: Path) -> Path:
-    return directory / Path(named or CONFIG_FILE).expanduser()
+    return directory / os.path.expanduser(named or CONFIG_FILE)
 
 
 def _settings_from_file(named: str, directory: Path) -> dict[str, Any]:

@@ -64,7 +64,8 @@ def report() -> None:
         run.leave_without_hooks(reason, keep_latest=not hooks)
     except OSError as error:
         seam.pass_on(error)
-        log.warning_once(run.rundir.unwritable(error))
+        # Without a target, there was nothing to record.
+        (log.warning_once if hooks else log.info)(run.rundir.unwritable(error))
 
 
 def _end_for_another_program(run: Runtime) -> None:
@@ -139,7 +140,8 @@ def cause(hooks: Hooks, versions: Mapping[str, str], settings: Settings) -> str:
 
 def _no_recipe() -> str:
     """Return the reason for a program that imported no target, with the command that writes a recipe for it."""
-    words = list(getattr(sys, "orig_argv", sys.argv))
+    # The program may have changed both lists.
+    words = getattr(sys, "orig_argv", None) or getattr(sys, "argv", None) or ["python"]
     command = redacted([os.path.basename(words[0]), *words[1:]])
     return f"{_early_end()}no recipe for {_program()}; write one: autoprof recipes --new -- {command}"
 

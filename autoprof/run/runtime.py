@@ -85,7 +85,7 @@ def read_info(given: Mapping[str, object] | None = None, at_run_end: bool = Fals
     info = RunInfo(
         id=run_id,
         directory=os.path.join(own_settings.dir, run_id),
-        command=redacted(getattr(sys, "orig_argv", sys.argv)),
+        command=redacted(getattr(sys, "orig_argv", None) or getattr(sys, "argv", [])),
         cwd=os.getcwd(),
         host=identity.HOST,
         pid=os.getpid(),

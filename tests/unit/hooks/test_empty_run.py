@@ -92,6 +92,21 @@ def test_a_program_without_a_recipe_keeps_the_latest_run(said: Said, tmp_path: P
     assert len(list(runs.glob("*/run.json"))) == 3  # with the link's
 
 
+@pytest.mark.parametrize("folder", ["/dev/null", "lib/tiny.py/runs", "~nobody-here/runs"])
+def test_a_program_without_a_recipe_needs_no_folder(said: Said, folder: str) -> None:
+    (line,) = said("import json", AUTOPROF_RECIPES="", AUTOPROF_DIR=folder)
+    assert line == "autoprof: no recipe for train.py; write one: autoprof recipes --new -- python train.py"
+
+
+def test_a_program_without_a_recipe_may_change_its_command_line(said: Said) -> None:
+    (line,) = said("import sys; sys.orig_argv.clear(); del sys.argv", AUTOPROF_RECIPES="")
+    assert line == "autoprof: no recipe for train.py; write one: autoprof recipes --new -- python"
+
+
+def test_a_program_with_hooks_may_change_its_command_line(said: Said) -> None:
+    assert said(f"import sys; sys.orig_argv.clear(); del sys.argv; {STEP}") == []
+
+
 def test_a_hook_that_fails_is_named_and_not_one_that_the_user_leaves_out(said: Said) -> None:
     gone = HOOK.replace('"step"', '"begin"').replace("Trainer.step", "Trainer.gone")
     (line,) = said(hook=f"{HOOK} }}, {{ {gone}", AUTOPROF_DISABLE="tiny/step")
