@@ -14,6 +14,9 @@ from autoprof.run.runtime import Runtime
 from autoprof.rundir import journal, processes
 from autoprof.rundir.file_names import META, is_merged
 
+# Maximum length of the numbers of steps. Longer text gives only their count, and the first and the last number.
+_MAX_STEPS_CHARS = 60
+
 
 def write(run: Runtime, unfinished: int) -> None:
     """Write the line. Only the process that ends the run calls this function.
@@ -71,12 +74,13 @@ def executed_steps(run: Path) -> list[int]:
 
 
 def _steps(numbers: Sequence[int]) -> str:
-    """Return sorted numbers of steps as text: `step 3`, `steps 1 to 4`, `steps 1-3,7`."""
+    """Return sorted numbers of steps as text: `step 3`, `steps 1 to 4`, `steps 1-3,7`, `90 steps from 10 to 900`."""
     if len(numbers) == 1:
         return f"step {numbers[0]}"
     if len(numbers) == numbers[-1] - numbers[0] + 1:
         return f"steps {numbers[0]} to {numbers[-1]}"
-    return f"steps {units.ranges(numbers)}"
+    text = f"steps {units.ranges(numbers)}"
+    return text if len(text) <= _MAX_STEPS_CHARS else f"{len(numbers)} steps from {numbers[0]} to {numbers[-1]}"
 
 
 def _place(folder: Path) -> str:

@@ -92,6 +92,12 @@ def test_a_run_without_captures_gives_the_reason(
     assert lines(tmp_path, hooks=hooks, **settings) == ([f"autoprof: {expected}"] if expected else [])
 
 
+def test_many_steps_with_gaps_are_not_listed(tmp_path: Path) -> None:
+    code = "from tiny import *\nwork = Trainer()\nfor work.global_step in range(10, 910, 10): work.train_step()\n"
+    expected = "autoprof: no step was captured: AUTOPROF_STEPS=99, 90 steps from 10 to 900 ran"
+    assert lines(tmp_path, code, AUTOPROF_STEPS="99") == [expected]
+
+
 def test_a_run_of_several_processes_has_one_line(tmp_path: Path) -> None:
     code = f"import os\n{RUN}if not os.fork(): Trainer().fit(1); sys.exit()\nos.wait()\n"
     assert len(lines(tmp_path, code, AUTOPROF_STEPS="99")) == 1
