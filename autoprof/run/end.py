@@ -51,7 +51,8 @@ def end_run(run: Runtime) -> None:
             raised.keep_status(run.rundir.exit_status)
         written, cut_off = _unfinished(run)
         _report_cut_off(run, cut_off)
-        closing_line.write(run, len(written))
+        with seam.guard("the line at the end of the run can't be written", run.rundir.report):
+            closing_line.write(run, len(written))
         if run.rundir.steps() or is_url(run.settings.collect):
             _work_after_run(run)
 
