@@ -1,3 +1,4 @@
+#: set: AUTOPROF_LOG=warning
 #: set: PYTHONIOENCODING=utf-16
 #: set: LANG=tr_TR.UTF-8
 """Output in UTF-16."""
