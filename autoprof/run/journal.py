@@ -558,6 +558,7 @@ class HookLog:
     Attributes:
         hooks: Dict from the name of a hook to the last line of that hook.
         errors: Dict from a place in autoprof to the last line about an error there.
+        fired: True if a hook was called in this process.
         node: Ray's id of the node of this process; empty if unknown.
         ray: The address of the node's cluster, HOST:PORT; empty if unknown.
         versions: Dict from package to version, for the targets that this process imported.
@@ -570,6 +571,7 @@ class HookLog:
         self._timeline = timeline
         self._join = join
         self._at_work = at_work
+        self.fired = False
         self.node = ""
         self.ray = ""
         self._lock = threading.RLock()
@@ -614,6 +616,7 @@ class HookLog:
             # The driver of a run often only imports the target and calls `ray.init`. No hook of the target is then
             # applied, but the hook of `ray.init` is called.
             self._worth_writing |= self._active_target
+            self.fired = True
             self.write()
 
     def is_applied(self, key: str) -> bool:
@@ -631,6 +634,7 @@ class HookLog:
         self._lock = threading.RLock()
         self.errors = {}
         self._facts = {}
+        self.fired = False
         self.hooks = {key: msgspec.structs.replace(line, called=False) for key, line in self.hooks.items()}
 
     def leave(self) -> None:

@@ -199,7 +199,7 @@ class Runtime:
         self.rundir = RunDir(Path(info.directory))
         files.open_to_group(info.settings.access == GROUP)
         self.timeline = Timeline(self.rundir, self.restore, lambda whole: self.hooks.head(whole))
-        self.hooks = HookLog(self.rundir, self.timeline, self._join, lambda: watcher.start(self))
+        self.hooks = HookLog(self.rundir, self.timeline, self._join, lambda: watcher.start(self, self.hooks.fired))
         self._joined = self._completed = False
         self._registered = False
         # The earlier attempts, if this run was resumed.

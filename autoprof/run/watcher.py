@@ -532,10 +532,13 @@ class _WatcherState(process.State):
     watcher: Watcher | None = None
     crash_file: ref[_CrashFile] | None = None
     crash_path = ""
+    # True if the crash file was begun, or if it was left out because the program handles crashes itself.
+    crashes_seen = False
 
     def reset(self) -> None:
         self.at_exit()
         self.watcher = None
+        self.crashes_seen = False
 
     def before_fork(self) -> None:
         if self.watcher is not None:
@@ -551,6 +554,7 @@ class _WatcherState(process.State):
 
     def after_fork_in_child(self) -> None:
         self.watcher = None
+        self.crashes_seen = False
         # The child must neither use nor remove the crash file of its parent.
         self.crash_path = ""
         self.end_crash_file()
@@ -578,10 +582,19 @@ class _WatcherState(process.State):
 _state = _WatcherState()
 
 
-def start(run: WatchedRun) -> None:
-    """Start the watcher of this process and open its crash file. Do nothing if the watcher was started before."""
-    if _state.watcher is None:
+def start(run: WatchedRun, hook_called: bool) -> None:
+    """Start the watcher of this process, and from the first call of a hook on, the crash file. Both start only once.
+
+    A program may look after its imports whether `faulthandler` is enabled, and enable it if not.
+
+    Args:
+        run: The run.
+        hook_called: True if a hook was called in this process.
+    """
+    if hook_called and not _state.crashes_seen:
+        _state.crashes_seen = True
         begin_crash_file(run.rundir)
+    if _state.watcher is None:
         stacks.watch_threads()
         _state.watcher = Watcher(run)
         _state.watcher.start()

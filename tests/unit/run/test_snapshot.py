@@ -517,7 +517,7 @@ def test_where_a_fork_counts_threads_last_the_watcher_waits_for_the_next_span(
         return count
 
     before = len(os.listdir("/proc/self/task"))
-    watcher.start(run)
+    watcher.start(run, hook_called=True)
     assert threads(before + 1) == before + 1
     if (pid := os.fork()) == 0:
         os._exit(0)
@@ -530,7 +530,7 @@ def test_where_a_fork_counts_threads_last_the_watcher_waits_for_the_next_span(
 
 def test_a_further_fork_waits_for_no_thread_of_the_watcher(run: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watcher, "_COUNTS_LAST", True)
-    watcher.start(run)
+    watcher.start(run, hook_called=True)
     started = watcher._state.watcher
     assert started is not None
     ended, waits = started._ended, []
