@@ -195,7 +195,7 @@ def _stack(step: Span) -> tuple[stacks.Place, ...]:
 
     If the thread waits in an event loop, return the coroutines of the task in which the step began.
     """
-    frame = sys._current_frames().get(step.thread)
+    frame = stacks.current_frames().get(step.thread)
     places: list[stacks.Place] = []
     while frame is not None and len(places) < _MAX_DEPTH:
         places.append((frame.f_code, frame.f_lineno or 0))

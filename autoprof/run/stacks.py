@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import itertools
+import operator
 import pickle
 import re
 import sys
@@ -94,6 +95,26 @@ def _fitting(items: Sequence[Any], max_bytes: int) -> int:
     """Return how many items, from the first on, fit into `max_bytes` as JSON, with a comma after each item."""
     sizes = itertools.accumulate(len(_encoder.encode(item)) + 1 for item in items)
     return sum(1 for _ in itertools.takewhile(lambda size: size <= max_bytes, sizes))
+
+
+def current_frames() -> dict[int, FrameType]:
+    """Return the innermost frame of each thread, by the thread's id.
+
+    In Python 3.11 before 3.11.12, `sys._current_frames` may collect garbage while it holds the lock of the list of
+    threads. If a destructor then waits, and another thread starts or ends, both threads wait for each other forever
+    (python/cpython#106883). So no garbage is collected in the call. C code makes the three calls, so no other thread
+    can call `gc.disable` between them.
+    """
+    if (3, 11) <= sys.version_info < (3, 11, 12) and gc.isenabled():
+        c_functions: Any = operator  # Python 3.10 has no `call`
+        try:
+            frames: dict[int, FrameType]
+            _, frames, _ = map(c_functions.call, (gc.disable, sys._current_frames, gc.enable))
+            return frames
+        except BaseException:
+            gc.enable()
+            raise
+    return sys._current_frames()
 
 
 # Maximum number of functions of a stack that are kept: of the outermost and of the innermost functions.
@@ -357,7 +378,7 @@ def _loops() -> list[Any]:
     The caller needs this from Python 3.14 on, where reading the locals does not leave a copy of them in the frame.
     """
     loops = []
-    for frame in sys._current_frames().values():
+    for frame in current_frames().values():
         caller: FrameType | None = frame
         while caller is not None:
             if caller.f_code is asyncio.BaseEventLoop.run_forever.__code__:
@@ -404,7 +425,7 @@ def _thread_of(task: Any) -> int:
     The stack of that thread contains the frame of the task's outermost coroutine.
     """
     outermost = getattr(task.get_coro(), "cr_frame", None)
-    for ident, frame in sys._current_frames().items() if outermost is not None else ():
+    for ident, frame in current_frames().items() if outermost is not None else ():
         caller: FrameType | None = frame
         while caller is not None:
             if caller is outermost:
@@ -465,7 +486,7 @@ def thread_stacks(names: Names, own: int) -> tuple[list[tuple[Thread, list[Span]
     # The lock of `threading` is not taken, because an interrupted thread may hold it. No thread can interrupt the copy.
     known_threads = dict(threading._active)  # type: ignore[attr-defined]
     main = threading.main_thread().ident
-    frames = sys._current_frames()
+    frames = current_frames()
     frames.pop(own, None)
     rows = []
     # Drop each frame once it is read, because it keeps the locals of its function alive.

@@ -6,12 +6,12 @@ command can compare them with the spans of the timeline.
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from types import FrameType
 
 from autoprof.base import files, identity, process, seam
 from autoprof.base.originals import io, json, os, threading, time
+from autoprof.run.stacks import current_frames
 
 ENDING = ".stacks.txt"
 INTERVAL_S = 0.01
@@ -43,7 +43,7 @@ def _sample(path: Path) -> None:
     with seam.suppress(OSError), io.open(files.create(path, held=True), "w", encoding="utf-8") as file:
         for _ in range(_MAX_SAMPLES):
             time.sleep(INTERVAL_S)
-            if (frame := sys._current_frames().get(main_thread or 0)) is not None:
+            if (frame := current_frames().get(main_thread or 0)) is not None:
                 file.write(f"{json.dumps([time.time_ns(), _names(frame)])}\n")
                 file.flush()
 

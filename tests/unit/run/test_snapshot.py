@@ -23,6 +23,7 @@ from autoprof.run import stacks, watcher
 from autoprof.run.journal import Span
 from autoprof.run.runtime import Runtime
 from autoprof.rundir.records import MAX_STACKS_BYTES, Frame, ProcessStacks, Task, Thread
+from tests.support.helpers import Python
 
 HERE = __file__
 LONG_S = 120
@@ -546,3 +547,25 @@ def test_a_further_fork_waits_for_no_thread_of_the_watcher(run: Runtime, monkeyp
             os._exit(0)
         os.waitpid(pid, 0)
     assert len(waits) == 1
+
+
+@pytest.mark.skipif(
+    not (3, 11) <= sys.version_info < (3, 11, 12), reason="this Python has python/cpython#106883 mended"
+)
+@pytest.mark.parametrize("on", [True, False])
+def test_no_garbage_is_collected_while_python_holds_the_lock_of_its_threads(python: Python, on: bool) -> None:
+    code = (
+        "import gc, sys, threading\n"
+        "from autoprof.run import stacks\n"
+        f"if not {on}: gc.disable()\n"
+        "seen = []\n"
+        "def hook(event, arguments):\n"
+        "    if event == 'sys._current_frames': seen.append(gc.isenabled())\n"
+        "    if len(seen) == 2: raise RuntimeError('refused')\n"
+        "sys.addaudithook(hook)\n"
+        "assert stacks.current_frames()[threading.get_ident()].f_back is sys._getframe()\n"
+        "print(seen, gc.isenabled())\n"
+        "try: stacks.current_frames()\n"
+        "except RuntimeError: print(seen, gc.isenabled())\n"
+    )
+    assert python(["-c", code]).stdout.splitlines() == [f"[False] {on}", f"[False, False] {on}"]
