@@ -60,8 +60,13 @@ def _are(number: int) -> str:
 
 
 def executed_steps(run: Path) -> list[int]:
-    """Return the sorted numbers of the steps of a run that have ended."""
-    drivers = {state.file for state in processes.read(run) if state.drives}
+    """Return the sorted numbers of the steps of a run that have ended.
+
+    If several ranks run the trainer, only rank 0 is read, because the others run the same steps.
+    """
+    driving = [state for state in processes.read(run) if state.drives]
+    leading = [state for state in driving if state.stepped is None or not state.stepped.rank]
+    drivers = {state.file for state in leading or driving}
     return sorted(
         {
             span.step

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from autoprof.run.closing_line import executed_steps
 from tests.support.helpers import clean_environment
+from tests.support.timelines import step, timeline
 
 TRAINER = """
 import sys
@@ -136,3 +138,9 @@ def test_programs_that_are_no_runs_have_no_line(tmp_path: Path, command: list[st
     environment = clean_environment(AUTOPROF="1", AUTOPROF_LOG="notice")
     done = subprocess.run([sys.executable, *command], cwd=tmp_path, env=environment, capture_output=True, check=True)
     assert done.stderr == b""
+
+
+def test_only_rank_0_of_several_trainers_is_read(tmp_path: Path) -> None:
+    first = [step(1, rank=0), step(2, 2, 1, rank=0)]
+    assert executed_steps(timeline(tmp_path / "several", a=first, b=[step(1, 7, rank=1)])) == [1, 2]
+    assert executed_steps(timeline(tmp_path / "other", b=[step(1, 7, rank=1)])) == [7]
