@@ -195,11 +195,7 @@ def _stack(step: Span) -> tuple[stacks.Place, ...]:
 
     If the thread waits in an event loop, return the coroutines of the task in which the step began.
     """
-    frame = stacks.current_frames().get(step.thread)
-    places: list[stacks.Place] = []
-    while frame is not None and len(places) < _MAX_DEPTH:
-        places.append((frame.f_code, frame.f_lineno or 0))
-        frame = frame.f_back
+    places = stacks.places_of_thread(step.thread, _MAX_DEPTH)
     task = step.task() if step.task is not None else None
     if task is not None and places and any(name in places[0][0].co_filename for name in _EVENT_LOOP):
         places = stacks.awaited_places(task) or places

@@ -97,24 +97,62 @@ def _fitting(items: Sequence[Any], max_bytes: int) -> int:
     return sum(1 for _ in itertools.takewhile(lambda size: size <= max_bytes, sizes))
 
 
-def current_frames() -> dict[int, FrameType]:
-    """Return the innermost frame of each thread, by the thread's id.
+_call = operator.methodcaller("__call__")
 
-    In Python 3.11 before 3.11.12, `sys._current_frames` may collect garbage while it holds the lock of the list of
-    threads. If a destructor then waits, and another thread starts or ends, both threads wait for each other forever
-    (python/cpython#106883). So no garbage is collected in the call. C code makes the three calls, so no other thread
-    can call `gc.disable` between them.
+
+def _frames_once() -> Iterator[dict[int, FrameType]]:
+    """Return an iterator that calls `sys._current_frames` once. The iterator runs no Python code.
+
+    In Python 3.11 before 3.11.12, the call may collect garbage while it holds the lock of the list of threads. If a
+    destructor then waits, and another thread starts or ends, both threads wait for each other forever
+    (python/cpython#106883). So no garbage is collected in the call. As no Python code runs, no other thread can call
+    `gc.disable` meanwhile.
     """
     if (3, 11) <= sys.version_info < (3, 11, 12) and gc.isenabled():
-        c_functions: Any = operator  # Python 3.10 has no `call`
-        try:
-            frames: dict[int, FrameType]
-            _, frames, _ = map(c_functions.call, (gc.disable, sys._current_frames, gc.enable))
-            return frames
-        except BaseException:
+        calls = (map(_call, (each,)) for each in (gc.disable, sys._current_frames, gc.enable))
+        return map(operator.itemgetter(1), zip(*calls, strict=False))
+    return map(_call, (sys._current_frames,))
+
+
+def current_frames() -> dict[int, FrameType]:
+    """Return the innermost frame of each thread, by the thread's id."""
+    collects = gc.isenabled()
+    try:
+        return next(_frames_once())
+    except BaseException:  # an audit hook refuses the call
+        if collects:
             gc.enable()
+        raise
+
+
+def places_of_thread(ident: int, max_depth: int) -> list[Place]:
+    """Return the places of a thread's stack, the innermost first, or an empty list if there is no such thread.
+
+    No Python code runs while a frame is held. So the thread cannot continue meanwhile and leave a function whose frame
+    is held: the destructors of the locals would run in the caller's thread.
+    """
+    places: list[Any] = []
+    collects = gc.isenabled()
+    try:
+        places.extend(
+            map(
+                operator.attrgetter("f_code", "f_lineno"),
+                itertools.accumulate(
+                    itertools.chain(
+                        map(operator.methodcaller("get", ident), _frames_once()),
+                        itertools.repeat("f_back", max_depth - 1),
+                    ),
+                    getattr,
+                ),
+            )
+        )
+    except BaseException as error:
+        # The frame outside of the outermost is None, which has no code. Other errors are of an audit hook.
+        if not isinstance(error, AttributeError):
+            if collects:
+                gc.enable()
             raise
-    return sys._current_frames()
+    return [(code, line or 0) for code, line in places]
 
 
 # Maximum number of functions of a stack that are kept: of the outermost and of the innermost functions.

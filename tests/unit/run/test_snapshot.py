@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -565,7 +566,52 @@ def test_no_garbage_is_collected_while_python_holds_the_lock_of_its_threads(pyth
         "sys.addaudithook(hook)\n"
         "assert stacks.current_frames()[threading.get_ident()].f_back is sys._getframe()\n"
         "print(seen, gc.isenabled())\n"
-        "try: stacks.current_frames()\n"
+        "try: stacks.places_of_thread(threading.get_ident(), 9)\n"
         "except RuntimeError: print(seen, gc.isenabled())\n"
     )
     assert python(["-c", code]).stdout.splitlines() == [f"[False] {on}", f"[False, False] {on}"]
+
+
+def test_a_sample_keeps_no_frame_of_a_thread_that_runs() -> None:
+    """The destructors of the program's locals must run in its own thread."""
+    threads: Counter[int] = Counter()
+
+    class Local:
+        def __del__(self) -> None:
+            threads[threading.get_ident()] += 1
+
+    def work(depth: int) -> None:
+        _local = Local()
+        if depth:
+            work(depth - 1)
+
+    done = threading.Event()
+
+    def go() -> None:
+        while not done.is_set():
+            work(20)
+
+    thread = threading.Thread(target=go)
+    thread.start()
+    depths = {len(stacks.places_of_thread(thread.ident or 0, 200)) for _ in range(50_000)}
+    done.set()
+    thread.join()
+    assert set(threads) == {thread.ident}
+    assert max(depths) > 20
+    assert stacks.places_of_thread(thread.ident or 0, 200) == []
+
+
+@pytest.mark.parametrize("depth", [1, 2, 40, 400])
+def test_the_places_of_a_thread_are_those_of_its_frames(depth: int) -> None:
+    def deep(count: int) -> None:
+        if count:
+            deep(count - 1)
+        else:
+            frame, expected = sys._getframe(1), []
+            while frame is not None and len(expected) < depth:
+                expected.append((frame.f_code, frame.f_lineno))
+                frame = frame.f_back
+            # The first two are this function and `places_of_thread`.
+            assert stacks.places_of_thread(threading.get_ident(), depth + 2)[2:] == expected
+
+    deep(60)
