@@ -37,7 +37,7 @@ def several(parsed: argparse.Namespace) -> list[Run]:
     folders = [name for name in names if _is_folder_of_runs(Path(name))]
     if len(names) < 2 and not folders:
         return []
-    for option, value in (("--step", parsed.step), ("--against", parsed.against)):
+    for option, value in (("--step", parsed.step), ("--loop", parsed.loop), ("--against", parsed.against)):
         if value is not None:
             raise ValueError(f"{option} takes one run; got {', '.join(names)}")
     found: list[Run] = []
@@ -86,7 +86,7 @@ def show(table: RunTable) -> None:
     header = ["run", "started", "steps", "a step", "tokens/s", *stages]
     rows = [
         [
-            row.id,
+            row.label,
             moment(row.started_ns).removesuffix(" UTC"),
             str(row.steps),
             seconds(row.median_s),
@@ -101,10 +101,10 @@ def show(table: RunTable) -> None:
         return
     if table.versions:
         print()
-        versions = [[row.id, *(row.versions.get(name, "-") for name in table.versions)] for row in table.runs]
+        versions = [[row.label, *(row.versions.get(name, "-") for name in table.versions)] for row in table.runs]
         console.show(["run", *table.versions], versions)
     if any(row.words for row in table.runs):
         print()
         for row in table.runs:
-            print(*console.wrapped(plain(f"{row.id}: {' '.join(row.words) or '-'}")), sep="\n")
+            print(*console.wrapped(plain(f"{row.label}: {' '.join(row.words) or '-'}")), sep="\n")
     print()

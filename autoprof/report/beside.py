@@ -1,5 +1,7 @@
 """Data of several runs beside each other: step time, stages, tokens, and what differs in their versions and commands.
 
+A run with several loops has a row for each loop.
+
 Only the overview of each run is read, and no trace. So a folder of hundreds of runs takes seconds.
 """
 
@@ -17,11 +19,12 @@ from autoprof.report.build import tokens_per_s, versions_of
 from autoprof.report.model import OWN, SCHEMA
 from autoprof.report.overview import Overview, Recorded, basis, own_seconds, shares, typical_steps
 from autoprof.report.timeline import RunTimeline, journals_of
-from autoprof.rundir.runs import Run
+from autoprof.rundir.runs import Run, Step
+from autoprof.traces.clocks import loop_title, programs_of, steps_by_loop
 
 
 class RunRow(msgspec.Struct, frozen=True, kw_only=True):
-    """The data that a report on several runs shows for one of them."""
+    """The data that a report on several runs shows for one of them, or for one of its loops."""
 
     id: str
     path: str
@@ -38,22 +41,34 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     kinds: dict[str, str]  # The kinds of the stages, by the name of the stage. Stages without a kind are left out.
     versions: dict[str, str]  # The versions that are not the same in all runs, by name.
     words: list[str]  # The words of the command that at least one other run lacks.
+    loop: int = 0  # The number of the loop, from 1. 0 if the run has one loop.
+    trainer: str = ""  # The class of the loop's trainer; empty if unknown.
+
+    @property
+    def label(self) -> str:
+        """Return the id of the run, and the title of the loop if the run has several loops."""
+        return f"{self.id}, {loop_title(self.loop, self.trainer)}" if self.loop else self.id
 
 
 class RunTable(msgspec.Struct, frozen=True, kw_only=True):
     """The output of `autoprof report --json` for several runs."""
 
-    runs: list[RunRow]  # The runs, oldest first.
+    runs: list[RunRow]  # The runs, oldest first. A run with several loops has a row for each of them.
     stages: list[str]  # The names of the stages of all runs, the longest first, then `other`.
     versions: list[str]  # The names of the versions that are not the same in all runs.
     schema: int = SCHEMA
+
+    @property
+    def count(self) -> int:
+        """Return the number of the runs."""
+        return len({row.path for row in self.runs})
 
 
 def table(runs: Sequence[Run], progress: Callable[[int, int | None, str], object]) -> RunTable:
     """Return the data of several runs.
 
     Args:
-        runs: The runs, in any order. A run that is listed twice has one row.
+        runs: The runs, in any order. A run that is listed twice counts once.
         progress: Function that is called before each run is read, with the number of runs that were read, the number of
             all runs, and the id of the run.
     """
@@ -61,7 +76,7 @@ def table(runs: Sequence[Run], progress: Callable[[int, int | None, str], object
     rows = []
     for number, run in enumerate(distinct.values()):
         progress(number, len(distinct), run.id)
-        rows.append(_row(run))
+        rows += _rows(run)
     rows = _with_differences(sorted(rows, key=lambda row: (row.started_ns or 0, row.id)))
     sums: dict[str, float] = {}
     for row in rows:
@@ -72,12 +87,26 @@ def table(runs: Sequence[Run], progress: Callable[[int, int | None, str], object
     return RunTable(runs=rows, stages=ordered_stages, versions=versions)
 
 
-def _row(run: Run) -> RunRow:
-    """Return the row of a run, with all its versions and all words of its command."""
+def _rows(run: Run) -> list[RunRow]:
+    """Return the rows of a run's loops, with all versions of the run and all words of its command."""
     path = Path(run.path)
     files, _ = journals_of(path)
-    recorded = Recorded(run.steps, {file.host: file.shift_ns for file in files})
-    overview = Overview(RunTimeline(files, path), {step.number: step for step in run.steps}, recorded)
+    timeline = RunTimeline(files, path, programs_of(run, files))
+    steps = steps_by_loop(run.steps, timeline.attempts)
+    loops = timeline.attempts.loops
+    if len(loops) < 2:
+        return [_row(run, timeline, steps)]
+    rows = []
+    for number in sorted(loops):
+        row = _row(run, timeline.of_loop(number), [step for step in steps if step.loop == number])
+        rows.append(msgspec.structs.replace(row, loop=number, trainer=writable(loops[number].trainer)))
+    return rows
+
+
+def _row(run: Run, timeline: RunTimeline, steps: Sequence[Step]) -> RunRow:
+    """Return the row of a run with one loop, or of the loop to which the timeline and the captured steps belong."""
+    recorded = Recorded(steps, {file.host: file.shift_ns for file in timeline.journals})
+    overview = Overview(timeline, {step.number: step for step in steps}, recorded)
     typical_rows = typical_steps(overview.rows)
     stages = [stage for stage in shares(overview.rows) if stage.name != OWN]
     return RunRow(

@@ -42,7 +42,7 @@ def text_of_runs(table: RunTable) -> str:
     stages = table.stages[: _MAX_ROWS // 2]
     rows = [
         [
-            _safe(row.id),
+            _safe(row.label),
             moment(row.started_ns),
             seconds(row.median_s),
             row.basis or "-",
@@ -52,16 +52,16 @@ def text_of_runs(table: RunTable) -> str:
         for row in table.runs
     ]
     blocks = [
-        f"# autoprof: {several(len(table.runs), 'run')}",
+        f"# autoprof: {several(table.count, 'run')}",
         _table(["run", "started", "a step", "of", "tokens/s", *map(_safe, stages)], rows),
     ]
     if table.versions:
         versions = [
-            [_safe(row.id), *(_safe(row.versions.get(name, "-")) for name in table.versions)] for row in table.runs
+            [_safe(row.label), *(_safe(row.versions.get(name, "-")) for name in table.versions)] for row in table.runs
         ]
         blocks += ["## Different versions", _table(["run", *map(_safe, table.versions)], versions)]
     if any(row.words for row in table.runs):
-        commands = [[_safe(row.id), _safe(" ".join(row.words)) or "-"] for row in table.runs]
+        commands = [[_safe(row.label), _safe(" ".join(row.words)) or "-"] for row in table.runs]
         blocks += ["## Different commands", _table(["run", "words"], commands)]
     return "".join(f"{block}\n\n" for block in blocks)
 

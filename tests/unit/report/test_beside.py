@@ -11,11 +11,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from autoprof.report import beside, build, charts, html
+from autoprof.report import beside, build, charts, html, markdown
 from autoprof.report.beside import RunTable
 from autoprof.rundir import runs as run_reader
 from tests.support import report_runs
 from tests.support.report_pages import HOSTILE
+from tests.unit.report.test_loops import two_loops
 
 IDS = ["20261101-010203-aaaaaa", "20261102-010203-bbbbbb", "20261103-010203-cccccc"]
 DAY_S = 86_400
@@ -96,7 +97,7 @@ def test_a_folder_or_several_names(folder: Path, tmp_path: Path) -> None:
 
 
 def test_one_run_is_needed_for_a_step(folder: Path) -> None:
-    for more in (["--step", "3"], ["--against", IDS[0]]):
+    for more in (["--step", "3"], ["--loop", "2"], ["--against", IDS[0]]):
         done = report(*IDS[1:], "--dir", str(folder), *more)
         assert (done.returncode, done.stdout) == (2, "")
         assert done.stderr == f"autoprof: report: {more[0]} takes one run; got {IDS[1]}, {IDS[2]}\n"
@@ -110,6 +111,19 @@ def test_a_run_without_steps_has_a_row(folder: Path, tmp_path: Path) -> None:
     assert (found.runs[0].median_s, found.runs[0].stages, found.runs[0].words) == (None, {}, ["it's"])
     assert "20261109-010203-dddddd" in html.runs_page(found)
     assert html.runs_page(beside.table([run_reader.read(empty)], build.unseen))
+
+
+def test_a_run_with_several_loops_has_a_row_for_each(folder: Path, tmp_path: Path) -> None:
+    found = beside.table([run_reader.read(two_loops(tmp_path)), run_reader.read(folder / IDS[0])], build.unseen)
+    loops = [row for row in found.runs if row.loop]
+    assert [(row.label, row.steps, row.median_s, row.stages) for row in loops] == [
+        ("run, loop 1 (SFTTrainer)", 3, 2, {"work 1": 2, "other": 0}),
+        ("run, loop 2 (GRPOTrainer)", 3, 4, {"work 2": 4, "other": 0}),
+    ]
+    assert (found.count, len(found.runs)) == (2, 3)
+    for text in (html.runs_page(found), markdown.text_of_runs(found)):
+        assert "run, loop 2 (GRPOTrainer)" in text
+        assert "2 runs" in text
 
 
 def test_names_stay_text_in_the_page(folder: Path) -> None:
