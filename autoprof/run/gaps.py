@@ -159,6 +159,11 @@ class GapSampler:
             start_ns, end_ns, index = self._periods.pop()
             self._periods.append((start_ns, max(end_ns, min(until_ns, end_ns + self._interval_ns)), index))
 
+    def finish(self) -> None:
+        """Write the last samples at the end of the process. The last sample stands for the time after it too."""
+        self._extend(time.monotonic_ns())
+        self.write()
+
     def write(self) -> None:
         """Write the samples to the journal."""
         periods, self._periods = self._periods, []

@@ -457,7 +457,7 @@ class Watcher:
     def finish(self) -> None:
         """Write the samples of stacks, after the thread has ended."""
         if self._gaps is not None:
-            self._call_guarded(self._gaps.write)
+            self._call_guarded(self._gaps.finish)
 
     def sample(self) -> float:
         """Sample the stack of the thread that runs the steps, if no stage is open. Return the seconds to the next call.

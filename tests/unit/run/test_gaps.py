@@ -90,6 +90,19 @@ def test_the_interval_grows_with_the_age_and_equal_stacks_are_one_period(run: Ru
         assert len(line["periods"]) == len(line["stacks"]) == 1
 
 
+def test_the_last_sample_of_a_process_stands_for_the_time_until_its_end(run: Runtime, clock: list[int]) -> None:
+    step = begin(run, "step")
+    sampler = GapSampler(run.timeline, lambda: None)
+    sampler.look()
+    clock[0] = 200
+    sampler.look()
+    clock[0] = 280
+    step.end()
+    sampler.finish()
+    ((_, end_ms, _),) = lines(run, sampler)[0]["periods"]
+    assert end_ms == pytest.approx(280, abs=30)
+
+
 @pytest.mark.parametrize("held", [True, False])
 def test_a_late_sample_stands_only_for_the_lock_if_that_is_known(
     run: Runtime, clock: list[int], monkeypatch: pytest.MonkeyPatch, held: bool
