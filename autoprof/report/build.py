@@ -205,7 +205,17 @@ class _Reading:
         """
         for number in numbers:
             if number not in self._rows and number not in self._folders:
-                raise runs.NotFound(_no_step(self._run, number, self._overview.rows))
+                raise runs.NotFound(self._no_step(number))
+
+    def _no_step(self, number: int) -> str:
+        rows = self._overview.rows
+        in_timeline = ranges([row.number for row in rows]) if rows else "none"
+        captured = ", ".join(map(str, self._folders)) or "none"
+        place = f" in loop {self._loop}" if len(self._loops) > 1 else ""
+        return (
+            f"{self._run.id} has no step {number}{place}; steps in its timeline: {in_timeline}; "
+            f"captured steps: {captured}"
+        )
 
     def whole(self) -> _WholeRun:
         """Return the data of the report on the whole loop, with the findings of all steps."""
@@ -315,12 +325,16 @@ def _chosen_loop(run: runs.Run, timeline: RunTimeline, loop: int | None, chosen:
         return loop or 1
     if not chosen:
         return None
-    having = [number for number in loops if any(step in timeline.of_loop(number).steps for step in chosen)]
+    steps_of = {number: timeline.of_loop(number).steps for number in loops}
+    for step in chosen:
+        if not any(step in steps for steps in steps_of.values()):
+            raise runs.NotFound(f"{run.id} has no step {step}; its loops: {model.listed(names.values())}")
+    having = [number for number, steps in steps_of.items() if all(step in steps for step in chosen)]
     if len(having) == 1:
         return having[0]
     steps = f"{model.plural(chosen, 'step', 'steps')} {model.listed(map(str, chosen))}"
     if not having:
-        raise runs.NotFound(f"{run.id} has no {steps}; its loops: {model.listed(names.values())}")
+        raise runs.NotFound(f"{run.id} has no loop with {steps}; its loops: {model.listed(names.values())}")
     listed_loops = " and ".join(names[number] for number in having)
     raise runs.NotFound(f"{run.id} has {steps} in {listed_loops}; choose with --loop")
 
@@ -497,12 +511,6 @@ def _own_shares_text(shares: Mapping[str, float]) -> str:
     """List the stages with the largest shares of autoprof's own time, such as `81 % of gen, 40 % of ref`."""
     by_share = sorted(shares.items(), key=lambda each: -each[1])
     return model.listed([f"{units.share(share)} of {name}" for name, share in by_share], 3)
-
-
-def _no_step(run: runs.Run, number: int, rows: Sequence[StepRow]) -> str:
-    in_timeline = ranges([row.number for row in rows]) if rows else "none"
-    captured = ", ".join(str(step.number) for step in run.steps) or "none"
-    return f"{run.id} has no step {number}; steps in its timeline: {in_timeline}; captured steps: {captured}"
 
 
 class ReportRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -110,6 +110,18 @@ def test_a_step_of_one_loop_needs_no_choice(tmp_path: Path) -> None:
     (details,) = build.figures(runs.read(run), [3]).details
     assert details.stages["work 1"] == 2
     assert merge_step.chosen(runs.read(run), 3).loop == 1
+    # Only one loop has both steps.
+    assert [step.number for step in build.figures(runs.read(run), [3, 1]).details] == [3, 1]
+
+
+def test_a_step_that_a_loop_lacks_is_reported_with_the_steps_of_this_loop(tmp_path: Path) -> None:
+    folder = timeline(tmp_path / "run", driver=loop(1, 0, 5, 2, 2) + loop(2, 20, 9))
+    for number in (1, 2):
+        RunDir(folder).step(1, number).mkdir()
+    with pytest.raises(runs.NotFound, match="no step 3 in loop 2; steps in its timeline: 1; captured steps: "):
+        build.figures(runs.read(folder), [3], loop=2)
+    with pytest.raises(runs.NotFound, match=r"^run has no step 9; its loops: loop 1, loop 2$"):
+        build.figures(runs.read(folder), [1, 9])
 
 
 @pytest.mark.parametrize("loops", [[1], [1, 2, 10]])
