@@ -317,7 +317,7 @@ def _check_hangs(report: Report, run: runs.Run, open_spans: OpenSpans, executed_
     """
     hang_findings, notes = hangs.hangs_of_run(run.path, open_spans, executed_s)
     report.notes += notes
-    advised = Advised(name_of(run), run.state.startswith("running"))
+    advised = Advised(name_of(run.path), run.state.startswith("running"))
     for finding in remedied([*hang_findings, *findings.failures_of_run(open_spans)], advised):
         report.problems.append(finding.text)
         subject = "the run" if finding.step is None else f"step {finding.step}"
@@ -358,8 +358,10 @@ def _open_steps(open_spans: OpenSpans) -> list[str]:
     If several steps are open, the text is about the latest step. If no step is open, the list is empty.
     """
     steps = sorted((row for row in open_spans.rows()[0] if row.kind == "step"), key=lambda row: row.start_ns)
+    loops = {span.start_ns: loop_of(span) for _, _, span in open_spans.aged() if span.kind == "step"}
     return [
-        f"step {row.step} {'has been' if open_until_now(row.state, open_spans.going_on) else 'was'} open for "
+        f"step {row.step if row.step is None else runs.label(row.step, loops[row.start_ns])} "
+        f"{'has been' if open_until_now(row.state, open_spans.going_on) else 'was'} open for "
         f"{hang_state.open_for(row, open_spans.going_on)}"
         for row in steps[-1:]
     ]

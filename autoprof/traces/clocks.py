@@ -18,7 +18,7 @@ from autoprof.base.redact import writable
 from autoprof.rundir import file_names
 from autoprof.rundir.journal import EVER, Journal, lines
 from autoprof.rundir.layout import RunDir
-from autoprof.rundir.records import CaptureMeta, Line, Offset
+from autoprof.rundir.records import CaptureMeta, Line, Offset, OpenSpan
 from autoprof.rundir.runs import CaptureFile, Run, Step
 from autoprof.traces.reader import NO_JSON, Reader, TraceError
 
@@ -244,7 +244,7 @@ _DRIVER_KINDS = ("step", "timer", "stage")
 NO_PROGRAMS: Mapping[int, str] = {}
 
 
-def loop_of(step: Line) -> int:
+def loop_of(step: Line | OpenSpan) -> int:
     """Return the number of a step's loop in its process."""
     loop = step.ids.get("loop")
     return loop if isinstance(loop, int) and loop > 0 else 1
