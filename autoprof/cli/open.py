@@ -410,7 +410,10 @@ def _step(run: Run, number: int | None, loop: int | None) -> Step | None:
     """Return the step with this number. Without a number, return the last captured step, of the loop if it is given."""
     if number is not None:
         return merge_step.chosen(run, number, loop)
-    steps = clocks.steps_by_loop(run.steps, timeline.attempts_of(run)) if run.steps else []
+    attempts = timeline.attempts_of(run)
+    if loop is not None and loop not in (attempts.loops or {1}):
+        raise NotFound(f"{run.id} has no loop {loop}; its loops: {', '.join(attempts.titles.values()) or 'loop 1'}")
+    steps = clocks.steps_by_loop(run.steps, attempts) if run.steps else []
     return next((step for step in reversed(steps) if loop in (None, step.loop)), None)
 
 

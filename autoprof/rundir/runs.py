@@ -526,7 +526,8 @@ def choose_step(
         loops = [names.get(captured.loop, f"loop {captured.loop}") for captured in matching]
         raise NotFound(in_several_loops(run_id, number, loops))
     if number is None and matching:
-        raise NotFound(f"{run_id} has several steps; choose with --step: {units.ranges(numbers)}")
+        labels = units.ranges(numbers) if len(numbers) == len(matching) else ", ".join(each.label for each in matching)
+        raise NotFound(f"{run_id} has several steps; choose with --step: {labels}")
     wanted_step = "captured step" if number is None else f"step {number}"
     wanted_step += "" if loop is None else f" in loop {loop}"
     raise NotFound(f"{run_id} has no {wanted_step}; {no_step(number, numbers)}")
