@@ -14,6 +14,7 @@ from autoprof.config.values import KINDS
 from autoprof.report.details import place_of
 from autoprof.report.findings import costliest_first
 from autoprof.report.model import (
+    OTHER,
     OWN,
     CaptureFigures,
     Comparison,
@@ -95,7 +96,7 @@ def side(run: RunFigures, step: int | None, with_run: bool) -> Side:
     details = next(each for each in run.details if each.number == step)
     row = next((row for row in run.steps if row.number == step), None)
     return Side(
-        label=f"{run.id} step {step}" if with_run else f"step {step}",
+        label=_label(run, step) if with_run else f"step {step}",
         step_s=details.seconds,
         stages=details.stages,
         tokens_per_s=row.tokens_per_s if row else None,
@@ -106,6 +107,13 @@ def side(run: RunFigures, step: int | None, with_run: bool) -> Side:
         own_shares=details.own_shares,
         kinds=_kinds(run, details.captures),
     )
+
+
+def _label(run: RunFigures, step: int | None = None) -> str:
+    """Return a text that names a run or its step, such as `step 3 of loop 2 of 20261120-101010-aaaaaa`."""
+    if run.loop:
+        return f"{'' if step is None else f'step {step} of '}{run.title} of {run.id}"
+    return run.id if step is None else f"{run.id} step {step}"
 
 
 def _side_of_run(run: RunFigures) -> Side:
@@ -120,7 +128,7 @@ def _side_of_run(run: RunFigures) -> Side:
             took_s[name].append(took)
     own_counts = Counter(name for row in rows for name in row.own_shares)
     return Side(
-        label=run.id,
+        label=_label(run),
         step_s=run.median_s,
         stages={name: median(each) for name, each in took_s.items()},
         steps={name: len(each) for name, each in took_s.items()},
@@ -173,7 +181,7 @@ def compare(a: Side, b: Side) -> Comparison:
         rate = _row("rate", "", "generated tokens", a.tokens_per_s, b.tokens_per_s)
         first_rows.append(msgspec.structs.replace(rate, unit="1/s", worse=b.tokens_per_s < a.tokens_per_s))
     findings = costliest_first(_findings(a, b, [*first_rows, *rows], whole_s))
-    if any(each.kind == "slower_stage" for each in findings):
+    if any(each.kind in ("slower_stage", "no_stage") for each in findings):
         findings = [each for each in findings if each.kind != "slower_step"]
     basis = [f"{each.label}: {each.basis}" for each in (b, a) if each.basis]
     return Comparison(a=a.label, b=b.label, rows=[*first_rows, *rows], findings=findings, basis=basis)
@@ -271,11 +279,13 @@ def _findings(a: Side, b: Side, rows: Sequence[ComparisonRow], whole_s: float) -
         ):
             continue
         subject = "the step" if row.kind == "step" else f"the {REST}" if row.name == REST else row.name
+        outside = (row.kind, row.name) == ("stage", OTHER)
+        subject = "work outside of all stages" if outside else subject
         # The sentence names side `b` first, but `row.where` names side `a` first.
         where = " | ".join(reversed(row.where.split(" | ")))
         a_text = f"{a.label} has none" if row.a is None else f"{seconds(row.a)} in {a.label}"
         yield Finding(
-            kind=f"slower_{row.kind}",
+            kind="no_stage" if outside else f"slower_{row.kind}",
             text=f"{subject} takes {seconds(row.b)} in {b.label}, {a_text}" + (f" ({where})" if where else ""),
             evidence=[f"{seconds(row.change)} more"] + ([f"{row.b / row.a:.2f} times"] if row.a and row.b else []),
             seconds=row.change * share_of_steps,

@@ -282,7 +282,7 @@ class _DetailedStep:
             gaps_left_out=len(gaps) - len(longest_gaps),
             samples=self._sample_figures(),
             skews=skews(lanes, journals, recorded, self._profiling),
-            weight_sync_s=model.seconds_of(row.stages, model.SYNC, row.kinds),
+            weight_sync_s=float(model.seconds_of(row.stages, model.SYNC, row.kinds)),
             path=self._lanes.path(),
             captures=[self._with_own_time(capture) for capture in captures],
             captures_left_out=captures_left_out,

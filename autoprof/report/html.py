@@ -25,6 +25,7 @@ from autoprof.report.beside import RunTable
 from autoprof.report.hang_state import open_for
 from autoprof.report.model import DeviceShares, Finding, RunFigures, StepFigures, StepRow
 from autoprof.report.overview import without_autoprof
+from autoprof.report.remedies import name_of
 from autoprof.rundir.file_names import tidy
 
 if TYPE_CHECKING:
@@ -277,6 +278,7 @@ def _environment() -> jinja2.Environment:
         "device_shares": device_shares,
         "family_titles": charts.TITLES,
         "trace_name": trace_name,
+        "name_of": name_of,
         "perfetto_url": PERFETTO,
     }
     return environment

@@ -43,7 +43,7 @@ def basis(rows: Sequence[StepRow]) -> str:
     chosen_kinds = {row.kind for row in typical_steps(rows)}
     chosen = [several(counts[kind], f"{kind} step") for kind in (REGULAR, WARM_UP, CAPTURED) if kind in chosen_kinds]
     chosen += [f"{counts[WRITING]} {WRITING}"] if WRITING in chosen_kinds else []
-    text = chosen[0] if counts[REGULAR] else f"no regular step; of {', '.join(chosen)}"
+    text = chosen[0] if counts[REGULAR] else f"{' and '.join(chosen)}, because no step is regular"
     others = [
         f"{counts[kind]} {kind}" for kind in (WARM_UP, CAPTURED, WRITING) if counts[kind] and kind not in chosen_kinds
     ]

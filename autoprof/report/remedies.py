@@ -243,7 +243,7 @@ def with_remedies(figures: RunFigures, run: Run) -> RunFigures:
     )
     timed = frozenset(row.number for row in figures.steps)
     trainer = _trainer(figures.versions, figures.command)
-    advised = Advised(name_of(run), figures.going_on, captured, ranks, timed, *trainer, figures.loop)
+    advised = Advised(name_of(run.path), figures.going_on, captured, ranks, timed, *trainer, figures.loop)
     comparison = figures.comparison
     if comparison is not None:
         comparison = msgspec.structs.replace(comparison, findings=remedied(comparison.findings, advised))
@@ -258,14 +258,18 @@ def remedied(findings: Iterable[Finding], run: Advised) -> list[Finding]:
     return [_with_remedy(finding, run) for finding in findings]
 
 
-def name_of(run: Run) -> str:
-    """Return the word that names a run in a command: its id, or its path if the run is not in the folder of runs."""
+def name_of(run: str) -> str:
+    """Return the word that names a run in a command: its id, or its path if the run is not in the folder of runs.
+
+    Args:
+        run: The path of the run.
+    """
     folder = None
     try:
         folder = settings.load_one("dir", os.environ, Path.cwd())
     except (SettingsError, OSError):
         pass
-    path = Path(run.path).resolve()
+    path = Path(run).resolve()
     in_folder = folder is not None and Path(folder, path.name).resolve() == path
     return shlex.quote(path.name if in_folder else str(path))
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from autoprof.cli import doctor, report, trigger
+from autoprof.cli.main import main
 from autoprof.report import build, html, markdown
 from autoprof.report.model import RunFigures
 from autoprof.rundir import layout, runs
@@ -18,7 +19,7 @@ from autoprof.rundir.layout import RunDir
 from autoprof.traces import merge_step
 from autoprof.traces import timeline as timeline_reader
 from tests.support.helpers import process_lines
-from tests.support.timelines import figures, span, step, timeline
+from tests.support.timelines import SECOND, START_NS, figures, span, step, timeline
 
 Spans = list[dict[str, Any]]
 
@@ -88,6 +89,46 @@ def test_one_loop_is_shown_alone(tmp_path: Path) -> None:
     assert build.ReportRequest(run=run, loop=2, step=3).page.name == "report.loop2.step3.html"
     with pytest.raises(runs.NotFound, match=r"run has no loop 3; its loops: loop 1 \(SFTTrainer\), loop 2 \(GRPO"):
         build.figures(run, loop=3)
+
+
+def test_a_comparison_names_the_loop_and_work_outside_of_stages(tmp_path: Path) -> None:
+    other = runs.read(timeline(tmp_path / "other", driver=loop(1, 0, 3, 3, 3)))
+    spans = [*loop(1, 0, 5, 2, 2), *loop(2, 20, 9), *(step(at + 9, at // 9, at, ids={"loop": 2}) for at in (29, 38))]
+    run = runs.read(timeline(tmp_path / "run", driver=spans))
+    found = build.report_figures(build.ReportRequest(run=run, loop=2, against=other))
+    assert found.comparison is not None
+    assert (found.comparison.b, found.comparison.a) == ("loop 2 of run", "other")
+    (finding,) = [each for each in found.comparison.findings if each.kind == "no_stage"]
+    assert finding.text == "work outside of all stages takes 9.00 s in loop 2 of run, 0 s in other"
+    assert finding.remedy.startswith("Shorten this part of the loop, or name it with a stage")
+
+
+def test_a_copied_command_of_the_page_finds_the_run(tmp_path: Path) -> None:
+    run = two_loops(tmp_path)
+    assert f"<code>autoprof open {run} --step 3 --loop 2</code>" in html.page(figures(run))
+
+
+def test_a_loop_that_does_not_exist_is_not_opened(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["open", str(two_loops(tmp_path)), "--loop", "3", "--no-browser", "--port", "0"]) == 1
+    assert "run has no loop 3; its loops: loop 1 (SFTTrainer), loop 2 (GRPOTrainer)" in capsys.readouterr().err
+
+
+def test_captured_steps_of_several_loops_are_listed_with_the_loop(tmp_path: Path) -> None:
+    folder = two_loops(tmp_path)
+    for number in (1, 2):
+        RunDir(folder).step(1, number).mkdir()
+    with pytest.raises(runs.NotFound, match=r"run has several steps; choose with --step: 1, 1 \(loop 2\)$"):
+        merge_step.chosen(runs.read(folder), None)
+
+
+def test_doctor_names_the_loop_of_an_open_step(tmp_path: Path) -> None:
+    run = timeline(tmp_path / "run", driver=[*loop(1, 0, 5, 2, 2), *loop(2, 20, 9)])
+    began = {"kind": "begun", "span": "step", "name": "step", "step": 2, "role": "trainer", "rank": 0}
+    began |= {"start_ns": START_NS + 29 * SECOND, "ids": {"loop": 2}}
+    (journal,) = (run / "journal").iterdir()
+    journal.write_text(process_lines() + journal.read_text() + json.dumps(began, separators=(",", ":")) + "\n")
+    facts = doctor.examine_run(runs.read(run)).facts
+    assert facts["steps executed"].startswith("1-3; loop 2: 1; step 2 (loop 2) ")
 
 
 def test_a_step_of_several_loops_must_be_chosen(tmp_path: Path) -> None:

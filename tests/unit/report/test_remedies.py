@@ -149,7 +149,7 @@ def in_shell(command: str, folder: Path, more: str = "") -> subprocess.Completed
 def commands(run: Path, *, going_on: bool = False, captured: bool = True, names: tuple[str, ...] = ()) -> set[str]:
     """Return the commands of all kinds of findings about step 5 of a run."""
     steps = frozenset([5])
-    name = remedies.name_of(runs.read(run))
+    name = remedies.name_of(str(run))
     advised = Advised(name, going_on, captured=steps if captured else frozenset(), timed=steps)
     kinds = names or tuple(REMEDIES)
     made = [Finding(kind=kind, text="", evidence=[], seconds=1.0, step=step) for kind in kinds for step in (5, None)]

@@ -150,9 +150,9 @@ def test_the_figures_of_a_run_are_those_of_its_regular_steps(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("lengths", "captured", "median_s", "basis"),
     [
-        ((28, 4, 6), (2, 3), 2.5, "no regular step; of 2 captured steps; 1 warm-up"),
-        ((28,), (1,), 26.5, "no regular step; of 1 warm-up step"),
-        ((28,), (), 28, "no regular step; of 1 warm-up step"),
+        ((28, 4, 6), (2, 3), 2.5, "2 captured steps, because no step is regular; 1 warm-up"),
+        ((28,), (1,), 26.5, "1 warm-up step, because no step is regular"),
+        ((28,), (), 28, "1 warm-up step, because no step is regular"),
         ((28, 4), (), 4, "1 regular step; 1 warm-up"),
     ],
 )
