@@ -29,14 +29,13 @@ def write(run: Runtime, unfinished: int) -> None:
 
 
 def _text(run: Runtime, unfinished: int) -> str:
-    complete = sum(
-        not is_merged(name.removesuffix(META))
-        for folder in run.rundir.steps()
-        for name in files.names_in(folder)
-        if name.endswith(META)
-    )
+    names = [name for folder in run.rundir.steps() for name in files.names_in(folder)]
+    complete = sum(name.endswith(META) and not is_merged(name.removesuffix(META)) for name in names)
     place = _place(run.rundir.path)
     report = f"autoprof report{_argument(run.rundir.path)}"
+    if complete == len(names) > 0 and not unfinished:
+        why = f"autoprof doctor {shlex.quote(place)} shows why"
+        return f"{units.count(complete, 'capture')} in {place}, without a trace; {why}"
     if complete or unfinished:
         being_written = f" and {unfinished} that {_are(unfinished)} still being written" if unfinished else ""
         shown = f"{report} shows {'it' if complete + unfinished == 1 else 'them'}"

@@ -52,6 +52,12 @@ def test_captures_are_counted(tmp_path: Path) -> None:
     assert lines(tmp_path, f"import torch\n{RUN}", AUTOPROF_STEPS="2,4") == [expected]
 
 
+def test_captures_without_a_trace_are_not_said_to_be_shown(tmp_path: Path) -> None:
+    place = "autoprof_runs/made"
+    expected = f"autoprof: 2 captures in {place}, without a trace; autoprof doctor {place} shows why"
+    assert lines(tmp_path, AUTOPROF_STEPS="2,4") == [expected]
+
+
 @pytest.mark.needs("torch")
 def test_another_folder_is_named_in_the_command(tmp_path: Path) -> None:
     place = tmp_path / "elsewhere" / "made"
