@@ -21,7 +21,7 @@ from autoprof.rundir import file_names, memory_state, processes
 from autoprof.rundir.layout import CRASHES
 from autoprof.rundir.processes import GONE, ProcessState
 from autoprof.rundir.records import Death, Frame, NamedProcess, OpenSpan, Raised, RunFile
-from autoprof.rundir.runs import ENDED, FAILED, UNFINISHED, Run, exit_status
+from autoprof.rundir.runs import ENDED, FAILED, UNFINISHED, Run, exit_status, label
 
 EXCEPTION, EXIT, CRASH, KILLED, GONE_DEAD = "exception", "exit", "crash", "killed", "gone"
 KERNEL, RAY, NODE = "kernel", "Ray", "node"
@@ -234,7 +234,14 @@ def _death_by_exception(state: ProcessState, info: RunFile) -> Death:
 
 def _death(state: ProcessState, info: RunFile, how: str, **fields: Any) -> Death:
     started = (info.host, info.pid) == (state.host, state.pid)
-    return Death(how=how, host=state.host, pid=state.pid, started=started, file=state.file, **fields)
+    return Death(how=how, host=state.host, pid=state.pid, started=started, file=state.file, loop=_loop(state), **fields)
+
+
+def _loop(state: ProcessState) -> int:
+    """Return the number of the loop of a process's latest step."""
+    ids = state.stepped.ids if state.stepped is not None else {}
+    loop = next((span.ids for span in reversed(state.spans) if span.kind == "step"), ids).get("loop")
+    return loop if isinstance(loop, int) and loop > 0 else 1
 
 
 def _as_exit(death: Death) -> Death:
@@ -522,11 +529,12 @@ def _how(death: Death) -> str:
 
 
 def _where(death: Death) -> str:
+    step = "" if death.step is None else f"step {label(death.step, death.loop)}"
     if death.after:
-        return f"after {death.after} of step {death.step}" if death.step is not None else f"after {death.after}"
-    if death.step is None:
+        return f"after {death.after} of {step}" if step else f"after {death.after}"
+    if not step:
         return f"in {death.stage}" if death.stage else ""
-    return f"in {death.stage} of step {death.step}" if death.stage else f"in step {death.step}"
+    return f"in {death.stage} of {step}" if death.stage else f"in {step}"
 
 
 def _user_frame(frames: Sequence[Frame]) -> Frame | None:

@@ -90,6 +90,7 @@ class Death(Struct, frozen=True, kw_only=True, omit_defaults=True):
     name: str = ""  # The class of the process's Ray actor, if only an exception names the process.
     rank: Number | None = None  # The rank of the process.
     step: Number | None = None  # The step in which the process died.
+    loop: Number = 1  # The number of the step's loop.
     stage: str = ""  # The innermost stage that was open when the process died.
     after: str = ""  # The last stage that had ended, if no stage was open.
     since_ns: Ns = 0  # The start of the open stage, in nanoseconds since the epoch.

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from autoprof.rundir import layout, runs
 from autoprof.rundir.layout import RunDir
 from autoprof.traces import merge_step
 from autoprof.traces import timeline as timeline_reader
-from tests.support.helpers import process_lines
+from tests.support.helpers import clean_environment, process_lines
 from tests.support.timelines import SECOND, START_NS, figures, span, step, timeline
 
 Spans = list[dict[str, Any]]
@@ -129,6 +131,23 @@ def test_doctor_names_the_loop_of_an_open_step(tmp_path: Path) -> None:
     journal.write_text(process_lines() + journal.read_text() + json.dumps(began, separators=(",", ":")) + "\n")
     facts = doctor.examine_run(runs.read(run)).facts
     assert facts["steps executed"].startswith("1-3; loop 2: 1; step 2 (loop 2) ")
+
+
+@pytest.mark.parametrize(("end", "said"), [("os._exit(3)", "vanished in work"), ("1 / 0", "ZeroDivisionError")])
+def test_a_death_names_the_loop_of_its_step(tmp_path: Path, end: str, said: str) -> None:
+    code = f"""
+import autoprof, os
+for loop in (1, 2):
+    for number in (1, 2):
+        with autoprof.step(number), autoprof.stage("work"):
+            if (loop, number) == (2, 2):
+                {end}
+"""
+    environment = clean_environment(AUTOPROF="1", AUTOPROF_STEPS="", AUTOPROF_RUN_ID="made", AUTOPROF_MIN_FREE_MB="1")
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, check=False)
+    (problem,) = doctor.examine_run(runs.read(tmp_path / "autoprof_runs" / "made")).problems
+    assert said in problem
+    assert "in work of step 2 (loop 2)" in problem
 
 
 def test_a_step_of_several_loops_must_be_chosen(tmp_path: Path) -> None:
