@@ -201,9 +201,12 @@ def embedded(content: Any) -> str:
 
 
 def sentence_without_step(finding: Finding) -> str:
-    """Return the sentence of a finding without the number of the step. It is shown below the title of the step."""
+    """Return the sentence of a finding without the number of the step. It is shown below the title of the step.
+
+    The name of a stage or an operator stays as it is at the beginning of a sentence.
+    """
     text = re.sub(rf"^step {finding.step}(?: \([\w-]+\))?: ", "", finding.text)
-    return text[:1].upper() + text[1:]
+    return text if finding.kind in ("slower_stage", "slower_operator") else text[:1].upper() + text[1:]
 
 
 def sentence_after_step(finding: Finding) -> str:

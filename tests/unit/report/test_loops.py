@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from autoprof.cli import doctor, report, trigger
@@ -103,6 +104,9 @@ def test_a_comparison_names_the_loop_and_work_outside_of_stages(tmp_path: Path) 
     (finding,) = [each for each in found.comparison.findings if each.kind == "no_stage"]
     assert finding.text == "work outside of all stages takes 9.00 s in loop 2 of run, 0 s in other"
     assert finding.remedy.startswith("Shorten this part of the loop, or name it with a stage")
+    assert html.sentence_without_step(finding).startswith("Work outside of all stages")
+    stage = msgspec.structs.replace(finding, kind="slower_stage", text="update_actor takes 9.00 s")
+    assert html.sentence_without_step(stage) == "update_actor takes 9.00 s"
 
 
 def test_a_copied_command_of_the_page_finds_the_run(tmp_path: Path) -> None:
