@@ -250,7 +250,7 @@ class _Reading:
             comparison=None,
             notes=[
                 *run.left_out,
-                *_notes(overview, timeline, self._loop),
+                *_notes(overview, timeline, self._loop, step_findings),
                 *_notes_on_lost_lines(run),
                 *self._clocks,
                 *self._hang_notes,
@@ -457,8 +457,11 @@ def tokens_per_s(rows: Sequence[StepRow]) -> float | None:
     return sum(tokens for tokens, _ in counted_steps) / total_s if total_s else None
 
 
-def _notes(overview: Overview, timeline: RunTimeline, loop: int) -> list[str]:
+def _notes(overview: Overview, timeline: RunTimeline, loop: int, step_findings: Sequence[Finding]) -> list[str]:
     notes = []
+    explained_s: dict[int | None, float] = {}
+    for finding in step_findings:
+        explained_s[finding.step] = max(explained_s.get(finding.step, 0.0), finding.seconds)
     if (times := len(timeline.attempts.periods(loop))) > 1:
         notes.append(f"the run was started {times} times; for a step that ran again, its last run is shown")
     if open_ends := list(overview.cut_off):
@@ -474,7 +477,7 @@ def _notes(overview: Overview, timeline: RunTimeline, loop: int) -> list[str]:
         f"step {row.number}: recorded work took {seconds(slower)} longer than usual, perhaps because of the recording: "
         f"{_main_parts_text(row.slowed)}"
         for row in overview.rows
-        if (slower := sum(row.slowed.values())) >= LEAST_S
+        if (slower := sum(row.slowed.values())) >= LEAST_S and explained_s.get(row.number, 0.0) < slower / 2
     ][:_MAX_RECORDED_NOTES]
     if uncompared := [row.number for row in overview.rows if row.recorded and row.usual_s == row.seconds]:
         steps = f"{model.plural(uncompared, 'step', 'steps')} {model.listed(map(str, uncompared), 10)}"

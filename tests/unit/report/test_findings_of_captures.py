@@ -262,6 +262,14 @@ def test_a_step_that_is_slower_for_being_recorded_is_no_finding(tmp_path: Path) 
     assert [finding.kind for finding in against.findings] == []
 
 
+def test_a_note_blames_no_recording_for_time_that_a_finding_explains(tmp_path: Path) -> None:
+    write(tmp_path / "run", captured=STEP, slow_rank=STEP)
+    figures = build.figures(runs.read(tmp_path / "run"))
+    assert sum(figures.steps[STEP - 1].slowed.values()) > 2
+    assert ("slow_rank", STEP) in [(finding.kind, finding.step) for finding in figures.findings]
+    assert not [note for note in figures.notes if "because of the recording" in note]
+
+
 def test_a_recorded_step_is_slow_where_others_were_recorded_and_it_alone_is(tmp_path: Path) -> None:
     script: Script = write(tmp_path / "run", captured=None, slow_step=STEP)
     who = {"role": "actor", "stage": "update_actor", "rank": 0}
