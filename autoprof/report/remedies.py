@@ -122,13 +122,16 @@ class Remedy(NamedTuple):
         advice: A sentence without a full stop.
         command: Function that returns the command.
         topics: The topics of the trainer's settings that help: keys of `SETTINGS`.
+        with_trace: The sentence for a step that was captured. If empty, `advice`.
     """
 
     advice: str
     command: Command
     topics: tuple[str, ...] = ()
+    with_trace: str = ""
 
 
+_LOOK = "Look at the trace of this step"
 # The remedy for each kind of finding in `rules.KINDS`, and for the findings of comparisons.
 REMEDIES = {
     "death": Remedy("Fix the first error; the processes after it are its victims", examine),
@@ -147,14 +150,14 @@ REMEDIES = {
         "Compare the requests and the host of this replica with the other replicas",
         capture_slowest,
     ),
-    "weight_sync": Remedy("Capture the next slow weight sync", capture(when="weight_sync>2x")),
+    "weight_sync": Remedy("Capture the next slow weight sync", capture(when="weight_sync>2x"), with_trace=_LOOK),
     "weight_sync_share": Remedy("Send weights in larger pieces, or less often", look, ("weight sync",)),
     "idle_gap": Remedy("Move this work of the driver to the workers, or do it while they work", look),
     "no_stage": Remedy("Make this part of the loop faster, or name it with a `stage` hook", watch, ("data",)),
     "checkpoint": Remedy("Save less often", look, ("checkpoint",)),
     "validation": Remedy("Validate less often, or with fewer samples", look, ("validation",)),
     "growth": Remedy("Compare an early step with a late one; look for a list, a log or a cache that grows", look),
-    "slow_step": Remedy("Capture the next slow step", capture(when="step>1.2x")),
+    "slow_step": Remedy("Capture the next slow step", capture(when="step>1.2x"), with_trace=_LOOK),
     "cpu_bound": Remedy("Use CUDA graphs or larger batches", look, ("CUDA graphs", "batch")),
     "device_idle": Remedy("Give the device more work at a time", look, ("requests",)),
     "communication": Remedy("Overlap communication with computing, or shard over fewer devices", look, ("overlap",)),
@@ -292,7 +295,8 @@ def _trainer(versions: Mapping[str, str], command: str) -> tuple[str, str]:
 
 
 def _with_remedy(finding: Finding, run: Advised) -> Finding:
-    advice, command, topics = REMEDIES[finding.kind]
+    advice, command, topics, with_trace = REMEDIES[finding.kind]
+    advice = with_trace if with_trace and finding.step in run.captured else advice
     names = [name for topic in topics for name in setting_names(run.trainer, run.version, topic)]
     named_settings = f" Settings of {run.trainer} {run.version}: {listed(names)}." if names else ""
     return msgspec.structs.replace(finding, remedy=f"{advice}.{named_settings}", command=command(run, finding))

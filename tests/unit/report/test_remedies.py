@@ -97,6 +97,13 @@ def test_a_remedy_names_the_settings_of_the_release() -> None:
     assert named("trl", "unknown", "checkpoint") == named("", "", "checkpoint") == "Save less often."
 
 
+def test_a_slow_step_that_was_captured_is_not_to_be_captured() -> None:
+    finding = Finding(kind="slow_step", text="step 5 took 9 s", evidence=[], seconds=1, step=5)
+    (shown,) = remedied([finding], Advised("run", False, captured=frozenset([5])))
+    assert (shown.remedy, shown.command) == ("Look at the trace of this step.", "autoprof open run --step 5")
+    assert remedied([finding], Advised("run", False))[0].remedy == "Capture the next slow step."
+
+
 def test_a_slow_rank_that_was_captured_is_shown() -> None:
     finding = Finding(kind="slow_rank", text="step 5: actor rank 3 was slow in x: 2 s", evidence=[], seconds=1, step=5)
     advised = Advised("run", False, captured=frozenset([5]), captured_ranks=frozenset([(5, 0)]))
