@@ -195,9 +195,9 @@ def test_a_flame_graph_is_saved_for_speedscope(show: Show) -> None:
 
 
 def test_a_page_on_the_disk_has_the_command_to_copy(show: Show) -> None:
-    page = show(report_pages.figures()).page
-    step = page.locator("#step-12")
-    expect(step.get_by_text("autoprof open 20261122-010203-abcdef --step 12")).to_be_visible()
+    figures = report_pages.figures()
+    step = show(figures).page.locator("#step-12")
+    expect(step.get_by_text(f"autoprof open {figures.path} --step 12")).to_be_visible()
     expect(step.get_by_role("button", name="in Perfetto")).to_be_hidden()
 
 
