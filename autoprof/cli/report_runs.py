@@ -83,7 +83,7 @@ def write(parsed: argparse.Namespace, named_runs: Sequence[Run]) -> int:
 def show(table: RunTable) -> None:
     """Print a table of the runs, and their different versions and commands."""
     stages = table.stages[:_MAX_STAGES]
-    header = ["run", "started", "steps", "a step", "tokens/s", *stages]
+    header = ["run", "started", "steps", "median step", "tokens/s", *stages]
     rows = [
         [
             row.label,
@@ -96,6 +96,7 @@ def show(table: RunTable) -> None:
         for row in table.runs
     ]
     console.show(header, rows, drop=("started", *reversed(stages), "steps"))
+    print("the seconds of a stage are the mean of the same steps")
     if len(table.runs) > _MAX_DIFFERENT:
         print("", "the page and the JSON have the different versions and commands", "", sep="\n")
         return

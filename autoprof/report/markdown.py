@@ -53,7 +53,8 @@ def text_of_runs(table: RunTable) -> str:
     ]
     blocks = [
         f"# autoprof: {several(table.count, 'run')}",
-        _table(["run", "started", "a step", "of", "tokens/s", *map(_safe, stages)], rows),
+        _table(["run", "started", "median step", "of", "tokens/s", *map(_safe, stages)], rows),
+        "The seconds of a stage are the mean of the same steps.",
     ]
     if table.versions:
         versions = [

@@ -87,7 +87,8 @@ def test_a_folder_or_several_names(folder: Path, tmp_path: Path) -> None:
     done = report(str(folder))
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert lines[0].split()[:4] == ["run", "started", "steps", "a"]
+    assert lines[0].split()[:4] == ["run", "started", "steps", "median"]
+    assert lines[4] == "the seconds of a stage are the mean of the same steps"
     assert [line.split()[0] for line in lines[1:4]] == IDS
     assert f"{IDS[2]}: actor.lr=1e-5" in lines
     assert lines[-1] == f"report: {folder / 'runs.html'}"
