@@ -210,6 +210,13 @@ _EXPLAINED: dict[str, tuple[str, ...]] = {
 }
 
 
+def _explains_sync(other: Finding, sync: Finding) -> bool:
+    """Return True if a rank that was slow in the weight sync explains a long weight sync."""
+    stages = [line.partition(":")[0] for line in sync.evidence]
+    is_rank = other.kind == "slow_rank" and other.seconds >= sync.seconds / 2
+    return is_rank and any(f" was slow in {stage}:" in other.text for stage in stages)
+
+
 def unexplained(findings: Iterable[Finding]) -> list[Finding]:
     """Return the findings in order, without findings that another finding of the same step explains."""
     # Compare only findings of the same step: a long run has thousands of findings.
@@ -223,6 +230,8 @@ def unexplained(findings: Iterable[Finding]) -> list[Finding]:
     def is_explained(finding: Finding) -> bool:
         if finding.kind == "slow_step" and finding.seconds <= growth_s:
             return True
+        if finding.kind == "weight_sync":
+            return any(_explains_sync(other, finding) for other in findings_of_step[finding.step])
         explaining_kinds = _EXPLAINED.get(finding.kind)
         # The time without a stage is similar in most steps. So it does not explain why one of the steps is slow.
         excluded_kinds = finding.kind, "no_stage"

@@ -82,10 +82,8 @@ def test_a_restarted_actor_overwrites_nothing(tmp_path: Path) -> None:
 
 def test_conditions_work_after_ray_is_restarted(tmp_path: Path) -> None:
     driven(tmp_path, AGAIN, AUTOPROF_STEPS="", AUTOPROF_WHEN="oom, memory>0.001")
-    ran_out, full = metas(tmp_path)
-    # The next step may begin before the driver learns of the condition.
-    assert ran_out["step"] in (1, 2)
-    assert ran_out["window"] == "actor rank 0 ran out of memory in update_actor of step 2 (oom)"
-    assert full["step"] in (2, 3)
-    said = rf"{re.escape(full['host'])} had [0-9.]+ % of its memory in use after step [12] \(memory>0.001\)"
-    assert re.fullmatch(said, full["window"]), full["window"]
+    # The next steps may begin before the driver learns of a condition, and a capture may have both reasons.
+    last_loop = [meta["window"] for meta in metas(tmp_path) if meta.get("loop") == 3]
+    assert "actor rank 0 ran out of memory in update_actor of step 2 (oom)" in "; ".join(last_loop)
+    said = r"\S+ had [0-9.]+ % of its memory in use after step [12] \(memory>0.001\)"
+    assert re.search(said, "; ".join(last_loop)), last_loop

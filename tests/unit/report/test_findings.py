@@ -293,3 +293,14 @@ def test_the_typical_step_is_judged_if_only_captured_steps_are_shown(tmp_path: P
     regular = sorted((row for row in rows if row.kind == overview.REGULAR), key=lambda row: row.seconds)
     assert details.more_to_judge(rows, [2]) == [regular[len(regular) // 2].number]
     assert details.more_to_judge(rows, [2, 7]) == []
+
+
+def test_a_slow_rank_explains_a_long_weight_sync() -> None:
+    of_step = {"step": 14}
+    sync = Finding(
+        kind="weight_sync", text="", evidence=["update_weights: 4.12 s, usually 82.2 ms"], seconds=4.03, **of_step
+    )
+    text = "step 14: actor rank 1 was slow in {}: 4.10 s, the others 80 ms in the median"
+    for stage, kept in (("update_weights", ["slow_rank"]), ("update_actor", ["weight_sync", "slow_rank"])):
+        rank = Finding(kind="slow_rank", text=text.format(stage), evidence=[], seconds=4.0, **of_step)
+        assert [each.kind for each in findings.unexplained([sync, rank])] == kept
