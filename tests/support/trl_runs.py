@@ -38,10 +38,14 @@ class Ran:
     def steps(self) -> list[int]:
         return sorted(int(path.name.rpartition("_")[2]) for path in self.run.glob("global_step_*"))
 
-    def captures(self, step: int) -> dict[str, str]:
+    def of_step(self, step: int, loop: int = 1) -> Path:
+        """Return the folder of a step."""
+        return self.run / f"global_step_{step:06d}{f'.loop{loop}' if loop > 1 else ''}"
+
+    def captures(self, step: int, loop: int = 1) -> dict[str, str]:
         """Return the state of each capture, by role, stage and rank."""
-        metas = [json.loads(path.read_text()) for path in self.run.glob(f"global_step_{step:06d}/*.meta.json")]
-        names = [path.name.partition(".rank")[0] for path in self.run.glob(f"global_step_{step:06d}/*.meta.json")]
+        metas = [json.loads(path.read_text()) for path in self.of_step(step, loop).glob("*.meta.json")]
+        names = [path.name.partition(".rank")[0] for path in self.of_step(step, loop).glob("*.meta.json")]
         return {f"{name}@{meta['rank']}": meta["state"] for name, meta in zip(names, metas, strict=True)}
 
     def names(self, step: int) -> set[str]:
@@ -49,9 +53,9 @@ class Ran:
         assert set(self.captures(step).values()) <= {"complete"}
         return {name.removesuffix("@0") for name in self.captures(step) if name.endswith("@0")}
 
-    def operators(self, step: int, name: str) -> Counter[str]:
+    def operators(self, step: int, name: str, loop: int = 1) -> Counter[str]:
         """Return the number of calls of each operator in a trace."""
-        (path,) = self.run.glob(f"global_step_{step:06d}/{name}.rank0.*.pt.trace.json.gz")
+        (path,) = self.of_step(step, loop).glob(f"{name}.rank0.*.pt.trace.json.gz")
         events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
         return Counter(event["name"] for event in events if event.get("cat") == "cpu_op")
 

@@ -180,7 +180,7 @@ class Loops:
 
     A `step.loop` hook shows which object is the trainer, and when its loop ends. Without such a hook, a step with a
     lower number than the step before begins a new loop. A step that has the same number as the step before is the same
-    step again.
+    step again. If another object of the same class continues with the next number, its steps belong to the same loop.
 
     Attributes:
         number: Number of the current loop, from 1.
@@ -202,8 +202,8 @@ class Loops:
         self._running = 0
         # True if a `step.loop` call has ended after the last step.
         self._has_ended = False
-        # True if the next step belongs to another trainer than the last step.
-        self._has_new_trainer = False
+        # True if the next step belongs to another trainer than the last step, and if both trainers have the same class.
+        self._has_new_trainer = self._has_same_class = False
         self._trainer_ref: Callable[[], Any] = lambda: None
         # Start of the `step.loop` call that is running or was running last, by the monotonic clock; 0 if none.
         self._entered_ns = 0
@@ -226,6 +226,7 @@ class Loops:
         self._entered_ns = time.monotonic_ns()
         if self._last is not None and self._trainer_ref() is not trainer:
             self._has_new_trainer = True
+            self._has_same_class = self.trainer == seam.name_of(type(trainer))
             self.executed_before = executed
         self._trainer_ref, self.trainer = trainer_ref, seam.name_of(type(trainer))
         return self._has_new_trainer
@@ -243,8 +244,10 @@ class Loops:
         """
         last, self._last = self._last, number
         falls = last is not None and (number < last or (self._has_ended and number == last))
-        begins = self._has_new_trainer or (falls and (self._has_ended or not self._running))
-        self._has_new_trainer = self._has_ended = False
+        # A new object of the same class may resume the training from a checkpoint.
+        continues = self._has_same_class and last is not None and number == last + 1
+        begins = (self._has_new_trainer and not continues) or (falls and (self._has_ended or not self._running))
+        self._has_new_trainer = self._has_same_class = self._has_ended = False
         self.loop_began = begins
         self.number += begins
         # A run with one loop has no ids of loops.

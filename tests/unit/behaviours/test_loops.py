@@ -59,7 +59,9 @@ ONE, TWO = [(1, 1), (1, 2)], [(2, 1), (2, 2)]
 @pytest.mark.parametrize(
     ("recipe", "code", "found"),
     [
-        # Other trainers, also if their numbers continue or are counted.
+        # Another object of the same class continues after a resumption.
+        (NUMBERED + LOOPS, "Trainer().fit(2); Trainer().resume(3, 4)", [*ONE, (1, 3), (1, 4)]),
+        # Other trainers, also if their numbers rise or are counted.
         (NUMBERED + LOOPS, "Trainer().fit(2); Other().fit(2)", ONE + TWO),
         (NUMBERED + LOOPS, "Trainer().fit(2); Trainer().resume(7, 8)", [*ONE, (2, 7), (2, 8)]),
         (COUNTED + LOOPS, "Trainer().fit(2); Trainer().fit(2)", ONE + TWO),
