@@ -117,7 +117,7 @@ def test_accelerate_launch_has_one_run_whose_ranks_share_its_steps(launched: Ran
 def test_the_steps_and_stages_come_from_a_trainer_above_the_engine(above: Ran) -> None:
     assert [span["step"] for span in above.spans("step")] == [1, 2, 3, 1, 2, 3]
     assert stages(above)[3:] == [["training_step", "training_step", "optimizer_step"]] * 3
-    update = above.operators(2, "trainer.training_step", loop=2)
+    update = above.operators(2, "trainer.training_step.2", loop=2)
     # The training step contains the engine's forward, and with the last micro batch its optimizer step.
     assert update["aten::mse_loss"] == 1
     assert update["aten::addcdiv_"] > 0
