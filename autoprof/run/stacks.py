@@ -146,12 +146,12 @@ def places_of_thread(ident: int, max_depth: int) -> list[Place]:
                 ),
             )
         )
-    except BaseException as error:
-        # The frame outside of the outermost is None, which has no code. Other errors are of an audit hook.
-        if not isinstance(error, AttributeError):
-            if collects:
-                gc.enable()
-            raise
+    except AttributeError as error:  # the frame outside of the outermost is None, which has no code
+        seam.pass_on(error)
+    except BaseException:  # an audit hook refuses the call
+        if collects:
+            gc.enable()
+        raise
     return [(code, line or 0) for code, line in places]
 
 

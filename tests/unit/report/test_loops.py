@@ -103,7 +103,7 @@ def test_a_comparison_names_the_loop_and_work_outside_of_stages(tmp_path: Path) 
     assert (found.comparison.b, found.comparison.a) == ("loop 2 of run", "other")
     (finding,) = [each for each in found.comparison.findings if each.kind == "no_stage"]
     assert finding.text == "work outside of all stages takes 9.00 s in loop 2 of run, 0 s in other"
-    assert finding.remedy.startswith("Shorten this part of the loop, or name it with a stage")
+    assert finding.remedy.startswith("Make this part of the loop faster")
     assert html.sentence_without_step(finding).startswith("Work outside of all stages")
     stage = msgspec.structs.replace(finding, kind="slower_stage", text="update_actor takes 9.00 s")
     assert html.sentence_without_step(stage) == "update_actor takes 9.00 s"

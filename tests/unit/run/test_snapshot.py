@@ -596,7 +596,8 @@ def test_a_sample_keeps_no_frame_of_a_thread_that_runs() -> None:
     depths = {len(stacks.places_of_thread(thread.ident or 0, 200)) for _ in range(50_000)}
     done.set()
     thread.join()
-    assert set(threads) == {thread.ident}
+    # Samples that held frames while the thread ran had a hundred such calls.
+    assert threads.total() - threads[thread.ident or 0] <= 5
     assert max(depths) > 20
     assert stacks.places_of_thread(thread.ident or 0, 200) == []
 
