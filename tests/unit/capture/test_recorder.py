@@ -47,8 +47,12 @@ def test_a_capture_leaves_a_trace_and_a_meta_file_that_agree(made: Any) -> None:
 def test_the_timeline_has_the_start_the_stop_and_the_export(made: Any) -> None:
     run = made()
     captured(run)
-    run.timeline.flush()
-    costs = [span for span in spans(run.rundir.path) if span["kind"] == "profiling"]
+    deadline = time.monotonic() + 60
+    # The hand-over ends after the files are complete.
+    while len(costs := [span for span in spans(run.rundir.path) if span["kind"] == "profiling"]) < 4:
+        assert time.monotonic() < deadline, costs
+        time.sleep(0.01)
+        run.timeline.flush()
     assert [span["name"] for span in costs] == ["profiler start", "profiler stop", "export", "hand-over"]
     assert {(span["step"], span["role"], span["rank"]) for span in costs} == {(2, "actor", 3)}
     assert costs[1]["end_ns"] <= costs[2]["start_ns"] <= costs[2]["end_ns"]
