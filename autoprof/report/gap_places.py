@@ -137,12 +137,14 @@ def _name(stack: Sequence[Frame]) -> str:
         return f"{places.RAY} {where}"
     if not inner:
         return where
+    # autoprof's import hook is in the stack of a module that is imported, too.
+    packages = [places.package(frame) for frame in inner]
+    if next((package for package in reversed(packages) if package != "python"), "") == "autoprof":
+        return f"in autoprof {where}"
+    if (imported := next((frame for frame in inner if places.name(frame) == "<module>"), None)) is not None:
+        return f"in import {_module(imported)} {where}"
     # torch calls a module's `forward` through functions such as `_wrapped_call_impl`, which say nothing.
     called = next((frame for frame in inner if not places.name(frame).startswith("_")), inner[0])
-    if any(places.package(frame) == "autoprof" for frame in inner[-2:]):
-        return f"in autoprof {where}"
-    if places.name(called) == "<module>":
-        return f"in import {_module(called)} {where}"
     return f"in {_module(called)}.{places.name(called)} {where}" if places.package(called) else where
 
 
