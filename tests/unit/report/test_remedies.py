@@ -139,7 +139,7 @@ def test_the_settings_exist_in_the_installed_verl() -> None:
     assert spec.origin is not None
     config = Path(spec.origin).parent / "trainer" / "config" / "_generated_ppo_trainer.yaml"
     names = [name for topic in SETTINGS["verl"] for name in setting_names("verl", version("verl"), topic)]
-    assert len(names) == 13
+    assert len(names) == 12
     for name in names:
         part = yaml.safe_load(config.read_text())
         for key in name.split("."):
