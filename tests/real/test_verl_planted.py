@@ -80,7 +80,8 @@ def test_the_findings_name_the_rank_replica_and_sample(reported: RunFigures) -> 
     assert any(re.fullmatch(r"rollout replica 1: \d\.\d+ s in \d+ calls", line) for line in lines[9, "slow_replica"])
     # Only one rank is slow. This shows without a capture, because the other rank's stage ends earlier.
     assert "actor rank 1 was slow in update_weights" in lines[14, "slow_rank"][0]
-    assert (14, "weight_sync") in lines
+    # The slow rank explains the long weight sync.
+    assert (14, "weight_sync") not in lines
 
 
 def test_healthy_steps_have_no_such_findings(reported: RunFigures) -> None:
