@@ -93,7 +93,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
 
 
 def add_loop(parser: argparse.ArgumentParser, what: str) -> None:
-    """Add the option `--loop`. `what` says what the command does with the loop."""
+    """Add the option `--loop`. `what` is the help text of the argument."""
     text = f"{what}; a run in which several trainers train has a loop for each"
     parser.add_argument("--loop", type=int, metavar="N", help=text)
 

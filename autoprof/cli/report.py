@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-
-import msgspec
 
 from autoprof.base import files
 from autoprof.base.redact import plain
@@ -71,7 +69,14 @@ def run(parsed: argparse.Namespace) -> int:
         figures = build.report_figures(request, progress)
     try:
         files.open_as(request.run.path)
-        return _write_report(figures, parsed, request.page)
+        return report_runs.write_outputs(
+            parsed,
+            figures,
+            lambda: markdown.text(figures),
+            lambda: show(figures, parsed.step),
+            partial(html.write, figures),
+            request.page,
+        )
     except BrokenPipeError:
         raise
     except OSError as error:
@@ -128,41 +133,6 @@ def _run_to_compare(parsed: argparse.Namespace, run: Run) -> tuple[Run | None, i
     elif not step.isdecimal():
         raise ValueError(f"--against {value}: {step!r} is not a step; it takes RUN, a step, or RUN:STEP")
     return runs.find(arguments.parent(parsed), name), int(step) if colon else None
-
-
-def _write_report(figures: RunFigures, parsed: argparse.Namespace, default_page: Path) -> int:
-    """Write the report in the formats that the arguments name. If they name none, write the page `default_page`.
-
-    Returns:
-        The exit status.
-    """
-    texts: dict[str, str] = {}
-    if parsed.json:
-        texts["-"] = msgspec.json.format(msgspec.json.encode(figures), indent=1).decode() + "\n"
-    if parsed.md:
-        texts[parsed.md] = markdown.text(figures)
-    page = parsed.output or (None if texts else default_page)
-    for path, text in texts.items():
-        if path == "-":
-            sys.stdout.write(text)
-        else:
-            files.write(path, text.encode("utf-8", "backslashreplace"))
-    out = sys.stderr if parsed.json or parsed.md == "-" else sys.stdout
-    if out is sys.stdout:
-        show(figures, parsed.step)
-    elif page is None:
-        return 0
-    status = 0
-    if page is not None:
-        try:
-            html.write(figures, page)
-            print(f"report: {page}", file=out)
-        except html.MissingExtra as error:
-            status = complain(f"report: {error}", 1)
-    for path in texts:
-        if path != "-":
-            print(f"written: {path}", file=out)
-    return status
 
 
 def show(figures: RunFigures, chosen: int | None = None) -> None:

@@ -1,10 +1,11 @@
-"""`autoprof report` with several runs: shows them beside each other."""
+"""`autoprof report` with several runs: shows them beside each other. Also writes the outputs of all reports."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -58,24 +59,57 @@ def write(parsed: argparse.Namespace, named_runs: Sequence[Run]) -> int:
     """
     with console.reading() as progress:
         table = beside.table(named_runs, progress)
-    page = parsed.output or (None if parsed.json or parsed.md else Path(named_runs[0].path).parent / RUNS_PAGE)
+    folder = Path(named_runs[0].path).parent
+    files.open_as(named_runs[0].path)
+    return write_outputs(
+        parsed,
+        table,
+        lambda: markdown.text_of_runs(table),
+        lambda: show(table),
+        partial(html.write_runs, table),
+        folder / RUNS_PAGE,
+    )
+
+
+def write_outputs(
+    parsed: argparse.Namespace,
+    document: msgspec.Struct,
+    markdown_text: Callable[[], str],
+    show_text: Callable[[], None],
+    write_page: Callable[[Path], None],
+    default_page: Path,
+) -> int:
+    """Write a report in the formats that the arguments name, and return the exit status.
+
+    Args:
+        parsed: The arguments. If they name no format, the page `default_page` is written.
+        document: The data of the report, for `--json`.
+        markdown_text: Function that returns the report as Markdown.
+        show_text: Function that prints the report.
+        write_page: Function that writes the page.
+        default_page: The path of the page, unless `-o` names another one.
+
+    Raises:
+        OSError: A file can't be written.
+    """
+    page = parsed.output or (None if parsed.json or parsed.md else default_page)
     if parsed.json:
-        sys.stdout.write(msgspec.json.format(msgspec.json.encode(table), indent=1).decode() + "\n")
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(document), indent=1).decode() + "\n")
     if parsed.md == "-":
-        sys.stdout.write(markdown.text_of_runs(table))
+        sys.stdout.write(markdown_text())
     elif parsed.md:
-        files.write(parsed.md, markdown.text_of_runs(table).encode("utf-8", "backslashreplace"))
+        files.write(parsed.md, markdown_text().encode("utf-8", "backslashreplace"))
     out = sys.stderr if parsed.json or parsed.md == "-" else sys.stdout
     if out is sys.stdout:
-        show(table)
+        show_text()
     status = 0
     if page is not None:
         try:
-            html.write_runs(table, page)
+            write_page(page)
             print(f"report: {page}", file=out)
         except html.MissingExtra as error:
             status = complain(f"report: {error}", 1)
-    if parsed.md and parsed.md != "-":
+    if parsed.md and parsed.md != "-" and (page is not None or out is sys.stdout):
         print(f"written: {parsed.md}", file=out)
     return status
 

@@ -193,7 +193,7 @@ def _memory_total(path: Path) -> int | None:
 
 
 # Maximum number of slow steps, and of captured steps, that are shown in detail if the user chose no steps. The captured
-# steps with the highest numbers are shown. The last number is that of the steps with the costliest findings.
+# steps with the highest numbers are shown. The last number limits the steps with the costliest findings.
 _MAX_SLOW, _MAX_CAPTURED, _MAX_FOUND = 4, 4, 2
 # Maximum number of slow steps that are not shown in detail, but whose cause is searched.
 _MAX_MORE_SLOW = 12

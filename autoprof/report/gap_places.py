@@ -117,7 +117,7 @@ def _stack(line: StacksLine, indexes: Sequence[int]) -> list[Frame]:
 
 
 def _texts(stack: Sequence[Frame]) -> list[str]:
-    """Return the functions of a stack down to the function after that of the place."""
+    """Return the functions of a stack, from the outermost one to the function that the place calls."""
     end = _index(stack, places.best_frame(stack)) + 2
     return [places.text(frame) for frame in stack[:end][-_MAX_FRAMES:]]
 

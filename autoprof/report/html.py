@@ -89,7 +89,7 @@ def page(figures: RunFigures) -> str:
 def _part(figures: RunFigures, kinds: dict[str, str]) -> dict[str, Any]:
     """Return the variables of the template for one loop: the whole page, or a part of it if the run has several loops.
 
-    `prefix` distinguishes the ids and flame graphs of this loop from those of other loops.
+    `prefix` keeps the ids and flame graphs of several loops apart.
     """
     prefix = f"loop{figures.loop}-" if figures.loop else ""
     numbers = [step.number for step in figures.details]

@@ -320,14 +320,14 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     step: int | None = None  # The number of the step. None for a finding about the whole run.
     file: str | None = None  # The name of the trace or journal that shows the cause.
-    remedy: str = ""  # One sentence that says what to do. It names settings of the trainer's release, if they help.
+    remedy: str = ""  # One sentence with advice. It names settings of the trainer's release, if they help.
     command: str = ""  # A command for a shell that helps to find or remove the cause. Empty if no command helps.
 
 
 class StageShare(msgspec.Struct, frozen=True, kw_only=True):
     """Time of one stage, summed over the steps that `RunFigures.basis` names.
 
-    The time of `autoprof's own` is summed over all steps. Its median is that of the steps with captures.
+    The time of `autoprof's own` is summed over all steps. Its median counts only the steps with captures.
     """
 
     # The name of the timer or stage, `other`, or `autoprof's own`: time in which autoprof starts or stops a profiler,

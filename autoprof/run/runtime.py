@@ -23,7 +23,7 @@ from autoprof.base.seam import described
 from autoprof.config import settings, values
 from autoprof.config.settings import Settings
 from autoprof.config.values import GROUP, MAX_NAME_BYTES, SettingsError
-from autoprof.run import cluster, raised, try_stacks, watcher
+from autoprof.run import cluster, raised, watcher
 from autoprof.run.journal import HookLog, Timeline
 from autoprof.rundir import deaths, layout, processes, ranks, runs
 from autoprof.rundir.layout import RunDir
@@ -537,6 +537,8 @@ class _CallCounts(process.State):
     def _new(self, directory: RunDir, count_key: tuple[str, int | None, bool]) -> list[int]:
         if self._file < 0:
             folder = directory.make(directory.path / CALLS)
+            from autoprof.run import try_stacks  # no other run needs it
+
             try_stacks.sampler.start(folder)
             name = f"{identity.HOST}-{os.getpid()}.{os.urandom(4).hex()}.txt"
             self._file = files.create(folder / name, held=True)
