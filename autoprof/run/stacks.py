@@ -129,7 +129,8 @@ def places_of_thread(ident: int, max_depth: int) -> list[Place]:
     """Return the places of a thread's stack, the innermost first, or an empty list if there is no such thread.
 
     No Python code runs while a frame is held. So the thread cannot continue meanwhile and leave a function whose frame
-    is held: the destructors of the locals would run in the caller's thread.
+    is held: the destructors of the locals would run in the caller's thread. An audit hook is an exception, because
+    Python calls it for each `f_code`.
     """
     places: list[Any] = []
     collects = gc.isenabled()
