@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from autoprof.behaviours import sglang as sglang_scheduler
 from autoprof.behaviours.rollout import MARK, Request
-from autoprof.behaviours.sglang import scheduler as sglang_scheduler
-from autoprof.behaviours.sglang.scheduler import Scheduler as Requests
-from autoprof.behaviours.sglang.scheduler import SchedulerPass
+from autoprof.behaviours.sglang import Scheduler as Requests
+from autoprof.behaviours.sglang import SchedulerPass
 from autoprof.capture import recorder
 from autoprof.hooks.behaviour import CALL, Call, Outcome, Reply
 from autoprof.run import end

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from autoprof.behaviours.vllm import worker as vllm_worker
-from autoprof.behaviours.vllm.worker import Worker
+from autoprof.behaviours import vllm_worker
+from autoprof.behaviours.vllm_worker import Worker
 from autoprof.run import end
 from autoprof.run.runtime import Runtime
 from autoprof.rundir import file_names

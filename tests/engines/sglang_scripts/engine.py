@@ -16,8 +16,8 @@ from pathlib import Path
 
 import sglang
 
+from autoprof.behaviours import sglang as sglang_engine
 from autoprof.behaviours.rollout import Request
-from autoprof.behaviours.sglang import engine as sglang_engine
 from autoprof.run import runtime
 
 TOKENS = 8

@@ -14,7 +14,7 @@ from types import MethodType
 
 from engine import generate, make_engine, request
 
-from autoprof.behaviours.vllm import engine as vllm_engine
+from autoprof.behaviours import vllm as vllm_engine
 
 RUN = Path("autoprof_runs", "latest")
 # Suffixes of a capture's files while they are written: the raw trace, Kineto's own file, the trace, the meta file.

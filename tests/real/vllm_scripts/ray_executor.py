@@ -8,7 +8,7 @@ import sys
 import ray
 from engine import generate, make_engine, request
 
-from autoprof.behaviours.vllm import engine as vllm_engine
+from autoprof.behaviours import vllm as vllm_engine
 
 
 async def main():

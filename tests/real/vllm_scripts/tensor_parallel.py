@@ -8,7 +8,7 @@ from vllm import SamplingParams
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from autoprof.behaviours.vllm import engine as vllm_engine
+from autoprof.behaviours import vllm as vllm_engine
 
 
 async def generate(engine, name):

@@ -16,10 +16,9 @@ from typing import Any
 import pytest
 import torch
 
+from autoprof.behaviours import sglang, vllm_worker
 from autoprof.behaviours.rollout import Request
-from autoprof.behaviours.sglang import scheduler
-from autoprof.behaviours.vllm import worker as vllm_worker
-from autoprof.behaviours.vllm.worker import Worker
+from autoprof.behaviours.vllm_worker import Worker
 from autoprof.config.selection import Steps
 from autoprof.run import end
 from autoprof.run.runtime import Runtime
@@ -78,7 +77,7 @@ def start(joined: Callable[..., Runtime], monkeypatch: pytest.MonkeyPatch) -> It
         return joined(**settings)
 
     monkeypatch.setattr(vllm_worker, "_rank_part", lambda worker: f"rank{worker.rank}")
-    monkeypatch.setattr(scheduler, "_answer", lambda message: message)
+    monkeypatch.setattr(sglang, "_answer", lambda message: message)
     for worker in (V032, Ascend23):
         Worker().install(worker)
     yield make

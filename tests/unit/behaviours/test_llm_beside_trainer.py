@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 from pytest_mock import MockerFixture
 
+from autoprof.behaviours import vllm
 from autoprof.behaviours.rollout import Request
 from autoprof.behaviours.trainer import stages
-from autoprof.behaviours.vllm import batches as vllm_batches
-from autoprof.behaviours.vllm import engine as vllm_engine
 from autoprof.capture import recorder
 from autoprof.run import cluster, runtime
 from autoprof.run.cluster import StepAnnouncement
@@ -27,7 +26,7 @@ class Engine:
 
     def generate(self) -> None:
         """Send two requests, and make the engine's steps until both are done."""
-        offline = vllm_batches._offline(self)
+        offline = vllm._offline(self)
         for _ in range(2):
             offline.request(runtime.current())  # type: ignore[arg-type]
             self.busy = True
@@ -50,7 +49,7 @@ def asked(mocker: MockerFixture, joined: Any, monkeypatch: pytest.MonkeyPatch) -
         log.append("stop")
         return {"problem": ""}
 
-    mocker.patch.multiple(vllm_engine, start=start, stop=stop)
+    mocker.patch.multiple(vllm, start=start, stop=stop)
     monkeypatch.setenv("RANK", "3")
     return log
 
@@ -65,12 +64,12 @@ def test_batches_are_steps_without_a_trainer(asked: list[Any]) -> None:
 def test_an_engine_that_can_not_be_recorded_is_reported(
     asked: list[Any], mocker: MockerFixture, caplog: pytest.LogCaptureFixture
 ) -> None:
-    mocker.patch.object(vllm_engine, "start", side_effect=RuntimeError("no worker"))
+    mocker.patch.object(vllm, "start", side_effect=RuntimeError("no worker"))
     engine = Engine()
     engine.generate()
     engine.generate()
     assert caplog.text.count("the engine could not be recorded: RuntimeError: no worker") == 1
-    assert (asked, vllm_batches._offline(engine)._batches.count) == ([], 2)
+    assert (asked, vllm._offline(engine)._batches.count) == ([], 2)
 
 
 def test_a_trainer_in_the_process_announces_the_step(asked: list[Any]) -> None:

@@ -16,8 +16,8 @@ import msgspec
 import pytest
 from pytest_mock import MockerFixture
 
+from autoprof.behaviours import sglang
 from autoprof.behaviours.rollout import MARK, Request
-from autoprof.behaviours.sglang import engine
 from autoprof.config.settings import Settings
 from autoprof.hooks.behaviour import Call, Reply
 from autoprof.run import runtime
@@ -76,14 +76,14 @@ class NewManager(Manager):
 def run(mocker: MockerFixture, tmp_path: Path) -> Any:
     made = SimpleNamespace(settings=Settings(), timeline=Timeline(RunDir(tmp_path)))
     mocker.patch.object(runtime, "current", return_value=made)
-    mocker.patch.object(engine, "_reaches_the_scheduler", return_value=True)
-    mocker.patch.object(engine, "_request_type", return_value=ProfileReq)
+    mocker.patch.object(sglang, "_reaches_the_scheduler", return_value=True)
+    mocker.patch.object(sglang, "_request_type", return_value=ProfileReq)
     return made
 
 
 def drive(manager: Manager, cut: str = "") -> list[dict[str, Any]]:
     async def both() -> list[dict[str, Any]]:
-        return [await engine.start(manager, REQUEST), await engine.stop(manager, cut)]
+        return [await sglang.start(manager, REQUEST), await sglang.stop(manager, cut)]
 
     return asyncio.run(both())
 
@@ -102,7 +102,7 @@ def test_answers_of_a_scheduler_are_passed_on(run: Any) -> None:
     assert drive(manager) == [{"problem": "no folder"}, IDLE]
     manager = Manager(answers={"stop": MARK + "the engine ran 0 forward passes"})
     assert drive(manager) == [{"problem": ""}, {"problem": "the engine ran 0 forward passes"}]
-    assert not hasattr(manager, engine.OPEN)
+    assert not hasattr(manager, sglang.OPEN)
 
 
 def test_a_scheduler_that_answers_for_itself_is_without_autoprof(run: Any) -> None:
@@ -114,30 +114,30 @@ def test_an_engine_that_raises_is_not_recording(run: Any) -> None:
     assert drive(Manager(fails={"start": RuntimeError("no")})) == [{"problem": "RuntimeError: no"}, IDLE]
     manager = Manager(fails={"stop": RuntimeError("gone")})
     assert drive(manager)[1] == {"problem": "RuntimeError: gone"}
-    assert not hasattr(manager, engine.OPEN)
+    assert not hasattr(manager, sglang.OPEN)
 
 
 async def test_a_second_start_and_a_second_stop_are_not_sent(run: Any) -> None:
     manager = Manager()
-    answers = [await engine.stop(manager)]
-    answers += [await engine.start(manager, REQUEST), await engine.start(manager, REQUEST)]
-    answers += [await engine.stop(manager), await engine.stop(manager)]
+    answers = [await sglang.stop(manager)]
+    answers += [await sglang.start(manager, REQUEST), await sglang.start(manager, REQUEST)]
+    answers += [await sglang.stop(manager), await sglang.stop(manager)]
     assert answers == [IDLE, {"problem": ""}, {"problem": "it is recording already"}, {"problem": ""}, IDLE]
     assert manager.actions == ["start", "stop"]
 
 
 async def ended(manager: Manager) -> None:
-    while hasattr(manager, engine.OPEN):
+    while hasattr(manager, sglang.OPEN):
         await asyncio.sleep(0.01)
 
 
 async def test_a_stop_that_takes_too_long_is_not_waited_for(run: Any) -> None:
     run.settings = msgspec.structs.replace(run.settings, stop_timeout_s=0.05)
     manager = Manager(hangs_s={"stop": 0.3})
-    assert await engine.start(manager, REQUEST) == {"problem": ""}
-    assert await engine.stop(manager) == {"problem": "the engine did not answer within 0.05 s"}
-    assert await engine.start(manager, REQUEST) == {"problem": "it is recording already"}
-    assert await engine.stop(manager) == {"problem": "it is being stopped already"}
+    assert await sglang.start(manager, REQUEST) == {"problem": ""}
+    assert await sglang.stop(manager) == {"problem": "the engine did not answer within 0.05 s"}
+    assert await sglang.start(manager, REQUEST) == {"problem": "it is recording already"}
+    assert await sglang.stop(manager) == {"problem": "it is being stopped already"}
     await asyncio.wait_for(ended(manager), 10)
     assert manager.actions == ["start", "stop"]
 
@@ -145,7 +145,7 @@ async def test_a_stop_that_takes_too_long_is_not_waited_for(run: Any) -> None:
 async def test_a_start_that_takes_too_long_is_stopped_when_it_comes(run: Any) -> None:
     run.settings = msgspec.structs.replace(run.settings, stop_timeout_s=0.05)
     manager = Manager(hangs_s={"start": 0.2})
-    assert await engine.start(manager, REQUEST) == {"problem": "the engine did not answer within 0.05 s"}
+    assert await sglang.start(manager, REQUEST) == {"problem": "the engine did not answer within 0.05 s"}
     await asyncio.wait_for(ended(manager), 10)
     assert manager.actions == ["start", "stop"]
     assert manager.sent[1].reason == "the engine started too late"
@@ -168,7 +168,7 @@ def test_an_engine_without_autoprofs_hook_in_its_scheduler_is_not_driven(run: An
 
 def ask(instance: Any, **keywords: Any) -> Any:
     """Call the hooked method of a server actor, and run its waits."""
-    around = engine.SglangActor().around(Call("verl/sglang-server", lambda: None, (instance,), keywords))
+    around = sglang.SglangActor().around(Call("verl/sglang-server", lambda: None, (instance,), keywords))
     try:
         waits = next(around)
         assert waits is not None

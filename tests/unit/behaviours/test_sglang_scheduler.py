@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from autoprof.behaviours import sglang as sglang_scheduler
 from autoprof.behaviours.rollout import Request
-from autoprof.behaviours.sglang import scheduler as sglang_scheduler
 from autoprof.run.runtime import Runtime
 from tests.support.sglang_schedulers import DECODES, NOTHING, Scheduler, found, passes, receive, start, stop
 
@@ -205,7 +205,7 @@ def test_a_full_disk_is_noted(run: Runtime, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_scheduler_without_work_pauses_while_it_is_recorded(run: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
-    monkeypatch.setattr("autoprof.behaviours.sglang.scheduler.time.sleep", pauses.append)
+    monkeypatch.setattr("autoprof.behaviours.sglang.time.sleep", pauses.append)
     scheduler = Scheduler()
     start(scheduler, rollout_iterations="0:2")
 

@@ -13,7 +13,7 @@ from pytest_mock import MockerFixture
 
 from autoprof import _boot
 from autoprof.behaviours import serving
-from autoprof.behaviours.sglang import engine as sglang_engine
+from autoprof.behaviours import sglang as sglang_engine
 from autoprof.hooks.behaviour import CALL, Call, Outcome
 from autoprof.hooks.wrapper import wrap
 from autoprof.run import runtime

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from autoprof.behaviours.vllm import engine as vllm_engine
-from autoprof.behaviours.vllm import worker as vllm_worker
-from autoprof.behaviours.vllm.worker import StandIn
+from autoprof.behaviours import vllm as vllm_engine
+from autoprof.behaviours import vllm_worker
+from autoprof.behaviours.vllm_worker import StandIn
 from autoprof.hooks import registry, wrapper
 from autoprof.run import end, runtime
 from tests.contracts import stored

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from autoprof.behaviours.vllm import engine as vllm_engine
+from autoprof.behaviours import vllm as vllm_engine
 from autoprof.capture import recorder
 from autoprof.capture.artifacts import Subject
 from autoprof.run import end

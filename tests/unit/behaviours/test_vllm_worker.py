@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pytest_mock import MockerFixture
 
-from autoprof.behaviours.vllm import worker as vllm_worker
+from autoprof.behaviours import vllm_worker
 from autoprof.capture import recorder
 from autoprof.capture.artifacts import Subject
 from autoprof.capture.profilers.torch import TorchTool

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from autoprof.base import identity
-from autoprof.behaviours.sglang import scheduler as sglang
-from autoprof.behaviours.vllm import worker as vllm
+from autoprof.behaviours import sglang
+from autoprof.behaviours import vllm_worker as vllm
 from autoprof.hooks.behaviour import CALL, Outcome
 from autoprof.run import stacks
 from autoprof.rundir import memory_state

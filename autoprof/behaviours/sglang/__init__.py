@@ -1,1 +1,0 @@
-"""SGLang: engines, schedulers, API server."""

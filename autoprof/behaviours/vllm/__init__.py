@@ -1,1 +1,0 @@
-"""vLLM: engines, workers, API server."""
