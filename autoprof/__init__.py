@@ -11,7 +11,7 @@ _HOMES = {
     "step": "blocks",
     "start": "session",
     "stop": "session",
-    "load_ipython_extension": "notebook",
+    "load_ipython_extension": "session",
 }
 
 
@@ -21,7 +21,7 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    value: object = getattr(import_module(f"{__name__}.behaviours.script.{home}"), name)
+    value: object = getattr(import_module(f"{__name__}.behaviours.{home}"), name)
     globals()[name] = value
     return value
 

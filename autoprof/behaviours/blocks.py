@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from autoprof.base.originals import subprocess
-    from autoprof.behaviours.script.opened import OpenBlock
+    from autoprof.behaviours.opened import OpenBlock
 
 
 class Block:
@@ -115,7 +115,7 @@ class _RecordedBlock(Block):
 
     def _enter(self) -> None:
         try:
-            from autoprof.behaviours.script import opened
+            from autoprof.behaviours import opened
         except Exception as error:
             if (seam := sys.modules.get("autoprof.base.seam")) is not None:
                 seam.pass_on(error)
