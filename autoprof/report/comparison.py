@@ -25,7 +25,7 @@ from autoprof.report.model import (
     several,
 )
 from autoprof.report.overview import typical_steps
-from autoprof.traces.frames import REST
+from autoprof.traces.flame import REST
 
 # Smallest share of the step for which a stage gets a row.
 _ROW_SHARE = 0.0005

@@ -21,8 +21,7 @@ from msgspec import Struct
 
 from autoprof.traces.clocks import BASE, EPOCH_US
 from autoprof.traces.event_rows import EventData, Id, Key, Rows, decode
-from autoprof.traces.flame import CallTrees, FlameThread
-from autoprof.traces.frames import FUNCTION, OWN_FRAME, OWN_WORK, REST, tidy, waits
+from autoprof.traces.flame import FUNCTION, OWN_FRAME, OWN_WORK, REST, CallTrees, FlameThread, tidy, waits
 from autoprof.traces.reader import NO_JSON, Reader, TraceError
 
 # Names of annotations from vllm/v1/worker/gpu_worker.py, annotate_profile. In 0.12 to 0.32, a name has the requests

@@ -16,7 +16,7 @@ from autoprof.base.intervals import Union
 from autoprof.traces import event_rows as trace_sums
 from autoprof.traces import flame
 from autoprof.traces.event_rows import Rows
-from autoprof.traces.frames import FUNCTION, OWN_FRAME, tidy
+from autoprof.traces.flame import FUNCTION, OWN_FRAME, tidy
 from autoprof.traces.reader import TraceError
 from autoprof.traces.summary import Operator, Phase, TraceSums, summarize
 from tests.support.traces import BASE_NS, Event, dumped, kineto, process, save
