@@ -9,7 +9,7 @@ from typing import Any
 
 from autoprof import _boot
 from autoprof.base import identity, seam
-from autoprof.behaviours.trainer import steps
+from autoprof.behaviours import steps
 from autoprof.hooks import dispatch, registry
 from autoprof.hooks.behaviour import Outcome
 from autoprof.hooks.recipe import DISABLED, BoundHook, Hook, Recipe

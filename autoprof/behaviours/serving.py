@@ -22,7 +22,7 @@ import msgspec
 from autoprof.base import log, process, seam
 from autoprof.base.originals import json, time
 from autoprof.behaviours.rollout import ROLE, Request, awaited_problem
-from autoprof.behaviours.trainer.stages import in_whole_span
+from autoprof.behaviours.stages import in_whole_span
 from autoprof.capture.profilers.torch import TorchTool
 from autoprof.capture.recorder import Capture
 from autoprof.config.settings import Settings

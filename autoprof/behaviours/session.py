@@ -21,8 +21,7 @@ from autoprof import _boot
 from autoprof._boot import launch
 from autoprof.base import files, identity, log, process, seam, units
 from autoprof.base.originals import io, os, subprocess, time
-from autoprof.behaviours import blocks, opened
-from autoprof.behaviours.trainer import stages, steps
+from autoprof.behaviours import blocks, opened, stages, steps
 from autoprof.capture import writer
 from autoprof.config.settings import Settings
 from autoprof.config.values import SettingsError

@@ -37,7 +37,7 @@ from autoprof.base.originals import threading
 from autoprof.behaviours import rollout, serving
 from autoprof.behaviours.rollout import ROLE, ObjectPatches, Request
 from autoprof.behaviours.serving import ANOTHER_CALLER, Batches
-from autoprof.behaviours.trainer.stages import in_whole_span
+from autoprof.behaviours.stages import in_whole_span
 from autoprof.behaviours.vllm_worker import annotation
 from autoprof.capture import recorder
 from autoprof.capture.artifacts import Subject

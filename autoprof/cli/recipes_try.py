@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from autoprof.base import units
 from autoprof.base.intervals import Union
-from autoprof.behaviours.trainer.spans import CallSpan
+from autoprof.behaviours.spans import CallSpan
 from autoprof.hooks.recipe import BoundHook
 from autoprof.run import runtime, try_stacks
 from autoprof.rundir.journal import SpanReader, journals

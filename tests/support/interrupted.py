@@ -36,7 +36,7 @@ def handler(number: int, frame: FrameType | None) -> None:
 def state(number: int) -> dict[str, Any]:
     """Return what autoprof has open or switched on in this process, by name."""
     from autoprof.base import process
-    from autoprof.behaviours.trainer import spans, stages, steps
+    from autoprof.behaviours import spans, stages, steps
     from autoprof.capture import recorder, writer
     from autoprof.capture.profilers import foreign
     from autoprof.hooks import registry

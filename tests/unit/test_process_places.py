@@ -153,7 +153,7 @@ def test_a_folder_without_write_permission_costs_only_the_profile(tmp_path: Path
     for place in (tmp_path, *list(tmp_path.parents)[:3]):
         place.chmod(place.stat().st_mode | 0o055)
     # Import before the change of user, since other users may have no access to the modules.
-    early = f"import os, autoprof.agent, autoprof.behaviours.trainer.steps, {TOML}, importlib.metadata"
+    early = f"import os, autoprof.agent, autoprof.behaviours.steps, {TOML}, importlib.metadata"
     nobody = f"{early}\nos.setgid(65534); os.setuid(65534)\n"
     errors = through(start(tmp_path, nobody + CODE, AUTOPROF_DIR=str(tmp_path / "runs")))
     assert "can't write to" in errors or "(it is too long); it takes a folder" in errors

@@ -40,8 +40,8 @@ def _hook_raises(step):
 
         module.RunningStage.stop = failing
 
-    wrapt.register_post_import_hook(stage, "autoprof.behaviours.trainer.stages")
-    wrapt.register_post_import_hook(running, "autoprof.behaviours.trainer.stages")
+    wrapt.register_post_import_hook(stage, "autoprof.behaviours.stages")
+    wrapt.register_post_import_hook(running, "autoprof.behaviours.stages")
 
 
 def _start_fails(step):

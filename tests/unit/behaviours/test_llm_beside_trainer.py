@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 from pytest_mock import MockerFixture
 
-from autoprof.behaviours import vllm
+from autoprof.behaviours import stages, vllm
 from autoprof.behaviours.rollout import Request
-from autoprof.behaviours.trainer import stages
 from autoprof.capture import recorder
 from autoprof.run import cluster, runtime
 from autoprof.run.cluster import StepAnnouncement

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from autoprof.behaviours.trainer import stages
+from autoprof.behaviours import stages
 from autoprof.capture import recorder
 from autoprof.capture.artifacts import Subject
 from autoprof.hooks.behaviour import CALL, Around, Call, Outcome

@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 from pytest_mock import MockerFixture
 
-from autoprof.behaviours import rollout
+from autoprof.behaviours import rollout, steps
 from autoprof.behaviours.rollout import AroundGeneration, EndOfSampling, Replicas
-from autoprof.behaviours.trainer import steps
 from autoprof.config.settings import Settings
 from autoprof.hooks.behaviour import CALL, Around, Call, Outcome, Wait
 from autoprof.run import cluster, runtime

@@ -17,7 +17,7 @@ from codetiming import Timer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoprof.behaviours.trainer import spans as trainer_spans
+from autoprof.behaviours import spans as trainer_spans
 from autoprof.hooks.behaviour import Call
 from autoprof.run import cluster
 from autoprof.run.runtime import Runtime

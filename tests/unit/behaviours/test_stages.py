@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from autoprof.behaviours.trainer import stages, steps
+from autoprof.behaviours import stages, steps
 from autoprof.capture import whole_step
 from autoprof.hooks import registry
 from autoprof.hooks.recipe import BoundHook, Hook, Recipe

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 import torch
 
-from autoprof.behaviours.trainer import stages, steps
+from autoprof.behaviours import stages, steps
 from autoprof.capture import whole_step
 from autoprof.cli import doctor as doctor_run
 from autoprof.run import cluster

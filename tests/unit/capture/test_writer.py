@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
+from autoprof.behaviours import steps
 from autoprof.behaviours.ray import Shutdown
-from autoprof.behaviours.trainer import steps
 from autoprof.capture import finisher, recorder, writer
 from autoprof.capture.profilers import foreign
 from autoprof.capture.profilers import torch as torch_profiler

@@ -13,8 +13,8 @@ import pytest
 import torch
 from pytest_mock import MockerFixture
 
-from autoprof.behaviours.trainer import stages
-from autoprof.behaviours.trainer.stages import Stage, StagePass
+from autoprof.behaviours import stages
+from autoprof.behaviours.stages import Stage, StagePass
 from autoprof.capture import recorder
 from autoprof.hooks import dispatch, registry
 from autoprof.hooks.behaviour import CALL, Around, Behaviour, Call

@@ -9,7 +9,7 @@ from packaging.version import Version
 from pytest_mock import MockerFixture
 
 from autoprof import _boot
-from autoprof.behaviours.trainer.stages import Stage
+from autoprof.behaviours.stages import Stage
 from autoprof.hooks import recipe
 from autoprof.hooks.recipe import BoundHook, RecipeError, exceeds, fits
 from tests.support.recipe_texts import GOOD, keys, loose, near_hooks, values

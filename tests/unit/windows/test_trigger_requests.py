@@ -16,8 +16,8 @@ import pytest
 from pytest_mock import MockerFixture
 
 from autoprof.base.identity import HOST
-from autoprof.behaviours.trainer import steps
-from autoprof.behaviours.trainer.steps import Wrap
+from autoprof.behaviours import steps
+from autoprof.behaviours.steps import Wrap
 from autoprof.cli import doctor as run
 from autoprof.cli import main, nodes
 from autoprof.config.settings import Settings

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 from autoprof.base import seam
-from autoprof.behaviours.trainer.stages import NamedCall, StageKey, current_announcement, kind_of, state, wholes
+from autoprof.behaviours.stages import NamedCall, StageKey, current_announcement, kind_of, state, wholes
 from autoprof.hooks.behaviour import CALL, Around, Behaviour, Call, CallPath, Path, follow
 from autoprof.run import cluster
 from autoprof.run.journal import Span

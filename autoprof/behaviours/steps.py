@@ -20,8 +20,7 @@ from autoprof import _boot
 from autoprof.base import log, process, seam
 from autoprof.base.identity import own_rank
 from autoprof.base.originals import time
-from autoprof.behaviours import rollout
-from autoprof.behaviours.trainer import stages
+from autoprof.behaviours import rollout, stages
 from autoprof.capture import whole_step
 from autoprof.config.selection import Ranks
 from autoprof.hooks import patching, registry

@@ -1,1 +1,0 @@
-"""Steps, stages and spans of trainers."""
