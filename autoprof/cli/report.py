@@ -165,7 +165,8 @@ def show(figures: RunFigures, chosen: int | None = None) -> None:
     if step is None:
         _print_findings(figures.findings, figures.verdict)
     else:
-        _print_findings(step.findings, figures.verdict or f"No findings in step {step.number}.")
+        end = "" if any(row.number == step.number for row in figures.steps) else ", which has no end"
+        _print_findings(step.findings, figures.verdict or f"No findings in step {step.number}{end}.")
     print()
     notes = [
         f"step {detail.number} was captured for: {condition}"
@@ -206,7 +207,8 @@ def _print_step(figures: RunFigures, step: StepFigures) -> None:
     medians = {stage.name: stage.median_s for stage in figures.stages}
     row = next((row for row in figures.steps if row.number == step.number), None)
     usual_text = f", usually {seconds(row.usual_s)}" if row is not None and row.usual_s != row.seconds else ""
-    print(plain(f"{_subject(figures)}, step {step.number} ({step.kind}): {seconds(step.seconds)}{usual_text}"))
+    took = seconds(step.seconds) if row is not None else f"at least {seconds(step.seconds)}"
+    print(plain(f"{_subject(figures)}, step {step.number} ({step.kind}): {took}{usual_text}"))
     print()
     total_s = sum(without_autoprof(step.stages).values()) or 1.0
     _print_stages(

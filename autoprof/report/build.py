@@ -14,7 +14,7 @@ from autoprof.base import units
 from autoprof.base.identity import HOST, pid_namespace
 from autoprof.base.redact import writable
 from autoprof.base.units import ranges, seconds
-from autoprof.report import causes, findings, gap_places, hang_state, hangs, model
+from autoprof.report import causes, findings, gap_places, hang_state, hangs, model, remedies
 from autoprof.report.details import capture_figures, choose, choose_captures, details, more_to_judge
 from autoprof.report.model import CaptureFigures, Finding, RunFigures, StepFigures, StepRow
 from autoprof.report.overview import (
@@ -30,7 +30,6 @@ from autoprof.report.overview import (
     validations,
     without_autoprof,
 )
-from autoprof.report.remedies import with_remedies
 from autoprof.report.timeline import NO_FILE, RunTimeline, StepSpan, journals_of
 from autoprof.rundir import deaths, layout, runs
 from autoprof.rundir.file_names import REPORT, tidy
@@ -209,6 +208,9 @@ class _Reading:
 
     def _no_step(self, number: int) -> str:
         rows = self._overview.rows
+        if any(span.kind == "step" and span.step == number for _, _, span in self._open_spans.aged()):
+            doctor = f"autoprof doctor {remedies.name_of(self._run.path)}"
+            return f"step {number} of {self._run.id} has no end, and no stage in it has one; {doctor} shows more"
         in_timeline = ranges([row.number for row in rows]) if rows else "none"
         captured = ", ".join(map(str, self._folders)) or "none"
         place = f" in loop {self._loop}" if len(self._loops) > 1 else ""
@@ -227,7 +229,7 @@ class _Reading:
         steps = judged_steps[: len(numbers)]
         found = (finding for step in judged_steps for finding in findings.findings_of_step(step))
         step_findings = self._step_findings(found)
-        death_findings = findings.deaths_of_run(run) if self._is_last else []
+        death_findings = findings.deaths_of_run(run, self._loop) if self._is_last else []
         typical_rows = typical_steps(overview.rows)
         open_rows, open_left_out = self._open_spans.rows()
         unread_notes = [*run.left_out, *timeline.notes()]
@@ -246,7 +248,7 @@ class _Reading:
             median_s=median(map(own_seconds, typical_rows)) if typical_rows else None,
             tokens_per_s=tokens_per_s(typical_rows),
             findings=_ordered(run, death_findings, findings.abridged(step_findings)),
-            details=[_with_findings(step, step_findings) for step in steps],
+            details=[_with_findings(step, [*death_findings, *step_findings]) for step in steps],
             comparison=None,
             notes=[
                 *run.left_out,
@@ -277,7 +279,8 @@ class _Reading:
             step_findings = whole.step_findings
             if step.captures or step.number not in whole.judged:
                 step_findings = self._step_findings(findings.findings_of_step(step))
-            steps.append(_with_findings(step, step_findings))
+            death_findings = [each for each in whole.figures.findings if each.kind == findings.DEATH]
+            steps.append(_with_findings(step, [*death_findings, *step_findings]))
         return steps
 
     def _step_findings(self, found: Iterable[Finding]) -> list[Finding]:
@@ -557,7 +560,7 @@ def report_figures(request: ReportRequest, progress: Progress = unseen) -> RunFi
     own_step, run = request.step, request.run
     if request.against is None:
         chosen = [] if own_step is None else [own_step]
-        return with_remedies(figures(run, chosen, progress, loop=request.loop), run)
+        return remedies.with_remedies(figures(run, chosen, progress, loop=request.loop), run)
     from autoprof.report import comparison  # most reports need no comparison
 
     other_step = own_step if request.against_step is None else request.against_step
@@ -580,4 +583,4 @@ def report_figures(request: ReportRequest, progress: Progress = unseen) -> RunFi
         comparison.side(own_figures, own_step, not is_same_run),
     )
     compared = msgspec.structs.replace(trimmed(own_figures), comparison=comparison.compare(other_side, own_side))
-    return with_remedies(compared, run)
+    return remedies.with_remedies(compared, run)

@@ -19,19 +19,23 @@ from autoprof.rundir import deaths
 from autoprof.rundir.records import RaisedLine
 from autoprof.rundir.runs import Run
 
-_KIND = "death"
-KINDS.append(_KIND)
+DEATH = "death"
+KINDS.append(DEATH)
 
 
-def deaths_of_run(run: Run) -> list[Finding]:
-    """Return a list with the finding about processes that died. If no process died, return an empty list."""
+def deaths_of_run(run: Run, loop: int) -> list[Finding]:
+    """Return a list with the finding about processes that died. If no process died, return an empty list.
+
+    The finding has the step of the first death if the step belongs to the loop with the number `loop`.
+    """
     dead = deaths.find_in_run(run)
     if not dead:
         return []
     hosts = len(run.info.hosts)
     evidence = [writable(line) for line in deaths.evidence(dead, hosts)]
     text = writable(deaths.sentence(dead[0], hosts))
-    return [Finding(kind=_KIND, text=text, evidence=evidence, seconds=0.0, file=dead[0].file or None)]
+    step = dead[0].step if dead[0].loop == loop and not dead[0].earlier else None
+    return [Finding(kind=DEATH, text=text, evidence=evidence, seconds=0.0, step=step, file=dead[0].file or None)]
 
 
 # Kind of the findings about failed samples. The rule `rules.failed_samples`, which counts the failed samples of a

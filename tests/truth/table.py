@@ -10,7 +10,7 @@ COLLECT = [["collect", "rollout", 0.3], ["update_actor", "actor", 0.2]]
 SYNC = [["generate", "rollout", 0.2], ["update_actor", "actor", 0.2], ["update_weights", "actor", 0.05]]
 ALL = "cpu,stack,shapes,memory,module"
 # Kinds of findings about the whole run.
-OF_RUN = ("death", "growth")
+OF_RUN = ("growth",)
 # Reason of the rows that wait for the names of causes outside of stages.
 
 

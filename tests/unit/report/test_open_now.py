@@ -57,6 +57,12 @@ def test_the_report_lists_steps_and_stages_first_then_the_oldest_samples(tmp_pat
     assert "10 more are open." in page
 
 
+def test_an_open_step_without_an_ended_stage_has_no_report(tmp_path: Path) -> None:
+    run = made(tmp_path)
+    with pytest.raises(runs.NotFound, match=r"^step 2 of .* has no end, and no stage in it has one; autoprof doctor "):
+        build.figures(runs.read(run.folder), [2])
+
+
 def test_of_a_run_that_was_killed_each_process_has_its_own_last_sign_of_life(tmp_path: Path) -> None:
     run = HungRun(tmp_path / "run", 2, running=False, steps=1)
     (path,) = (run.folder / "journal").iterdir()

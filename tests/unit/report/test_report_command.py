@@ -17,6 +17,7 @@ from autoprof.report import build, markdown
 from autoprof.report.build import ReportRequest
 from autoprof.report.model import Comparison, ComparisonRow, Finding, RunFigures
 from autoprof.rundir import runs as run_reader
+from tests.support import helpers
 from tests.support.helpers import Autoprof
 from tests.support.report_runs import BASE_NS, START_NS, capture, training, write
 from tests.support.timelines import span, step, timeline
@@ -474,3 +475,31 @@ def test_what_is_no_trace_is_named_with_what_opens_it(tmp_path: Path) -> None:
     assert found["e"].operators
     bad = [finding for finding in figures.findings if finding.kind == "bad_capture"]
     assert {finding.file for finding in bad} == {found["d"].file, found["e"].file}
+
+
+@pytest.mark.parametrize(
+    ("end", "sentence"),
+    [
+        ("raise ValueError('bad batch')", "the trainer failed with ValueError: bad batch in .* of step 2"),
+        ("os.kill(os.getpid(), 9)", r"the trainer vanished in update of step 2 \(killed"),
+    ],
+)
+def test_a_step_in_which_the_process_died_has_this_finding(
+    end: str, sentence: str, autoprof: Autoprof, tmp_path: Path
+) -> None:
+    program = f"""import os, time, autoprof
+for number in (1, 2):
+    with autoprof.step(number):
+        with autoprof.stage("generate"):
+            time.sleep(0.01)
+        with autoprof.stage("update"):
+            if number == 2:
+                time.sleep(1.2)
+                {end}
+"""
+    helpers.run([sys.executable, "-c", program], cwd=tmp_path, AUTOPROF="1", AUTOPROF_STEPS="")
+    done = autoprof("report", "--step", "2", cwd=tmp_path)
+    assert re.search(rf"costs  finding\n-      {sentence}", done.stdout), done.stdout
+    report = json.loads(autoprof("report", "--json", "--step", "2", cwd=tmp_path).stdout)
+    assert [finding["step"] for finding in report["findings"]] == [2]
+    assert "No findings in step 1." in autoprof("report", "--step", "1", cwd=tmp_path).stdout
