@@ -15,7 +15,7 @@ from autoprof.base.identity import HOST, pid_namespace
 from autoprof.base.redact import writable
 from autoprof.base.units import ranges, seconds
 from autoprof.report import causes, findings, gap_places, hang_state, hangs, model, remedies
-from autoprof.report.details import capture_figures, choose, choose_captures, details, more_to_judge
+from autoprof.report.details import capture_figures, choose, choose_captures, details, more_to_judge, warm_ups
 from autoprof.report.model import CaptureFigures, Finding, RunFigures, StepFigures, StepRow
 from autoprof.report.overview import (
     CAPTURED,
@@ -227,7 +227,13 @@ class _Reading:
         more_numbers = more_to_judge(overview.rows, numbers)
         judged_steps = self._steps([*numbers, *more_numbers], captures_of=numbers)
         steps = judged_steps[: len(numbers)]
-        found = (finding for step in judged_steps for finding in findings.findings_of_step(step))
+        hidden_warm_ups = {*warm_ups(overview.rows)}.difference(numbers)
+        found = (
+            finding
+            for step in judged_steps
+            for finding in findings.findings_of_step(step)
+            if step.number not in hidden_warm_ups or finding.kind == "slow_rank"
+        )
         step_findings = self._step_findings(found)
         death_findings = findings.deaths_of_run(run, self._loop) if self._is_last else []
         typical_rows = typical_steps(overview.rows)

@@ -19,7 +19,7 @@ from autoprof.config.values import PREFIX
 from autoprof.report import model
 from autoprof.report.lanes import Lanes, skews
 from autoprof.report.model import CaptureFigures, DeviceShares, Finding, SampleFigures, StepFigures, StepRow
-from autoprof.report.overview import REGULAR, Recorded, typical_steps
+from autoprof.report.overview import REGULAR, WARM_UP, Recorded, typical_steps
 from autoprof.report.samples import INSIDE, Samples
 from autoprof.report.timeline import WHOLE, Distinct, RunTimeline, StepSpan
 from autoprof.rundir import file_names
@@ -195,8 +195,8 @@ def _memory_total(path: Path) -> int | None:
 # Maximum number of slow steps, and of captured steps, that are shown in detail if the user chose no steps. The captured
 # steps with the highest numbers are shown. The last number limits the steps with the costliest findings.
 _MAX_SLOW, _MAX_CAPTURED, _MAX_FOUND = 4, 4, 2
-# Maximum number of slow steps that are not shown in detail, but whose cause is searched.
-_MAX_MORE_SLOW = 12
+# Maximum numbers of slow steps and of warm-ups that are not shown in detail, but whose cause is searched.
+_MAX_MORE_SLOW, _MAX_WARM_UPS = 12, 4
 _MAX_GAPS = 100
 
 
@@ -222,13 +222,19 @@ def choose(
 def more_to_judge(rows: Sequence[StepRow], shown: Collection[int]) -> list[int]:
     """Return the numbers of steps that are not shown in detail, but that the rules judge too.
 
-    These are further slow steps, the slowest first. If no other step is regular, the typical step is judged, because it
-    shows what each step loses.
+    These are further slow steps, the slowest first, and warm-ups, in which only ranks are compared. If no other step is
+    regular, the typical step is judged, because it shows what each step loses.
     """
-    slow_steps = [number for number in _slowest(rows) if number not in shown][:_MAX_MORE_SLOW]
-    judged = {*shown, *slow_steps}
+    more_steps = [number for number in _slowest(rows) if number not in shown][:_MAX_MORE_SLOW]
+    more_steps += [number for number in warm_ups(rows) if number not in shown]
+    judged = {*shown, *more_steps}
     has_regular = any(row.kind == REGULAR for row in rows if row.number in judged)
-    return slow_steps + [number for number in _typical(rows) if not has_regular and number not in judged]
+    return more_steps + [number for number in _typical(rows) if not has_regular and number not in judged]
+
+
+def warm_ups(rows: Sequence[StepRow]) -> list[int]:
+    """Return the numbers of the last warm-up steps, which are the first steps of each start of the trainer."""
+    return [row.number for row in rows if row.kind == WARM_UP][-_MAX_WARM_UPS:]
 
 
 def _typical(rows: Sequence[StepRow]) -> list[int]:

@@ -36,6 +36,7 @@ from autoprof.report.overview import (
     LEAST_SHARE,
     MAX_OWN_SHARE,
     REGULAR,
+    WARM_UP,
     own_seconds,
     own_stages,
     without_autoprof,
@@ -185,13 +186,43 @@ def bad_capture(capture: CaptureFigures) -> Iterator[Finding]:
 RANK_RATIO, REPLICA_RATIO = 1.2, 1.3
 
 
+# Smallest ratio to each other rank at which a rank is slow in a warm-up step.
+WARM_UP_RATIO = 2.0
+# Meanings of stages that rank 0 may prepare alone in a warm-up step, as with downloads, folders and connections.
+_PREPARED = (OTHER, model.SYNC, model.CHECKPOINT, model.VALIDATION)
+
+
+def slow_in_warm_up(step: StepFigures) -> Iterator[Finding]:
+    """Find ranks that take twice as long as each other rank for a stage of a warm-up step.
+
+    Imports, compilation and loads take a similar time in all ranks. Stages that rank 0 may prepare alone are left out.
+    """
+    for skew in step.skews:
+        usual_s = max((row.seconds for row in skew.rows if row.label != skew.slowest), default=skew.slowest_s)
+        is_prepared = skew.slowest.endswith(" rank 0") and _meaning(step, skew.stage) in _PREPARED
+        is_slow = skew.slowest_s >= WARM_UP_RATIO * usual_s and matters(skew.waited_s, step.seconds)
+        if skew.of == "rank" and is_slow and not is_prepared:
+            yield Finding(
+                kind="slow_rank",
+                text=f"step {step.number} ({step.kind}): {skew.slowest} was slow in {skew.stage}: "
+                f"{seconds(skew.slowest_s)}, the others at most {seconds(usual_s)}",
+                evidence=[_row(row) for row in skew.rows[:4]],
+                seconds=skew.waited_s,
+                step=step.number,
+                file=next((row.file for row in skew.rows if row.label == skew.slowest), None),
+            )
+
+
 @rule(STEP_RULES, "slow_rank", "slow_replica")
 def skewed(step: StepFigures) -> Iterator[Finding]:
     """Find slow ranks and replicas.
 
     A rank is slow if it takes 1.2 times as long as the other ranks for a stage. A replica is slow if it takes 1.3 times
-    as long as the other replicas for the same work.
+    as long as the other replicas for the same work. In a warm-up step, only much slower ranks are found.
     """
+    if step.kind == WARM_UP:
+        yield from slow_in_warm_up(step)
+        return
     reported = set()
     for skew in step.skews:
         ratio = REPLICA_RATIO if skew.of == "replica" else RANK_RATIO

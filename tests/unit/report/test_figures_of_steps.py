@@ -273,7 +273,7 @@ def two_ranks(folder: Path, slow: int) -> RunFigures:
         ranks.append(
             [span("stage", "collect", 0, collected, **ids), span("stage", "update_actor", collected, 8, **ids)]
         )
-        ranks[rank].append(span("step", "step", 0, 8, **ids))
+        ranks[rank] += [step(-1, 0, -2, **ids), step(8, **ids)]
     return figures(timeline(folder, n1=ranks[0], n2=ranks[1]), 1)
 
 

@@ -100,6 +100,29 @@ def test_of_steps_that_are_alike_the_costliest_are_told(tmp_path: Path) -> None:
     assert [len(step.findings) for step in figures.details] == [1] * 4
 
 
+@pytest.mark.parametrize(
+    ("stage", "took", "found"),
+    [
+        (
+            "update_actor",
+            {0: 8.0, 1: 2.0, 2: 3.0},
+            "actor rank 0 was slow in update_actor: 8.00 s, the others at most 3.00 s",
+        ),
+        ("load", {1: 8.0, 0: 2.0, 2: 3.0}, "actor rank 1 was slow in load: 8.00 s, the others at most 3.00 s"),
+        ("update_actor", {0: 8.0, 1: 2.0, 2: 5.0}, ""),  # compilation may take twice as long in some ranks
+        ("load", {0: 8.0, 1: 2.0, 2: 3.0}, ""),  # rank 0 may prepare the data
+    ],
+)
+def test_only_a_much_slower_rank_is_found_in_a_warm_up(
+    tmp_path: Path, stage: str, took: dict[int, float], found: str
+) -> None:
+    ranks = {f"n{rank}": [span("stage", stage, 0, end, role="actor", rank=rank)] for rank, end in took.items()}
+    steps = [step(10), *(step(10 * number, number, 10 * number - 10) for number in range(2, 6))]
+    gen = [span("stage", "gen", at, at + 10, step=at // 10 + 1) for at in range(0, 50, 10)]
+    figures = build.figures(runs.read(timeline(tmp_path / "run", n9=[*gen, *steps], **ranks)))
+    assert [finding.text for finding in figures.findings] == ([f"step 1 (warm-up): {found}"] if found else [])
+
+
 def test_two_causes_in_one_step_are_both_found(tmp_path: Path) -> None:
     figures = found(tmp_path / "run", slow_rank=6, slow_tool=6)
     assert {finding.kind for finding in figures.findings} == {"slow_rank", "slow_tool"}
@@ -281,7 +304,7 @@ def test_a_step_that_the_report_does_not_judge_is_judged_if_it_is_chosen(tmp_pat
         ranks[0].append(step(start + 6 + number / 100, number, start))
     run = runs.read(timeline(tmp_path / "run", n1=ranks[0], n2=ranks[1]))
     whole = build.figures(run)
-    assert [(finding.kind, finding.step) for finding in whole.findings] == [("slow_rank", 5)]
+    assert [(finding.kind, finding.step) for finding in whole.findings] == [("slow_rank", 5), ("slow_rank", 1)]
     page = build.figures(run, [3])
     assert page.findings == whole.findings
     assert [(finding.kind, finding.step) for finding in page.details[0].findings] == [("slow_rank", 3)]
@@ -291,8 +314,8 @@ def test_the_typical_step_is_judged_if_only_captured_steps_are_shown(tmp_path: P
     write(tmp_path / "run", captured=2)
     rows = build.figures(runs.read(tmp_path / "run")).steps
     regular = sorted((row for row in rows if row.kind == overview.REGULAR), key=lambda row: row.seconds)
-    assert details.more_to_judge(rows, [2]) == [regular[len(regular) // 2].number]
-    assert details.more_to_judge(rows, [2, 7]) == []
+    assert details.more_to_judge(rows, [2]) == [1, regular[len(regular) // 2].number]
+    assert details.more_to_judge(rows, [2, 7]) == [1]
 
 
 def test_a_slow_rank_explains_a_long_weight_sync() -> None:

@@ -26,7 +26,7 @@ def test_a_rank_that_waits_for_the_profiler_of_another_rank_is_not_slow(tmp_path
         f"n{rank}": [span("stage", "collect", 1, end, role="rollout", rank=rank)]
         for rank, end in ((0, 6.6), (1, 3), (2, 3.2))
     }
-    ranks["n0"].append(step(6.6, start=1, rank=0))
+    ranks["n0"] += [step(0.9, 0, rank=0), step(6.6, start=1, rank=0)]
     ranks["n1"] += [span("profiling", name, 3, 6.4, role="rollout", rank=1)] if name else []
     found = figures(timeline(tmp_path / "run", **ranks), 1)
     assert kinds(found.findings) == ([] if name else ["slow_rank"])
@@ -37,7 +37,7 @@ def test_a_slow_rank_is_found_beside_the_profiler_of_another_rank(tmp_path: Path
         f"n{rank}": [span("stage", "collect", 1, 9 if rank == 0 else 5, role="rollout", rank=rank)] for rank in range(4)
     }
     ranks["n1"].append(span("profiling", "profiler stop", 5, 6, role="rollout", rank=1))
-    ranks["n0"].append(step(9, start=1, rank=0))
+    ranks["n0"] += [step(0.9, 0, rank=0), step(9, start=1, rank=0)]
     (finding,) = figures(timeline(tmp_path / "run", **ranks), 1).findings
     assert finding.text == "step 1: rollout rank 0 was slow in collect: 7.00 s, the others 4.00 s in the median"
     assert finding.seconds == 3
