@@ -360,20 +360,29 @@ def _stuck_call(
     )
 
 
-def _present_places(rank: int, others: Sequence[int], process_of: Mapping[int | None, Process]) -> str:
+def _present_places(rank: int, others: Sequence[int], process_of: Mapping[int | None, Process], role: str) -> str:
     """Return a text about the functions in which the two sides of different calls are: a rank, and the other ranks."""
     sides = [[rank], others]
     texts = []
     for side in sides:
-        here = [of for each in side if (of := process_of.get(each)) is not None and of.place]
-        side_places = {of.place for of in here}
+        side_places = {of.place for each in side if (of := process_of.get(each)) is not None and of.place}
         if len(side_places) != 1:
             return ""
-        who = here[0].name if len(side) == 1 else "the others"
-        texts.append(f"{who} {'is' if len(side) == 1 else 'are'} in {side_places.pop()}")
+        who = name_ranks(side, role) if len(side) == 1 else "the others"
+        texts.append(f"{who} {plural(side, 'is', 'are')} in {side_places.pop()}")
     if len({text.partition(" in ")[2] for text in texts}) == 1:
         return f"; all are in {texts[0].partition(' in ')[2]}"
     return f"; {', '.join(texts)}"
+
+
+def _stage(ranks: Sequence[int], process_of: Mapping[int | None, Process]) -> str:
+    """Return a text with the stage in which most of the ranks are. It is empty if none of them is in a stage."""
+    stages = Counter(
+        process.stage.name
+        for rank in ranks
+        if (process := process_of.get(rank)) is not None and process.stage is not None
+    )
+    return f" in {stages.most_common(1)[0][0]}" if stages else ""
 
 
 def flight_records(processes: Sequence[Process]) -> list[Record]:
@@ -395,12 +404,6 @@ def collective(stuck: Stuck, processes: Sequence[Process]) -> Sentence:
         process.joined_as: process for process in processes if process.world == stuck.world
     }
     role = roles(processes).get(next(iter(process_of.values())).label, "") if process_of else ""
-    stages = Counter(
-        process.stage.name
-        for rank in stuck.waiting
-        if (process := process_of.get(rank)) is not None and process.stage is not None
-    )
-    stage = f" in {stages.most_common(1)[0][0]}" if stages else ""
     call = f"{stuck.name} #{stuck.number}"
     group = f"process group {stuck.group}; autoprof compared the flight records"
     evidence = [f"{name_ranks(stuck.waiting, '')} {plural(stuck.waiting, 'waits', 'wait')} in it", group]
@@ -412,16 +415,19 @@ def collective(stuck: Stuck, processes: Sequence[Process]) -> Sentence:
         late_processes = [process for rank in stuck.late if (process := process_of.get(rank)) is not None]
         late_places = list(dict.fromkeys(process.place for process in late_processes if process.place))
         here = f"; {plural(stuck.late, 'it is', 'they are')} in {late_places[0]}" if len(late_places) == 1 else ""
-        text = f"{name_ranks(stuck.late, role)} {plural(stuck.late, 'has', 'have')} not joined {call}{stage}{here}"
+        text = f"{name_ranks(stuck.late, role)} {plural(stuck.late, 'has', 'have')} not joined {call}"
+        text += f"{_stage(stuck.waiting, process_of)}{here}"
         evidence += [line for process in late_processes[:1] for line in process.stack_lines()]
         return Sentence(text, evidence, next((process.file for process in late_processes), ""))
     other_calls = list(stuck.other.items())
     rank, first_call = other_calls[0]
     ranks = [each for each, other in other_calls if other == first_call]
-    text = f"{name_ranks(ranks, role)} called {first_call} as #{stuck.number}{stage}"
     others = [each for each in stuck.waiting if each not in ranks]
+    stage, other_stage = _stage(ranks, process_of), _stage(others, process_of)
+    text = f"{name_ranks(ranks, role)} called {first_call} as #{stuck.number}{stage}"
     text += f", {f'rank {others[0]}' if len(others) == 1 else 'the others'} {stuck.called}"
-    text += _present_places(ranks[0], others, process_of)
+    text += other_stage if other_stage != stage else ""
+    text += _present_places(ranks[0], others, process_of, role)
     other_texts = [f"rank {each} called {other}" for each, other in other_calls if other != first_call]
     caller_process = process_of.get(rank)
     file = caller_process.file if caller_process is not None else ""

@@ -71,6 +71,27 @@ def test_a_rank_with_another_collective_is_named_with_both(hung: HungRun) -> Non
     )
 
 
+def test_each_side_of_two_collectives_has_its_own_stage_and_one_name(hung: HungRun) -> None:
+    for rank, stage in enumerate(["save_checkpoint", "update_actor"]):
+        entries = [join(5, name="gloo:all_reduce" if rank == 1 else "gloo:all_gather")]
+        hung.stack(ALL_REDUCE, rank=rank, role="actor", stage=stage, record=flight_record(entries, 2))
+    assert said(hung) == (
+        "actor rank 1 called all_reduce as #5 in update_actor, rank 0 all_gather in save_checkpoint; "
+        "all are in actor.py:300 update"
+    )
+
+
+def test_a_rank_between_its_stages_has_the_same_name_as_in_its_stage(hung: HungRun) -> None:
+    for rank, stage in enumerate(["update_actor", ""]):
+        entries = [join(5, name="gloo:barrier" if rank == 1 else "gloo:all_reduce")]
+        frames = REWARD if rank == 1 else ALL_REDUCE
+        hung.stack(frames, rank=rank, role="actor", stage=stage, record=flight_record(entries, 2))
+    assert said(hung) == (
+        "actor rank 1 called barrier as #5, rank 0 all_reduce in update_actor; "
+        "actor rank 1 is in reward.py:44 fetch_score, actor rank 0 is in actor.py:300 update"
+    )
+
+
 def test_a_rank_that_is_late_because_it_waits_for_another_one_is_not_the_first_named(tmp_path: Path) -> None:
     def made(rank: int, groups: dict[str, list[int]], entries: list[tuple[str, int]]) -> Record:
         content = pickle.loads(flight_record([join(number) for _, number in entries]))
