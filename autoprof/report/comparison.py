@@ -262,7 +262,6 @@ def _findings(a: Side, b: Side, rows: Sequence[ComparisonRow], whole_s: float) -
                     kind="fewer_tokens",
                     text=f"{b.label} generates {number(row.b)} tokens/s, {a.label} {number(row.a)}",
                     evidence=[],
-                    seconds=0.0,
                     step=b.step,
                 )
             continue

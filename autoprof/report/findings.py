@@ -35,7 +35,7 @@ def deaths_of_run(run: Run, loop: int) -> list[Finding]:
     evidence = [writable(line) for line in deaths.evidence(dead, hosts)]
     text = writable(deaths.sentence(dead[0], hosts))
     step = dead[0].step if dead[0].loop == loop and not dead[0].earlier else None
-    return [Finding(kind=DEATH, text=text, evidence=evidence, seconds=0.0, step=step, file=dead[0].file or None)]
+    return [Finding(kind=DEATH, text=text, evidence=evidence, step=step, file=dead[0].file or None)]
 
 
 # Kind of the findings about failed samples. The rule `rules.failed_samples`, which counts the failed samples of a
@@ -61,7 +61,6 @@ def failures_of_run(opened: OpenSpans) -> list[Finding]:
             evidence=[
                 writable(f"at {deaths.frame_words(each)}") for each in reversed(line.exception.frames[-_MAX_FAILURES:])
             ],
-            seconds=0.0,
             step=line.step,
             file=writable(file),
         )
@@ -100,12 +99,13 @@ KINDS.append(_SHARE)
 
 def findings_of_step(step: StepFigures) -> list[Finding]:
     """Return the findings about one step in detail and its captures, the costliest first."""
-    findings = [finding for rule in STEP_RULES for finding in rule(step)]
+    findings = [msgspec.structs.replace(finding, step=step.number) for rule in STEP_RULES for finding in rule(step)]
     by_kind: dict[str, list[Finding]] = defaultdict(list)
     for capture in step.captures:
         for rule in CAPTURE_RULES:
             for finding in rule(capture):
-                by_kind[finding.kind].append(finding)
+                located = msgspec.structs.replace(finding, step=capture.step, file=capture.file)
+                by_kind[finding.kind].append(located)
     for of_kind in by_kind.values():
         ordered = costliest_first(of_kind)
         names = [finding.file or "" for finding in ordered[_MAX_OF_KIND:]]
@@ -126,7 +126,10 @@ def findings_of_run(rows: Sequence[StepRow], files: Mapping[int, str]) -> list[F
             row=row, usual=usual_stages(rows, index), where_done=usual_stages(rows, index, only_steps_with_stage=True)
         )
         for rule in ROW_RULES:
-            findings += [msgspec.structs.replace(each, file=files.get(row.number)) for each in rule(step_and_usual)]
+            findings += [
+                msgspec.structs.replace(each, step=row.number, file=files.get(row.number))
+                for each in rule(step_and_usual)
+            ]
     return costliest_first(findings)
 
 

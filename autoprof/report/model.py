@@ -317,7 +317,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     evidence: list[str]  # Texts with the numbers and names on which the sentence is based.
     # The cost: the lost seconds of the step. For a finding about the whole run, the lost seconds per step on average.
     # Findings are sorted by this number.
-    seconds: float
+    seconds: float = 0.0
     step: int | None = None  # The number of the step. None for a finding about the whole run.
     file: str | None = None  # The name of the trace or journal that shows the cause.
     remedy: str = ""  # One sentence with advice. It names settings of the trainer's release, if they help.

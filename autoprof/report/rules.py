@@ -1,6 +1,7 @@
 """Rules that find causes of lost time: in captures, in ranks and replicas, in steps, and in samples. Registry of them.
 
-docs/findings.md describes each rule.
+docs/findings.md describes each rule. `findings.py` adds the number of the step to each finding, and the file of the
+capture.
 """
 
 from __future__ import annotations
@@ -122,8 +123,6 @@ def idle(capture: CaptureFigures) -> Iterator[Finding]:
                 *(f"{each.name}: {seconds(each.self_us / 1e6)} by itself" for each in capture.operators[:3]),
             ],
             seconds=lost_s,
-            step=capture.step,
-            file=capture.file,
         )
 
 
@@ -148,8 +147,6 @@ def communication(capture: CaptureFigures) -> Iterator[Finding]:
                 ),
             ][:4],
             seconds=bare_s,
-            step=capture.step,
-            file=capture.file,
         )
 
 
@@ -162,9 +159,6 @@ def memory(capture: CaptureFigures) -> Iterator[Finding]:
             kind="memory",
             text=f"step {capture.step}: {place_of(capture)} took {percent(peak / total)} of the device's memory",
             evidence=[f"{units.size(peak)} of {units.size(total)}"],
-            seconds=0.0,
-            step=capture.step,
-            file=capture.file,
         )
 
 
@@ -176,9 +170,6 @@ def bad_capture(capture: CaptureFigures) -> Iterator[Finding]:
             kind="bad_capture",
             text=f"step {capture.step}: the capture of {place_of(capture)} is {capture.state}",
             evidence=[capture.reason] if capture.reason else [],
-            seconds=0.0,
-            step=capture.step,
-            file=capture.file,
         )
 
 
@@ -239,7 +230,6 @@ def skewed(step: StepFigures) -> Iterator[Finding]:
             evidence=[_row(row) for row in skew.rows[:4]]
             + ([f"the fastest: {skew.rows[-1].label}, {seconds(skew.rows[-1].seconds)}"] if len(skew.rows) > 4 else []),
             seconds=skew.waited_s,
-            step=step.number,
             file=next((row.file for row in skew.rows if row.label == skew.slowest), None),
         )
     yield from _waited_for(step, reported)
@@ -287,7 +277,6 @@ def _waited_for(step: StepFigures, reported: set[str]) -> Iterator[Finding]:
             ]
             + ([f"{step.captures_left_out} captures of further ranks were not read"] if step.captures_left_out else []),
             seconds=waited_s,
-            step=step.number,
             file=slow.file,
         )
 
@@ -329,7 +318,6 @@ def weight_sync(around: Around) -> Iterator[Finding]:
             ]
             + [f"the step: {seconds(row.seconds)}, usually {seconds(row.usual_s)}"],
             seconds=took_s - usual_s,
-            step=row.number,
         )
 
 
@@ -360,7 +348,6 @@ def slow_step(around: Around) -> Iterator[Finding]:
         + ([f"{OWN}: {seconds(row.stages[OWN])} more"] if row.stages.get(OWN) else [])
         + ([f"recorded work took {seconds(slower)} longer than usual"] if (slower := sum(row.slowed.values())) else []),
         seconds=took_s - row.usual_s,
-        step=row.number,
     )
 
 
@@ -390,7 +377,6 @@ def no_stage(around: Around) -> Iterator[Finding]:
         + [f"the longest part: from {seconds(gap.start_s)} to {seconds(gap.end_s)} after the step's start"]
         + ([f"usually {seconds(around.usual[OTHER])}"] if OTHER in around.usual else []),
         seconds=gap.seconds,
-        step=row.number,
     )
 
 
@@ -447,7 +433,6 @@ def find_sample_tail(step: StepFigures) -> Iterator[Finding]:
         text=f"{text}: {cause}",
         evidence=evidence,
         seconds=waited_s,
-        step=step.number,
         file=rows[0].file if rows else None,
     )
 
@@ -478,7 +463,6 @@ def idle_gap(step: StepFigures) -> Iterator[Finding]:
                 f"before {gap.before}",
             ],
             seconds=gap_s,
-            step=step.number,
             file=_driver(step),
         )
 
@@ -500,7 +484,6 @@ def reward(step: StepFigures) -> Iterator[Finding]:
                 f"{name}: {seconds(value)}" for name, value in stages.items() if _meaning(step, name) == model.REWARD
             ],
             seconds=took_s,
-            step=step.number,
             file=_driver(step),
         )
     yield from _part_of_samples(step, "reward", SAMPLE_REWARD_SHARE, "slow_reward", "their reward")
@@ -521,8 +504,6 @@ def failed_samples(step: StepFigures) -> Iterator[Finding]:
             kind="failed_samples",
             text=f"step {step.number}: {step.samples.failed} of {step.samples.count} samples ended with an exception",
             evidence=[f"{row.label}: {row.error} after {seconds(row.seconds)}" for row in failed_rows[:5]],
-            seconds=0.0,
-            step=step.number,
             file=failed_rows[0].file if failed_rows else None,
         )
 
@@ -543,7 +524,6 @@ def _part_of_samples(step: StepFigures, kind: str, share: float, finding: str, t
         evidence=[f"{part.kind} {part.name}".strip() + f": {seconds(part.seconds)}" for part in samples.parts]
         + [_tool(tool) for tool in samples.tools[:5] if kind == "tool"],
         seconds=s_per_sample,
-        step=step.number,
     )
 
 
