@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
+from collections.abc import Awaitable, Callable, Generator, Iterator
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import msgspec
@@ -73,6 +73,20 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """Return the request as a dict of plain types for Ray or RPC, which processes without autoprof can unpickle."""
         fields: dict[str, Any] = msgspec.to_builtins(self)
         return fields
+
+    @classmethod
+    def of_step(
+        cls, announcement: cluster.StepAnnouncement, replica: int, rank: int, overrides: dict[str, Any]
+    ) -> Request:
+        """Return the request to record the announced step."""
+        return cls(
+            action="start",
+            step=announcement.step,
+            loop=announcement.loop,
+            replica=replica,
+            rank=rank,
+            overrides=overrides,
+        )
 
     def body(self) -> bytes:
         """Return the request as the body of an HTTP request."""
@@ -173,6 +187,9 @@ class EngineActor(Behaviour):
     """
 
     default_engine: ClassVar[str]
+    # Functions that start and stop the engine's recording. In their answers, `problem` is empty on success.
+    start: ClassVar[Callable[..., Awaitable[dict[str, Any]]]]
+    stop: ClassVar[Callable[..., Awaitable[dict[str, Any]]]]
 
     engine: CallPath = ""
     node_rank: CallPath = "self.node_rank"
@@ -207,14 +224,6 @@ class EngineActor(Behaviour):
         method.__name__, method.__qualname__ = name, f"{owner.__qualname__}.{name}"
         setattr(owner, name, method)
         return True
-
-    def start(self, engine: Any, request: Request) -> Coroutine[Any, Any, dict[str, Any]]:
-        """Start the engine's recording. In the returned answer, `problem` is empty if the start succeeded."""
-        raise NotImplementedError
-
-    def stop(self, engine: Any) -> Coroutine[Any, Any, dict[str, Any]]:
-        """Stop the engine's recording. In the returned answer, `problem` is empty if the stop succeeded."""
-        raise NotImplementedError
 
 
 # Attribute of an engine while its workers record for autoprof. Its value is the capture, whose meta file is written

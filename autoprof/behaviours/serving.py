@@ -479,15 +479,7 @@ class OverHttp(Behaviour):
             if _selects_server(settings, index, len(urls)):
                 # A server with its own run uses its own settings.
                 overrides = announcement.overrides if _state.directories[url] == directory else {}
-                request = Request(
-                    action="start",
-                    step=announcement.step,
-                    loop=announcement.loop,
-                    replica=index,
-                    rank=index,
-                    overrides=overrides,
-                )
-                starts.append((url, request))
+                starts.append((url, Request.of_step(announcement, index, index, overrides)))
         answers = yield from _ask_all(starts, settings)
         return _ServerWindow(settings, [(*start, answer) for start, answer in zip(starts, answers, strict=True)])
 

@@ -50,18 +50,6 @@ from autoprof.run.stacks import EngineState, read_part
 OPEN = "_autoprof_open"
 
 
-class SglangActor(rollout.EngineActor):
-    """A method of SGLang's server actor. A call with `autoprof=` is a request to the actor's `TokenizerManager`."""
-
-    default_engine = "self.tokenizer_manager"
-
-    async def start(self, engine: Any, request: Request) -> dict[str, Any]:
-        return await start(engine, request)
-
-    async def stop(self, engine: Any) -> dict[str, Any]:
-        return await stop(engine)
-
-
 class _EngineCapture(msgspec.Struct, eq=False):
     """A capture in all schedulers of an engine, from the start request to the stop request.
 
@@ -151,6 +139,14 @@ async def stop(engine: Any, cut: str = "") -> dict[str, Any]:
         return {"problem": "it is being stopped already"}
     answer: dict[str, Any] = await session.stop(cut)
     return answer
+
+
+class SglangActor(rollout.EngineActor):
+    """A method of SGLang's server actor. A call with `autoprof=` is a request to the actor's `TokenizerManager`."""
+
+    default_engine = "self.tokenizer_manager"
+    start = staticmethod(start)
+    stop = staticmethod(stop)
 
 
 async def _send(engine: Any, request: Request) -> str:

@@ -60,18 +60,6 @@ USER_PROFILING = "_autoprof_user_profiling"
 own_call: ContextVar[bool] = ContextVar("autoprof_own_call", default=False)
 
 
-class VllmActor(rollout.EngineActor):
-    """A method of vLLM's server actor. A call with `autoprof=` is the trainer's request to the actor's `AsyncLLM`."""
-
-    default_engine = "self.engine"
-
-    async def start(self, engine: Any, request: Request) -> dict[str, Any]:
-        return await start(engine, request)
-
-    async def stop(self, engine: Any) -> dict[str, Any]:
-        return await stop(engine)
-
-
 class Engine(Behaviour):
     """`AsyncLLM.start_profile` and `stop_profile` when the user calls them. The user's profiling has priority.
 
@@ -163,6 +151,14 @@ async def stop(engine: Any, cut: str = "") -> dict[str, Any]:
         span.end()
         workers = await _rpc(engine, run, "autoprof_release")
     return _answer([*timeouts, *workers])
+
+
+class VllmActor(rollout.EngineActor):
+    """A method of vLLM's server actor. A call with `autoprof=` is the trainer's request to the actor's `AsyncLLM`."""
+
+    default_engine = "self.engine"
+    start = staticmethod(start)
+    stop = staticmethod(stop)
 
 
 async def _call_own_method(method: Any, run: runtime.Runtime) -> None:
@@ -566,14 +562,7 @@ class _OfflineEngine:
             return None
         ranks_per_replica = int(follow(self._engine, "vllm_config.parallel_config.world_size", 1))
         replica = own_rank() // ranks_per_replica
-        request = Request(
-            action="start",
-            step=announcement.step,
-            loop=announcement.loop,
-            replica=replica,
-            rank=replica * ranks_per_replica,
-            overrides=announcement.overrides,
-        )
+        request = Request.of_step(announcement, replica, replica * ranks_per_replica, announcement.overrides)
         ranks = range(own_rank(), own_rank() + 1)
         return request if request.settings(run).takes(ROLE, ranks, GENERATE) else None
 
