@@ -260,7 +260,9 @@ def _certainty_in_context(text: str, match: re.Match[str], certainty: int) -> in
     if match["gap"]:
         return _certainty_after_space(text, match, certainty)
     if match["is"] == ">":
-        return certainty if previous_character == "<" else NONE
+        quote = text[match.start() - 2 : match.start() - 1]
+        is_placeholder = quote in ("'", '"', "`") and text.startswith(quote, match.end())  # '<HF_TOKEN>'
+        return certainty if previous_character == "<" and not is_placeholder else NONE
     if match["is"] == ":" and previous_character == "/":  # a path and a message about it
         return NONE
     return min(certainty, MAYBE) if match["is"] == "==" else certainty

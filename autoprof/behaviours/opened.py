@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from autoprof import _boot
-from autoprof.base import identity, seam
+from autoprof.base import identity, log, seam
 from autoprof.behaviours import steps
 from autoprof.hooks import dispatch, registry
 from autoprof.hooks.behaviour import Outcome
@@ -81,8 +81,11 @@ def open_block(name: str, values: dict[str, Any]) -> OpenBlock | None:
         return None
     if name == "step" and values["number"] is None:
         values = {**values, "number": steps.state.executed + 1}
-    elif name == "stage" and values["rank"] is None:
-        values = {**values, "rank": identity.own_rank()}
+    elif name == "stage":
+        if not values["name"]:
+            log.warning_once('autoprof.stage needs a name; a stage without a name is recorded as "stage"')
+        rank = identity.own_rank() if values["rank"] is None else values["rank"]
+        values = {**values, "name": values["name"] or "stage", "rank": rank}
     return OpenBlock(hook, values)
 
 

@@ -29,7 +29,7 @@ from autoprof.hooks.dispatch import InThread, ask
 from autoprof.hooks.wrapper import wrap
 from autoprof.run import clocks, cluster, end, runtime
 from autoprof.run.journal import Span
-from autoprof.rundir.records import Id
+from autoprof.rundir.records import Id, Number
 from autoprof.windows.chooser import Chooser
 
 
@@ -350,7 +350,7 @@ class StepBehaviour(Behaviour):
         if self.number:
             number = call.at(self.number)
             try:
-                return int(number) + self.offset
+                return msgspec.convert(int(number) + self.offset, Number)
             except (TypeError, ValueError, OverflowError) as error:
                 seam.pass_on(error)
                 raise ValueError(f"number = {self.number!r} is {number!r:.60}, which is not a step number") from None

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import importlib
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -148,6 +149,18 @@ def cluster(address: str, named_by: str) -> Iterator[Any]:
         verb = f"{address} found" if address == "auto" else "names"
         complain(f"connected to the Ray cluster at {cluster.own_address() or url(address)}, which {named_by} {verb}", 0)
         yield ray
+
+
+def complain_about_cluster(command: str, error: Exception) -> int:
+    """Print an error of the Ray cluster or of its nodes to stderr, and return the exit status."""
+    from autoprof.run.cluster import Lost, Unreachable
+
+    status = complain(f"{command}: {'--ray: ' if isinstance(error, Unreachable) else ''}{error}", 1)
+    if isinstance(error, Lost):
+        sys.stdout.flush()
+        # Skip Ray's exit handlers: they would wait for its head, which is gone.
+        os._exit(status)
+    return status
 
 
 def find_run(parsed: argparse.Namespace) -> Run:

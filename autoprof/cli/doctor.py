@@ -19,7 +19,7 @@ from autoprof.base.redact import hidden_in, plain
 from autoprof.cli import arguments, console, hung
 from autoprof.cli.documents import Report
 from autoprof.config import settings
-from autoprof.config.selection import Steps
+from autoprof.config.selection import Condition, Steps, steps_in_words
 from autoprof.report import causes, findings, hang_state, hangs
 from autoprof.report.hang_state import OpenSpans
 from autoprof.report.remedies import Advised, name_of, remedied
@@ -67,8 +67,9 @@ def _masked_report(report: Report) -> Report:
 
     Files that older releases wrote, and the errors of recipes, may contain secrets.
     """
-    texts = {name: hidden_in(getattr(report, name)) for name in ("facts", "hooks", "problems", "notes")}
-    return msgspec.structs.replace(report, **texts)
+    texts = {name: hidden_in(getattr(report, name)) for name in ("hooks", "problems", "notes")}
+    # The title of a process is no name of a secret, also if it ends with `pass`.
+    return msgspec.structs.replace(report, facts=dict(hidden_in([*report.facts.items()])), **texts)
 
 
 # Maximum numbers of problems and of notes that are printed without `--all`.
@@ -158,7 +159,7 @@ def examine_run(run: runs.Run) -> Report:
     """Return a report on a run: the hooks in the processes of the run, the steps and captures, and the problems."""
     report = Report(subject=f"run: {run.path}", verdict="no problems found")
     report.facts["state"] = run.outcome
-    report.facts["settings"] = f"steps {_steps(run) or 'none, the timeline alone'}"
+    report.facts["settings"] = _settings(run)
     left_out = list(run.left_out)
     processes = [state for state in run.processes if state.hooks]
     report.facts["processes"] = str(len(processes)) if processes else "none with hooks"
@@ -305,9 +306,14 @@ def _outside_versions(hooks: Mapping[str, HookLine]) -> list[str]:
     return [f"{reason}; its hooks were tried anyway" for reason in dict.fromkeys(reasons)]
 
 
-def _steps(run: runs.Run) -> str:
-    """Return the setting `AUTOPROF_STEPS` of a run, or `?` if `run.json` does not have it."""
-    return run.info.settings.steps if "steps" in run.fields.get("settings", {}) else "?"
+def _settings(run: runs.Run) -> str:
+    """Return the settings that choose the steps of a run. The steps are `?` if `run.json` does not have them."""
+    fields = run.fields.get("settings", {})
+    try:
+        when = msgspec.convert(fields.get("when", []), list[Condition])
+    except msgspec.ValidationError:
+        when = []
+    return steps_in_words(run.info.settings.steps if "steps" in fields else "?", when)
 
 
 def _check_hangs(report: Report, run: runs.Run, open_spans: OpenSpans, executed_s: Mapping[int, float]) -> None:
@@ -345,11 +351,18 @@ def _check_steps(report: Report, run: runs.Run, open_spans: OpenSpans, executed:
     requested_steps = [step for ordinal, step in enumerate(numbers, 1) if steps.matches(step[1], ordinal)]
     captured_steps = {(step.loop, step.number) for step in run.steps}
     captured_steps |= {(capture.meta.loop, number) for capture in run.captures for number in capture.meta.steps}
-    for loop, number in requested_steps:
-        if (loop, number) not in captured_steps:
-            report.problems.append(f"step {runs.label(number, loop)} was asked for and executed, but has no folder")
+    missing_steps = [step for step in requested_steps if step not in captured_steps]
+    with_stage = _steps_with_stage(run) if missing_steps else set()
+    for loop, number in missing_steps:
+        reason = "has no folder" if number in with_stage else "no stage ran in it, so there is nothing to capture"
+        report.problems.append(f"step {runs.label(number, loop)} was asked for and executed, but {reason}")
     if not requested_steps and steps.any and not open_spans.going_on:
         report.problems.append("the run executed none of the steps that AUTOPROF_STEPS asks for")
+
+
+def _steps_with_stage(run: runs.Run) -> set[int | None]:
+    files = journal.journals(run.path)
+    return {span.step for file in files for span in journal.search(file, (b'"kind":"stage"',))}
 
 
 def _open_steps(open_spans: OpenSpans) -> list[str]:
@@ -401,6 +414,13 @@ def _without_step(run: runs.Run) -> str:
 
 
 def _check_control(report: Report, directory: RunDir) -> None:
+    if layout.switched_off(directory):
+        switch = f"; autoprof trigger {name_of(str(directory.path))} --on switches it on"
+        is_running = report.facts["state"].startswith("running")
+        report.notes.append(
+            f"control/{layout.OFF}: autoprof was switched off in the run, so later steps were not recorded"
+            f"{switch if is_running else ''}"
+        )
     for name in requests.waiting(directory):
         report.notes.append(f"control/{name}: no step has begun since the request, or no trainer reads this folder")
     for name, became in requests.states(directory).items():

@@ -22,6 +22,7 @@ from autoprof.capture.profilers import foreign, npu, nsys
 from autoprof.cli import recipes_catalog
 from autoprof.cli.documents import Report
 from autoprof.cli.recipes_catalog import ChildFailed, NotInSource, Sources, Unknown, import_problem, run_module_in_child
+from autoprof.config.selection import steps_in_words
 from autoprof.config.settings import Settings, unknown, unknown_roles
 from autoprof.hooks import behaviour as behaviours
 from autoprof.hooks import empty_run, recipe, registry
@@ -141,8 +142,7 @@ def examine_environment(settings: Settings, import_targets: bool = False) -> Rep
         import_targets: True to import the targets in a separate process; False to read only the source of the targets.
     """
     report = Report(subject=f"environment: {sys.executable}")
-    when = f", when {', '.join(map(str, settings.when))}" if settings.when else ""
-    report.facts["settings"] = f"steps {settings.steps or 'none'}{when}, ranks {settings.ranks}"
+    report.facts["settings"] = f"{steps_in_words(settings.steps, settings.when)}, ranks {settings.ranks}"
     _check_activation(report)
     _check_folder(report, settings)
     _check_variables(report)

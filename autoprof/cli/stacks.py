@@ -405,15 +405,8 @@ def run(parsed: argparse.Namespace) -> int:
             with _waiting(parsed.wait):
                 run_id, answers = ask_run(ray, parsed.name, *question)
             return _print_answers(run_id, answers, parsed)
-    except cluster.Lost as error:
-        complain(f"stacks: {error}", 1)
-        sys.stdout.flush()
-        # Skip Ray's exit handlers: they would wait for its head, which is gone.
-        os._exit(1)
-    except cluster.Unreachable as error:
-        return complain(f"stacks: --ray: {error}", 1)
-    except Gone as error:
-        return complain(f"stacks: {error}", 1)
+    except (Gone, cluster.Unreachable) as error:
+        return arguments.complain_about_cluster("stacks", error)
 
 
 @contextlib.contextmanager

@@ -476,14 +476,9 @@ def run(parsed: argparse.Namespace) -> int:
         return complain(
             f"trigger: {error.filename}: {error.strerror}; only users who may write there can send requests", 1
         )
-    except cluster.Lost as error:
-        complain(f"trigger: {error}", 1)
-        sys.stdout.flush()
-        # Skip Ray's exit handlers: they would wait for its head, which is gone.
-        os._exit(1)
-    except cluster.Unreachable as error:
-        return complain(f"trigger: --ray: {error}", 1)
-    except (Gone, GaveUp) as error:
+    except (Gone, cluster.Unreachable) as error:
+        return arguments.complain_about_cluster("trigger", error)
+    except GaveUp as error:
         return complain(f"trigger: {error}", 1)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -357,3 +357,10 @@ CONDITION_PARSERS: dict[str, tuple[Callable[[object], Any], str]] = {
     "cool_down": (_not_negative, "a number of steps"),
     "at_most": (values.count, "a number of windows above 0"),
 }
+
+
+def steps_in_words(steps: str, when: Iterable[Condition]) -> str:
+    """Return a text with the settings `AUTOPROF_STEPS` and `AUTOPROF_WHEN`, which choose the steps to capture."""
+    conditions = ", ".join(map(str, when))
+    chosen = [steps and f"steps {steps}", conditions and f"when {conditions}"]
+    return ", ".join(filter(None, chosen)) or "the timeline alone"

@@ -11,7 +11,7 @@ from autoprof.base.originals import os
 from autoprof.config import settings
 from autoprof.config.selection import Steps
 from autoprof.run.runtime import Runtime
-from autoprof.rundir import journal, processes
+from autoprof.rundir import journal, layout, processes
 from autoprof.rundir.file_names import META, is_merged
 
 # Maximum length of the numbers of steps. Longer text gives only their count, and the first and the last number.
@@ -51,7 +51,8 @@ def _text(run: Runtime, unfinished: int) -> str:
     if requested:
         return f"no step was captured, although {_steps(requested)} ran; {doctor}"
     when = f", AUTOPROF_WHEN={','.join(map(str, run.settings.when))}" if run.settings.when else ""
-    return f"no step was captured: AUTOPROF_STEPS={run.settings.steps}{when}, {_steps(numbers)} ran"
+    off = ", then autoprof was switched off" if layout.switched_off(run.rundir) else ""
+    return f"no step was captured: AUTOPROF_STEPS={run.settings.steps}{when}, {_steps(numbers)} ran{off}"
 
 
 def _are(number: int) -> str:

@@ -47,6 +47,12 @@ HIDE = [
 SHOW = [pytest.param(kind, text, id=f"{kind}: {text}") for kind in MUST_SHOW for text in MUST_SHOW[kind]]
 
 
+def test_the_title_of_a_process_is_no_name_of_a_secret(capsys: pytest.CaptureFixture[str]) -> None:
+    title = "vm 7 python -c 'for _ in []: pass'"
+    shown = doctor._masked_report(Report(subject="run: x", facts={title: "3 applied", "folder": f"token={SECRET}"}))
+    assert shown.facts == {title: "3 applied", "folder": "token=***"}
+
+
 @pytest.mark.parametrize(("kind", "texts"), HIDE)
 def test_a_secret_of_this_form_is_hidden(kind: str, texts: list[tuple[str, str]]) -> None:
     for text, secret in texts:

@@ -259,12 +259,27 @@ raise ValueError
 def test_blocks_without_names_raise_nothing(python: Python, tmp_path: Path) -> None:
     code = """
 with autoprof.step(1):
-    for values in (("a", None), (None, "b"), (None, None)):
+    for values in (("a", None), (None, "b"), (None, None), ("", "c")):
         with autoprof.stage(values[0], role=values[1]):
             print("done")
 """
-    shown = python(BEGIN + code, AUTOPROF="1", AUTOPROF_DIR=str(tmp_path)).stdout
-    assert shown.split() == ["done"] * 3
+    result = python(BEGIN + code, AUTOPROF="1", AUTOPROF_DIR=str(tmp_path))
+    assert result.stdout.split() == ["done"] * 4
+    assert result.stderr.count('a stage without a name is recorded as "stage"') == 1
+    assert (1, "c", "stage") in seen(only_run(tmp_path))
+
+
+def test_a_number_that_no_file_can_have_is_no_step(python: Python, tmp_path: Path) -> None:
+    code = """
+for number in (1, 2**63, 2**53, 2):
+    with autoprof.step(number), autoprof.stage("learn"):
+        pass
+"""
+    shown = python(BEGIN + code, AUTOPROF="1", AUTOPROF_DIR=str(tmp_path)).stderr
+    assert f"ValueError: number = 'number' is {2**63}, which is not a step number" in shown
+    run = only_run(tmp_path)
+    assert [step for step, _, name in seen(run) if name == "step"] == [1, 2**53, 2]
+    assert not any(state.damaged for state in runs.read(run).processes)
 
 
 def test_a_process_that_caught_its_exception_did_not_die(python: Python, tmp_path: Path) -> None:

@@ -194,7 +194,7 @@ def test_doctor_says_what_is_wrong_with_a_run(autoprof: Autoprof, tmp_path: Path
     for text in (
         "ray::WorkerDict (1): verl/a: OSError: full",
         "hook verl/b: TypeError: x",
-        "step 4 was asked for and executed, but has no folder",
+        "step 4 was asked for and executed, but no stage ran in it",
         "actor.b.rank0.h.pid1: failed, disk full",
         "actor.c.rank0.h.pid1: unfinished, its process ended",
     ):

@@ -66,3 +66,9 @@ def test_a_run_without_steps_has_one_reason(
     found = problems(autoprof, tmp_path, hooks, code)
     assert len(found) == len(expected)
     assert all(text in line for text, line in zip(expected, found, strict=True)), found
+
+
+def test_a_step_without_a_stage_has_nothing_to_capture(autoprof: Autoprof, tmp_path: Path) -> None:
+    code = "Trainer().train_step(); Trainer().train_step()"
+    expected = "step 2 was asked for and executed, but no stage ran in it, so there is nothing to capture"
+    assert problems(autoprof, tmp_path, WRAP, code, AUTOPROF_STEPS="2") == [expected]

@@ -100,6 +100,12 @@ def test_a_run_without_captures_gives_the_reason(
     assert lines(tmp_path, hooks=hooks, **settings) == ([f"autoprof: {expected}"] if expected else [])
 
 
+def test_a_run_that_was_switched_off_says_so(tmp_path: Path) -> None:
+    code = f"{RUN}open('autoprof_runs/made/control/off', 'w').close()\nTrainer().fit(1)\n"
+    expected = "no step was captured: AUTOPROF_STEPS=99, steps 1 to 4 ran, then autoprof was switched off"
+    assert lines(tmp_path, code, AUTOPROF_STEPS="99")[-1] == f"autoprof: {expected}"
+
+
 def test_many_steps_with_gaps_are_not_listed(tmp_path: Path) -> None:
     code = "from tiny import *\nwork = Trainer()\nfor work.global_step in range(10, 910, 10): work.train_step()\n"
     expected = "autoprof: no step was captured: AUTOPROF_STEPS=99, 90 steps from 10 to 900 ran"

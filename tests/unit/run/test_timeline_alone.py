@@ -24,7 +24,7 @@ def test_a_run_leaves_its_timeline_and_no_capture(go: Python, tmp_path: Path, py
 
     examined = python(["-m", "autoprof", "doctor", "latest"]).stdout
     assert "no problems found" in examined
-    assert "none, the timeline alone" in examined
+    assert "settings: the timeline alone\n" in examined
     assert "1-3" in examined
     assert run.name in python(["-m", "autoprof", "ls"]).stdout
     assert python(["-m", "autoprof", "ls", "latest"]).returncode == 0

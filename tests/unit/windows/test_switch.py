@@ -94,6 +94,11 @@ def test_ls_says_that_a_run_is_off(run: Runtime, capsys: Any) -> None:
     capsys.readouterr()
     assert main.main(["ls", str(run.rundir.path)]) == 0
     assert "running (off)" in capsys.readouterr().out
+    main.main(["doctor", str(run.rundir.path)])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert (
+        "control/off: autoprof was switched off in the run, so later steps were not recorded; autoprof trigger" in shown
+    )
     assert switch(run, "on") == 0
     assert main.main(["ls", str(run.rundir.path)]) == 0
     assert "(off)" not in capsys.readouterr().out.splitlines()[-1]
