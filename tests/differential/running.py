@@ -1,11 +1,13 @@
 """Runner of programs without autoprof and with it, which compares their observable results.
 
 Lines `#: key: value` at the top of a program are directives. Those after a line `python` or `shell` are only for its
-run. With `functions`, each public function makes a run, with the directives above the function:
+run. With `functions`, those above a public function are for its run:
 
     python: -O {script} a    arguments of the interpreter, by default `{script}`; each such line makes a run
     shell: $PYTHON {script}  command of `sh` to run instead; each such line makes a run
-    functions:               each public function makes a run with its name as the argument
+    functions:               each public function makes a run with its name as the argument; with `functions: together`,
+                             one run calls all functions without own directives
+    alone:                   a run calls this function alone, because it changes the process or ends it
     stdin: text              standard input; `{script}` is the program itself
     set: NAME=value          set an environment variable; `unset: NAME` removes one
     steps: 1                 value of AUTOPROF_STEPS, by default every step or none
@@ -55,6 +57,7 @@ _KEYS = {
     "python",
     "shell",
     "functions",
+    "alone",
     "stdin",
     "set",
     "unset",
@@ -75,6 +78,7 @@ def _runs(text: str) -> list[dict[str, list[str]]]:
     shared: list[tuple[str, str]] = []
     own: list[tuple[str, str]] = []
     runs: list[list[tuple[str, str]]] = []
+    together: list[str] = []
     header = True
     for line in text.splitlines():
         if found := _DIRECTIVE.fullmatch(line):
@@ -83,13 +87,18 @@ def _runs(text: str) -> list[dict[str, list[str]]]:
             if key in ("python", "shell"):
                 runs.append([])
             (own if not header else runs[-1] if runs else shared).append((key, value))
-        elif ("functions", "") not in shared:
+        elif "functions" not in dict(shared):
             break
         else:
             header = False
             if found := _FUNCTION.match(line):
-                runs.append([("python", f"{{script}} {found[1]}"), *own])
+                if own or dict(shared)["functions"] != "together":
+                    runs.append([("python", f"{{script}} {found[1]}"), *own])
+                else:
+                    together.append(found[1])
                 own = []
+    if together:
+        runs.append([("python", f"{{script}} {','.join(together)}")])
     made: list[dict[str, list[str]]] = []
     for run in runs or [[]]:
         made.append(defaultdict(list))
@@ -106,6 +115,7 @@ class Program:
         self.script = "main.py" if path.is_dir() else path.name
         self.directives = directives
         before, _, after = self.directive("python", self.directive("shell")).partition("{script}")
+        after = "together" if "," in after else after
         self.name = (
             f"{path.stem} {before.removeprefix('exec $PYTHON').strip() or after.strip()}" if label else path.stem
         )

@@ -1,4 +1,4 @@
-#: functions:
+#: functions: together
 #: captures: yes
 #: needs: torch
 """torch in captured steps: models, optimizers, compilers, modes and tracers."""
@@ -290,4 +290,6 @@ def collector():
     print(Trainer().fit(2, work), gc.isenabled())
 
 
-globals()[sys.argv[1]]()
+for name in sys.argv[1].split(","):
+    print(name)
+    globals()[name]()

@@ -1,4 +1,4 @@
-#: functions:
+#: functions: together
 """Coroutines, tasks, event loops and context variables."""
 
 import asyncio
@@ -156,25 +156,6 @@ def callback_repr():
 
 
 #: captures: no
-def executor_full():
-    """Default executor full of jobs that wait for a hooked coroutine."""
-    go = threading.Event()
-
-    async def opens():
-        go.set()
-        return "went on"
-
-    async def main():
-        loop = asyncio.get_running_loop()
-        jobs = [loop.run_in_executor(None, go.wait, 60) for _ in range(64)]
-        trainer = Trainer()
-        trainer.global_step = 1
-        print(await trainer.agenerate(opens), all(await asyncio.gather(*jobs)))
-
-    asyncio.run(main())
-
-
-#: captures: no
 def executor_of_ones_own():
     """Default executor of the user: its jobs, and the absence of any other executor."""
     submitted = []
@@ -228,21 +209,6 @@ def loops_by_hand():
     with asyncio.Runner() as runner:
         print(runner.run(Trainer().agenerate()))
         print(runner.run(Trainer().agenerate()))
-
-
-def many_tasks():
-    """10,000 concurrent tasks."""
-    trainer = Trainer()
-
-    async def twice(number):
-        await asyncio.sleep(0)
-        return number * 2
-
-    async def main():
-        found = await asyncio.gather(*(trainer.sample(number, twice) for number in range(10_000)))
-        print(found == [number * 2 for number in range(10_000)], len(asyncio.all_tasks()))
-
-    asyncio.run(main())
 
 
 def never_awaited():
@@ -316,4 +282,6 @@ def freed_in_time():
     print([each() is None for each in references])
 
 
-globals()[sys.argv[1]]()
+for name in sys.argv[1].split(","):
+    print(name)
+    globals()[name]()

@@ -1,4 +1,4 @@
-#: functions:
+#: functions: together
 """Exceptions, recursion and generators."""
 
 import asyncio
@@ -71,6 +71,7 @@ def raising():
                 traceback.print_exc()
 
 
+#: alone:
 def excepthooks():
     """Hooks of the user for uncaught exceptions in the main thread, in threads and in destructors."""
 
@@ -119,6 +120,7 @@ def recursion():
     print(Trainer().fit())
 
 
+#: alone:
 def recursion_above_the_limit():
     """Stages that begin with few frames left: any RecursionError is the program's own."""
     trainer = Trainer()
@@ -264,4 +266,6 @@ def little_memory():
     print(trainer.fit())
 
 
-globals()[sys.argv[1]]()
+for name in sys.argv[1].split(","):
+    print(name)
+    globals()[name]()

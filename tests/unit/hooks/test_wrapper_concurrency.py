@@ -147,18 +147,6 @@ def test_a_function_that_calls_itself(behave: Behave, behaviour: Scripted) -> No
     assert calls == [*range(20, -1, -1)] * 2
 
 
-def test_infinite_recursion_is_the_functions_error(behave: Behave) -> None:
-    behave(Scripted(script=nothing))
-
-    def down() -> None:
-        wrapped()
-
-    wrapped = wrap(down, "k")
-    with pytest.raises(RecursionError):
-        wrapped()
-    assert wrap(lambda: 5, "k")() == 5
-
-
 def test_many_threads_at_once(mocker: MockerFixture) -> None:
     behaviours = {f"k{number}": behaviour for number, behaviour in enumerate(BEHAVIOURS)}
     mocker.patch.object(registry, "active", side_effect=lambda key: (None, behaviours[key]))
@@ -212,20 +200,6 @@ def test_many_tasks_at_once(mocker: MockerFixture) -> None:
     assert sorted(calls) == list(range(400))
     for value, result in enumerate(results):
         assert result.args == (value,) if value % 3 == 0 else result == value
-
-
-def test_context_variables_of_a_function_reach_its_caller(behave: Behave) -> None:
-    context: contextvars.ContextVar[int] = contextvars.ContextVar("context", default=0)
-    behave(Scripted(script=waits))
-
-    async def work() -> None:
-        context.set(7)
-
-    async def main() -> int:
-        await wrap(work, "k")()
-        return context.get()
-
-    assert asyncio.run(main()) == 7
 
 
 class Asks(Behaviour):
