@@ -5,7 +5,7 @@ In a step without an open stage, it also samples the stack of the thread that ru
 The module `threading` does not know the thread, so programs do not find it. The thread ends before a fork. The child
 starts its own watcher at the first call of a hook. In the parent, the watcher starts again after the fork; from Python
 3.13 on, it starts again with the next span. The watcher also checks the file to which `faulthandler` writes the stacks
-of a crash.
+of a crash or of a kill.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import _thread
 import faulthandler
 import math
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -292,48 +292,92 @@ def usual_s(took: Mapping[tuple[str, str], Iterable[int]], kind: str, name: str)
     return (durations[middle] + durations[~middle]) / 2e9 if len(durations) >= MIN_FOR_MEDIAN else None
 
 
-# The signals that `faulthandler` handles.
+# The signals of crashes, which `faulthandler` handles.
 _SIGNALS = (_signal.SIGSEGV, _signal.SIGFPE, _signal.SIGABRT, _signal.SIGBUS, _signal.SIGILL)
 # Maximum size of a crash dump in bytes. If the process has a lower limit for file sizes, no dump is written, because
 # the signal SIGXFSZ would replace the signal of the crash.
 _MAX_DUMP_BYTES = 1 << 20
 # Python 3.14 would also walk the C stack, which may hang if memory is damaged.
 _ARGUMENTS: dict[str, Any] = {"all_threads": True} | ({"c_stack": False} if sys.version_info >= (3, 14) else {})
+# A descriptor that no file can have. A dump to it is lost.
+_NO_DESCRIPTOR = (1 << 31) - 2
 
 
 class _CrashFile(files.HeldFile):
-    """The open crash file of this process. Only `faulthandler` holds a reference to this object."""
+    """The open crash file of this process."""
 
     def __init__(self, path: str) -> None:
         self.path = path
         self._hold(files.create(path, held=True))
 
     def fileno(self) -> int:
-        """Return the descriptor of the file. `faulthandler` calls this method."""
+        """Return the descriptor of the file."""
         return self._descriptor
+
+
+class _Output:
+    """The file for the dumps of crashes, or of kills. Only `faulthandler` holds a reference to this object.
+
+    Args:
+        file: The crash file; None if dumps shall be lost.
+    """
+
+    def __init__(self, file: _CrashFile | None) -> None:
+        self.file = file
+
+    def fileno(self) -> int:
+        """Return the descriptor of the file. `faulthandler` calls this method."""
+        return _NO_DESCRIPTOR if self.file is None else self.file.fileno()
 
     def flush(self) -> None:
         """Do nothing. The method exists because `faulthandler` calls it."""
 
 
 def begin_crash_file(run: RunDir) -> None:
-    """Make `faulthandler` write the stacks of this process to a file if the process crashes. Never raises.
+    """Make `faulthandler` write stacks of this process to a file if it crashes, or if SIGTERM kills it. Never raises.
 
-    Do nothing if the program handles crashes itself.
+    Do nothing for signals that the program handles itself.
     """
     if _state.crash_file is not None:
         return
     try:
-        if faulthandler.is_enabled() or _handles_signals():
+        crashes = not (faulthandler.is_enabled() or _handled(_SIGNALS))
+        # A forked child has the registration of its parent. The kernel protects process 1 from unhandled signals.
+        kills = _held(_state.kills) or not (os.getpid() == 1 or _handled([_signal.SIGTERM]))
+        if not (crashes or kills):
             return
         files.check_size(_MAX_DUMP_BYTES)
         file = _make_crash_file(run)
-        # No Python code that could fork runs between the next two lines.
         _state.crash_file, _state.crash_path = ref(file), file.path
-        faulthandler.enable(file, **_ARGUMENTS)
+        # No Python code that could fork runs between the two lines of each block.
+        if crashes:
+            _state.crashes = ref(output := _Output(file))
+            faulthandler.enable(output, **_ARGUMENTS)
+        if kills:
+            _write_kills(file)
     except (OSError, RuntimeError) as error:  # no descriptor is free, the disk is full, or files may not be large
         seam.pass_on(error)
         log.debug(f"a crash of this process will not write its stacks: {type(error).__name__}: {error}")
+
+
+def _write_kills(file: _CrashFile | None) -> None:
+    """Make `faulthandler` write the stack of the main thread to `file` before SIGTERM ends this process.
+
+    The first call sets a C handler of SIGTERM, which `signal.getsignal` does not show. It writes the stack, sets the
+    default handler and raises SIGTERM again. Later calls change only the file, and never a handler that the program has
+    set since. So a fork and the end of the run do not unregister the handler, because that would set the default one.
+    """
+    is_first = not _held(_state.kills)
+    _state.kills = ref(output := _Output(file))
+    faulthandler.register(_signal.SIGTERM, output, all_threads=False, chain=True)
+    if is_first:
+        # If the program registers SIGTERM later and survives it, system calls must restart as without autoprof.
+        _signal.siginterrupt(_signal.SIGTERM, False)
+
+
+def _held(output: ref[_Output] | None) -> bool:
+    """Return True if `faulthandler` holds an output."""
+    return output is not None and output() is not None
 
 
 def _make_crash_file(run: RunDir) -> _CrashFile:
@@ -355,11 +399,11 @@ def check_crash_file() -> None:
         _state.end_crash_file()
 
 
-def _handles_signals() -> bool:
-    """Return True if the program or a C library handles or ignores one of the signals of a crash."""
-    if any(_signal.getsignal(number) != _signal.SIG_DFL for number in _SIGNALS):
+def _handled(signals: Sequence[int]) -> bool:
+    """Return True if the program or a C library handles or ignores one of the signals."""
+    if any(_signal.getsignal(number) != _signal.SIG_DFL for number in signals):
         return True
-    bits = sum(1 << (number - 1) for number in _SIGNALS)
+    bits = sum(1 << (number - 1) for number in signals)
     lines = (line.partition(":") for line in files.text("/proc/self/status").splitlines())
     values = {name: value for name, _, value in lines}
     return any(int(values.get(name, "-1"), 16) & bits for name in ("SigCgt", "SigIgn"))
@@ -526,11 +570,13 @@ def _watch(
 
 
 class _WatcherState(process.State):
-    """The watcher of this process, and the crash file while `faulthandler` holds it."""
+    """The watcher of this process, and the crash file while `faulthandler` holds its outputs."""
 
     ends = process.WATCH
     watcher: Watcher | None = None
     crash_file: ref[_CrashFile] | None = None
+    crashes: ref[_Output] | None = None
+    kills: ref[_Output] | None = None
     crash_path = ""
     # True if the crash file was begun, or if it was left out because the program handles crashes itself.
     crashes_seen = False
@@ -564,14 +610,22 @@ class _WatcherState(process.State):
             self.watcher.stop()
             self.watcher.finish()
         self.end_crash_file()
+        if _held(self.kills) and _signal.getsignal(_signal.SIGTERM) == _signal.SIG_IGN:
+            # The end of the interpreter unregisters SIGTERM, which would set the default handler.
+            with seam.suppress(ValueError):  # not the main thread
+                _signal.signal(_signal.SIGTERM, _signal.SIG_IGN)
+                faulthandler.unregister(_signal.SIGTERM)
+                _signal.signal(_signal.SIGTERM, _signal.SIG_IGN)
 
     def end_crash_file(self) -> None:
-        """Disable `faulthandler` if it uses autoprof's crash file. Remove the crash file if it is empty."""
+        """Make `faulthandler` stop using autoprof's crash file. Remove the crash file if it is empty."""
         file, path, self.crash_file, self.crash_path = self.crash_file, self.crash_path, None, ""
         if file is None:
             return
-        if file() is not None:
+        if _held(self.crashes):
             faulthandler.disable()
+        if _held(self.kills):
+            _write_kills(None)
         status = files.status(path, follow=False) if path else None
         if status is not None and status.st_size == 0:
             with seam.suppress(OSError):

@@ -19,7 +19,7 @@ from autoprof.base.originals import io, os, time
 from autoprof.base.redact import hidden
 from autoprof.rundir import file_names, memory_state, processes
 from autoprof.rundir.layout import CRASHES
-from autoprof.rundir.processes import GONE, ProcessState
+from autoprof.rundir.processes import EXITED, GONE, ProcessState
 from autoprof.rundir.records import Death, Frame, NamedProcess, OpenSpan, Raised, RunFile
 from autoprof.rundir.runs import ENDED, FAILED, UNFINISHED, Run, exit_status, label
 
@@ -35,7 +35,9 @@ _CONSEQUENCE = re.compile(
 )
 # The result of `_cause_rank` for a vanished process.
 _GONE_RANK = 2
-_CTRL_C = "SIGINT"
+_CTRL_C, _SIGTERM = "SIGINT", "SIGTERM"
+# Maximum time between a dump at a kill and the last journal line of the process.
+_DUMP_NS = 1_000_000_000
 _EXIT = "SystemExit"
 
 
@@ -54,8 +56,8 @@ def find_in_run(run: Run) -> list[Death]:
     if state == FAILED:
         return [*_add_exit_status(latest, info, exit_status(path)), *earlier]
     if state == ENDED:
-        # The program may have left spans open on purpose.
-        return [death for death in deaths if death.how in (CRASH, KILLED)]
+        # The program may have left spans open, and ended processes, on purpose.
+        return [death for death in deaths if death.how in (CRASH, KILLED) and death.signal != _SIGTERM]
     if state == UNFINISHED:
         return [*_add_starter(latest, info, run.processes), *earlier]
     return [death for death in deaths if death.how != EXCEPTION]
@@ -86,7 +88,8 @@ def find(
             deaths[state.host, state.pid] = _death_without_exit_line(state, info)
         elif state.exception is not None or state.raised is not None:
             deaths[state.host, state.pid] = _as_exit(_death_by_exception(state, info))
-    for crash in _deaths_by_crash(path):
+    dumps = _deaths_with_dump(path)
+    for crash in [dump for dump in dumps if dump.how == CRASH]:
         # A process that began after the crash is another process with the same pid.
         candidates = [state for state in states if state.begun_ns <= crash.last_ns]
         death = deaths.get((crash.host, crash.pid)) or _gone_process(candidates, info, crash.host, crash.pid)
@@ -99,6 +102,7 @@ def find(
         deaths[info.host, info.pid] = replace(starter, how=EXCEPTION, exception=exception, last_ns=now_ns)
     exceptions = [death.exception for death in deaths.values() if death.exception is not None]
     _add_named(deaths, states, info, [*exceptions, *([exception] if exception is not None else [])])
+    _add_places(deaths, states, info, [dump for dump in dumps if dump.how == KILLED])
     # A death in an earlier attempt cannot be the cause of a later one.
     attempts: dict[int, list[Death]] = {}
     for death in deaths.values():
@@ -120,18 +124,25 @@ def _attempts_ago(death: Death, info: RunFile) -> int:
 
 def _likely_cause_first(deaths: Sequence[Death]) -> list[Death]:
     """Return the deaths of one attempt, the likely cause first."""
+    # A launcher ends the other ranks by SIGTERM after a failure. The time of a kill is known if it has a stack.
+    failed_ns = min((death.last_ns for death in deaths if death.how == EXCEPTION and death.last_ns), default=0)
+    terminated = [
+        death for death in deaths if death.signal == _SIGTERM and death.frames and 0 < failed_ns < death.last_ns
+    ]
+    deaths = [death for death in deaths if death not in terminated]
     any_process_vanished = any(
         death.how in (GONE_DEAD, CRASH, KILLED) or (death.how == EXIT and not death.started) for death in deaths
     )
     # The times of two exceptions can be compared only on one host, because the clocks of hosts differ.
     failed_hosts = {death.host for death in deaths if death.how == EXCEPTION and not is_consequence(death)}
-    return sorted(
+    causes = sorted(
         deaths,
         key=lambda death: (
             _cause_rank(death, any_process_vanished or bool(failed_hosts - {death.host})),
             death.last_ns,
         ),
     )
+    return [*causes, *terminated]
 
 
 def _first_of_equal_exceptions(deaths: Sequence[Death]) -> list[Death]:
@@ -162,7 +173,7 @@ def _cause_rank(death: Death, another_process_failed: bool) -> int:
         death: The death.
         another_process_failed: True if a process of the run died in a way that causes exceptions in other processes.
     """
-    if death.how == CRASH or death.killer or (death.how == KILLED and death.signal != "SIGTERM"):
+    if death.how == CRASH or death.killer or (death.how == KILLED and death.signal != _SIGTERM):
         return 0
     if death.how == EXCEPTION and death.exception is not None:
         return _GONE_RANK + 1 if death.exception.named or (another_process_failed and is_consequence(death)) else 1
@@ -280,6 +291,29 @@ def _add_named(
             deaths[host, named.pid] = replace(death, rank=named.rank)
 
 
+def _add_places(
+    deaths: dict[tuple[str, int], Death], states: Sequence[ProcessState], info: RunFile, kills: Iterable[Death]
+) -> None:
+    """Add the stacks of processes that SIGTERM killed to `deaths`, a dict from host and pid to the death.
+
+    A process without an open stage may have been ended on purpose. It is added only if it started the run.
+    """
+    for kill in kills:
+        key = (kill.host, kill.pid)
+        death = deaths.get(key)
+        for state in states if death is None else ():
+            is_it = (state.host, state.pid) == key and state.begun_ns <= kill.last_ns
+            is_dead = state.state not in (EXITED, processes.RUNNING)
+            if is_it and is_dead and (key == (info.host, info.pid) or _stages(state.spans)):
+                death = _death_without_exit_line(state, info)
+        # If the process wrote journal lines after the dump, another process wrote the dump: a child that C code forked.
+        if death is None or death.how not in (GONE_DEAD, KILLED) or death.last_ns > kill.last_ns + _DUMP_NS:
+            continue
+        death = replace(death, frames=kill.frames, last_ns=kill.last_ns, file=kill.file)
+        is_sure = death.killer in ("", KERNEL)  # autoprof derives a kill by the kernel from counts of the control group
+        deaths[key] = replace(death, how=KILLED, signal=kill.signal, killer="") if is_sure else death
+
+
 def _add_details(death: Death, named: NamedProcess) -> Death:
     death = replace(death, name=named.name)
     if death.killer:
@@ -343,6 +377,8 @@ _SIGNALS = {
     "Floating-point exception": "SIGFPE",
     "Floating point exception": "SIGFPE",
 }
+# Beginning of the dump of one thread, which faulthandler writes before SIGTERM kills the process.
+_KILL = "Stack (most recent call first):"
 _FATAL = re.compile(r"^Fatal Python error: ([^\n]{1,100})$", re.MULTILINE)
 # The library tvm-ffi, a dependency of vLLM's xgrammar, replaces Python's signal handler when it is loaded. Its handler
 # prints C functions only (tvm-ffi 0.1.15, src/ffi/backtrace.cc).
@@ -355,20 +391,19 @@ _MAX_CRASH_BYTES = 1 << 20
 _LOG_TAIL_BYTES = 1 << 17
 
 
-def _deaths_by_crash(run: Path) -> list[Death]:
-    """Return the crashes of a run, from its crash dumps. Skip files that are empty or unreadable."""
-    crashes = []
+def _deaths_with_dump(run: Path) -> list[Death]:
+    """Return the crashes and the kills by SIGTERM of a run, from its dumps. Skip files that are empty or unreadable."""
+    found = []
     for path in sorted(run.glob(f"{CRASHES}/*.txt")):
         host, pid = file_names.process_of(path.name)
         text = (files.try_read(path, _MAX_CRASH_BYTES) or b"").decode(errors="replace")
         status = files.status(path)
         if text.strip() and pid and status is not None:
             signal, frames = parsed(text)
+            how, signal = (KILLED, _SIGTERM) if text.startswith(_KILL) else (CRASH, signal)
             file, last_ns = f"{CRASHES}/{path.name}", status.st_mtime_ns
-            crashes.append(
-                Death(how=CRASH, host=host, pid=pid, signal=signal, frames=frames, last_ns=last_ns, file=file)
-            )
-    return crashes
+            found.append(Death(how=how, host=host, pid=pid, signal=signal, frames=frames, last_ns=last_ns, file=file))
+    return found
 
 
 def crash_in_log(path: str) -> tuple[str, list[Frame]] | None:
@@ -510,7 +545,8 @@ def _predicate(death: Death) -> str:
         # `os.exec` may start a program without autoprof. No trainer calls it inside a step.
         or_exec = " or os.exec" if death.started and not place else ""
         return f"vanished{place} (killed by a signal, or ended by os._exit{or_exec})"
-    return f"{_how(death)}{place}"
+    frame = _user_frame(death.frames)
+    return f"{_how(death)}{place}{f'; it was in {frame_words(frame)}' if frame else ''}"
 
 
 def _how(death: Death) -> str:

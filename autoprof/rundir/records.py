@@ -105,8 +105,9 @@ class Death(Struct, frozen=True, kw_only=True, omit_defaults=True):
     started: bool = False  # True if the process started the run.
     earlier: bool = False  # True if the process died in an attempt before the run was resumed.
     exception: Raised | None = None  # The exception that ended the process.
-    frames: list[Frame] = []  # The stack of the process when it crashed, the innermost function last.
-    file: str = ""  # The file with the evidence: a crash dump or a journal.
+    # The stack of the process when it crashed or SIGTERM killed it, the innermost function last.
+    frames: list[Frame] = []
+    file: str = ""  # The file with the evidence: the dump of a crash or a kill, or a journal.
 
 
 class Attempt(Struct, frozen=True, kw_only=True, omit_defaults=True):

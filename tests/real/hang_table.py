@@ -52,6 +52,7 @@ import socket
 server = socket.create_server(("localhost", 0))
 port = server.getsockname()[1]
 """
+_TERMINATED = ("actor rank 1 was killed by SIGTERM in update_actor of step 4; it was in ",)
 RIGHT = [
     late(
         "missing", "time.sleep(600) # HERE", "step 4 has been stuck", "has not joined all_reduce #", "@HERE", quick=True
@@ -84,9 +85,30 @@ RIGHT = [
         timeout_s=8,
         launcher=True,
         wait_s=60,
+        notes=_TERMINATED,
     ),
-    late("launcher-term", "time.sleep(600) # HERE", "has not joined", "@HERE", launcher=True, act="TERM"),
-    late("ranks-term", "time.sleep(600) # HERE", "has not joined", "@HERE", act="TERM"),
+    late(
+        "launcher-term",
+        "time.sleep(600) # HERE",
+        "has not joined",
+        "@HERE",
+        launcher=True,
+        act="TERM",
+        notes=_TERMINATED,
+    ),
+    late("ranks-term", "time.sleep(600) # HERE", "has not joined", "@HERE", act="TERM", notes=_TERMINATED),
+    Row(
+        "rank-fails",
+        "def body(number):\n    if number == 4:\n        stuck()\n        if RANK == 0:\n            time.sleep(0.5)\n"
+        "            raise ValueError('no score') # HERE\n"
+        "        dist.distributed_c10d._get_default_store().wait(['never']) # THERE\nbegin()\nsteps(body)",
+        "actor rank 0 failed",
+        ("no score", "@HERE"),
+        notes=("actor rank 1 was killed by SIGTERM in update_actor of step 4; it was in ", "@THERE"),
+        ranks=2,
+        launcher=True,
+        wait_s=60,
+    ),
     late(
         "launcher-kill",
         "time.sleep(600) # HERE",
@@ -331,7 +353,23 @@ RIGHT = [
         "own-oom", "class OutOfMemoryError(Exception): pass\nraise OutOfMemoryError('pid=7') # HERE", "@HERE", wait_s=60
     ),
     alone("term", "time.sleep(600) # HERE", "step 4 was stuck for at least", "@HERE", act="TERM", quick=True),
+    alone(
+        "term-early",
+        "time.sleep(600) # HERE",
+        "was killed by SIGTERM in update_actor of step 4; it was in",
+        "@HERE",
+        act="TERM",
+        wait_s=0.5,
+        quick=True,
+    ),
     # Runs without a problem.
+    Row(
+        "child-terminated",
+        "import multiprocessing\ndef work():\n    steps(lambda number: time.sleep(60))\ndef body(number):\n"
+        "    child = multiprocessing.get_context('fork').Process(target=work)\n    child.start()\n    time.sleep(0.5)\n"
+        "    child.terminate()\n    child.join()\nsteps(body, 1)",
+        wait_s=60,
+    ),
     Row("fine", "steps(lambda number: time.sleep(0.05))", wait_s=60, quick=True),
     Row(
         "slow-step",

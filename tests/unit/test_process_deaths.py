@@ -85,6 +85,12 @@ WITHOUT_A_WORD = "actor rank 0 vanished in update_actor of step 2 (killed by a s
         ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL, "unfinished", WITHOUT_A_WORD),
         ("os._exit(3)", 3, "unfinished", WITHOUT_A_WORD),
         (
+            "os.kill(os.getpid(), signal.SIGTERM)",
+            -signal.SIGTERM,
+            "unfinished",
+            "actor rank 0 was killed by SIGTERM in update_actor of step 2; it was in train.py:4 fetch_score",
+        ),
+        (
             "__import__('ctypes').string_at(0)",
             -signal.SIGSEGV,
             "unfinished",

@@ -27,7 +27,11 @@ def held():
     return [os.readlink(f"/proc/self/fd/{each}") for each in os.listdir("/proc/self/fd") if int(each) > 100]
 def say(**what):
     print(json.dumps(what), flush=True)
+def kill():
+    os.kill(os.getpid(), signal.SIGTERM)
 """
+# Start of a program that handles SIGTERM, so that the crash file is only for crashes.
+HANDLED = "signal.signal(signal.SIGTERM, lambda *_: None)\n"
 
 
 def ran(folder: Path, code: str, *flags: str) -> tuple[int, list[dict], str]:
@@ -69,7 +73,7 @@ def test_at_the_end_nothing_is_left(tmp_path: Path) -> None:
     ],
 )
 def test_a_program_that_sees_to_crashes_itself_is_left_alone(tmp_path: Path, before: str, flags: list[str]) -> None:
-    code = f"{before}\nbefore = faulthandler.is_enabled()\nbegin(run)\n"
+    code = f"{HANDLED}{before}\nbefore = faulthandler.is_enabled()\nbegin(run)\n"
     code += "say(same=before == faulthandler.is_enabled(), held=held())"
     assert ran(tmp_path, code, *flags) == (0, [{"same": True, "held": []}], "")
     assert files(tmp_path) == {}
@@ -77,7 +81,7 @@ def test_a_program_that_sees_to_crashes_itself_is_left_alone(tmp_path: Path, bef
 
 @pytest.mark.parametrize("does", ["faulthandler.enable()", "faulthandler.disable(); faulthandler.enable()"])
 def test_a_program_that_enables_its_own_afterwards_has_it(tmp_path: Path, does: str) -> None:
-    status, said, stderr = ran(tmp_path, f"begin(run)\n{does}\nsay(held=held())\ncheck()\nos.abort()")
+    status, said, stderr = ran(tmp_path, f"{HANDLED}begin(run)\n{does}\nsay(held=held())\ncheck()\nos.abort()")
     assert (status, said) == (-signal.SIGABRT, [{"held": []}])
     assert "Fatal Python error: Aborted" in stderr
     assert list(files(tmp_path).values()) == [False]
@@ -167,3 +171,61 @@ def test_a_program_that_looks_after_its_imports_enables_faulthandler_itself(tmp_
     (tmp_path / "train.py").write_text(f"{code}print(faulthandler.is_enabled())\n")
     on = {"AUTOPROF": "1", "AUTOPROF_RECIPES": "tiny.toml", "AUTOPROF_STEPS": ""}
     assert helpers.run([sys.executable, "train.py"], cwd=tmp_path, **on).stdout == "False\nTrue\n"
+
+
+@pytest.mark.parametrize("before", ["", "faulthandler.enable()\n"])
+def test_a_process_that_sigterm_kills_writes_the_stack_of_its_main_thread(tmp_path: Path, before: str) -> None:
+    code = f"{before}begin(run)\nsay(handler=signal.getsignal(signal.SIGTERM))\nkill()"
+    assert ran(tmp_path, code) == (-signal.SIGTERM, [{"handler": 0}], "")
+    (dump,) = tmp_path.glob("run/crashes/*")
+    assert dump.read_text().startswith("Stack (most recent call first):\n  File")
+
+
+@pytest.mark.parametrize(
+    "handler",
+    [
+        "signal.signal(signal.SIGTERM, lambda *_: os._exit(7))",
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)",
+        "libc = ctypes.CDLL(None); libc.signal(signal.SIGTERM, ctypes.cast(libc._exit, ctypes.c_void_p))",
+        "faulthandler.register(signal.SIGTERM, sys.stderr)",
+    ],
+)
+@pytest.mark.parametrize("before", [True, False])
+def test_the_own_handler_of_a_program_stays(tmp_path: Path, handler: str, before: bool) -> None:
+    first, last = (handler, "begin(run)") if before else ("begin(run)", handler)
+    code = f"{first}\n{last}\ncheck()\nif os.fork() == 0:\n    kill()\n    os._exit(7)\nkilled = os.wait()[1]\n"
+    status, said, _ = ran(tmp_path, f"{code}say(killed=killed)\nend()\nkill()\nos._exit(7)")
+    own = signal.SIGTERM if "libc" in handler else 7
+    assert (status, said) == (own, [{"killed": own << 8}])
+    assert not any(files(tmp_path).values())
+
+
+def test_a_killed_child_writes_no_stack_into_the_file_of_its_parent(tmp_path: Path) -> None:
+    code = """
+begin(run)
+for begins in (False, True):
+    if os.fork() == 0:
+        if begins:
+            begin(run)
+        kill()
+    say(status=os.wait()[1])
+say(pid=os.getpid())
+kill()
+"""
+    status, said, _ = ran(tmp_path, code)
+    assert (status, said[:2]) == (-signal.SIGTERM, [{"status": signal.SIGTERM}] * 2)
+    found = files(tmp_path)
+    assert len(found) == 2
+    assert found[f"{identity.HOST}-{said[2]['pid']}.txt"]
+
+
+def test_a_kill_writes_nothing_into_another_file(tmp_path: Path) -> None:
+    code = """
+begin(run)
+os.closerange(3, 4096)
+others = [open("other.txt", "w") for _ in range(900)]
+check()
+kill()
+"""
+    assert ran(tmp_path, code) == (-signal.SIGTERM, [], "")
+    assert (tmp_path / "other.txt").read_text() == ""

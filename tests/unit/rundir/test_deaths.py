@@ -43,11 +43,16 @@ class Made:
         content = b"".join(msgspec.json.encode(line) + b"\n" for line in (first, *lines))
         (self.path / "journal" / f"{host}-{pid}.jsonl").write_bytes(content)
 
-    def crash(self, pid: int, text: str) -> Path:
+    def crash(self, pid: int, text: str, host: str = HOST) -> Path:
         (self.path / "crashes").mkdir(exist_ok=True)
-        path = self.path / "crashes" / f"{HOST}-{pid}.txt"
+        path = self.path / "crashes" / f"{host}-{pid}.txt"
         path.write_text(text)
         return path
+
+    def kill(self, pid: int, at: int, line: int, host: str = HOST) -> None:
+        text = f'Stack (most recent call first):\n  File "/home/u/reward.py", line {line} in fetch_score\n'
+        path = self.crash(pid, text, host)
+        os.utime(path, ns=(START + at * MS, START + at * MS))
 
 
 @pytest.fixture
@@ -337,3 +342,42 @@ def test_the_peak_of_a_group_is_read(tmp_path: Path) -> None:
     group = kernel(tmp_path / "group", kills=1)
     assert memory_state.peak_of(group) == 61_800_000_000
     assert memory_state.kills("") == memory_state.peak_of("") == 0
+
+
+TIMEOUT = raised("RuntimeError", 100, "update_actor", "actor", "Timed out waiting for recv")
+
+
+@pytest.mark.parametrize(
+    ("killed_at", "first"),
+    [
+        (200, "actor rank 0 failed with RuntimeError: Timed out waiting for recv in reward.py:44 fetch_score"),
+        (50, "actor rank 1 was killed by SIGTERM in reward of step 143; it was in reward.py:31 fetch_score"),
+    ],
+)
+def test_a_process_that_was_killed_after_a_failure_is_a_victim(made: Made, killed_at: int, first: str) -> None:
+    made.process(ACTOR, begun("update_actor", 0, rank=0), TIMEOUT)
+    made.process(OTHER, begun("reward", 10))
+    made.kill(OTHER, killed_at, 31)
+    found = deaths.find_in_run(made.info("failed", 1))
+    assert text(found).startswith(first)
+    assert len(found) == 2
+
+
+@pytest.mark.parametrize(
+    ("lines", "host", "state", "sentences"),
+    [
+        # A dump that a child of the process wrote, which C code had forked.
+        ([begun("reward", 10), begun("reward", 9000)], HOST, "running", ["vanished in reward of step 143"]),
+        ([begun("reward", 10)], HOST, "ended", []),
+        ([begun("reward", 10)], "node7", "running", ["was killed by SIGTERM in reward of step 143; it was in"]),
+        ([], HOST, "running", []),
+    ],
+)
+def test_only_the_place_of_a_dead_process_is_reported(
+    made: Made, lines: list[dict], host: str, state: str, sentences: list[str]
+) -> None:
+    made.process(OTHER, *lines, host=host)
+    made.kill(OTHER, 200, 31, host)
+    made.process(DRIVER)
+    found = [deaths.sentence(death) for death in deaths.find_in_run(made.info(state, 0)) if not death.started]
+    assert [part in sentence for part, sentence in zip(sentences, found, strict=True)] == [True] * len(sentences)
