@@ -33,8 +33,11 @@ def user_name(uid: int) -> str:
     return str(uid)
 
 
-def start_ticks(pid: int) -> int | None:
-    """Return the start time of a process, in clock ticks since the boot of this host, or None if it does not run."""
+def start_ticks(pid: int | str) -> int | None:
+    """Return the start time of a process, in clock ticks since the boot of this host, or None if it does not run.
+
+    `pid` may also be `self/task/TID`, for a thread of this process.
+    """
     # The program's name is in brackets and may contain any characters.
     fields = files.text(f"/proc/{pid}/stat").rpartition(")")[2].split()
     return int(fields[19]) if len(fields) > 19 and fields[0] not in ("Z", "X") else None

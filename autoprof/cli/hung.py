@@ -11,10 +11,10 @@ from autoprof import _boot
 from autoprof.base import files, identity
 from autoprof.cli import nodes, ray_state
 from autoprof.report import hang_state, places, silence
-from autoprof.report.hang_state import OpenSpans
+from autoprof.report.hang_state import Hang, OpenSpans
 from autoprof.rundir import processes
 from autoprof.rundir.layout import RunDir
-from autoprof.rundir.records import BY_PY_SPY_OF_ACTOR
+from autoprof.rundir.records import BY_PY_SPY_OF_ACTOR, BY_PY_SPY_OF_WORKER
 from autoprof.rundir.runs import Run
 
 
@@ -29,7 +29,20 @@ def read_silent(run: Run, open_spans: OpenSpans) -> None:
         for each in silence.silent_processes(hang, open_spans)
         if each.host == identity.HOST and each.pid not in read_before
     ]
-    nodes.read_silent(str(Path(run.path, hang.folder)), silent)
+    nodes.read_silent(str(Path(run.path, hang.folder)), [*silent, *_workers(hang, open_spans)])
+
+
+def _workers(hang: Hang, open_spans: OpenSpans) -> list[dict[str, Any]]:
+    """Return the worker processes on this host, if their parents are in the hang and have not been read before."""
+    if hang.step is not None and all(span.step != hang.step for state in open_spans.states for span in state.spans):
+        return []
+    return [
+        {"host": identity.HOST, "pid": worker.pid, "process": worker.name, "spans": [], "by": BY_PY_SPY_OF_WORKER}
+        for process in hang.processes
+        if process.host == identity.HOST
+        for worker, place in process.workers
+        if not place and all(state.pid != worker.pid for state in open_spans.states)
+    ]
 
 
 def ask_ray(run: Run, open_spans: OpenSpans) -> list[str]:

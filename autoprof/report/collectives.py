@@ -415,6 +415,9 @@ def collective(stuck: Stuck, processes: Sequence[Process]) -> Sentence:
         late_processes = [process for rank in stuck.late if (process := process_of.get(rank)) is not None]
         late_places = list(dict.fromkeys(process.place for process in late_processes if process.place))
         here = f"; {plural(stuck.late, 'it is', 'they are')} in {late_places[0]}" if len(late_places) == 1 else ""
+        if len(late_processes) == 1:
+            here += f", in {late_processes[0].peer}" if late_processes[0].peer else ""
+            here += late_processes[0].of_workers()
         text = f"{name_ranks(stuck.late, role)} {plural(stuck.late, 'has', 'have')} not joined {call}"
         text += f"{_stage(stuck.waiting, process_of)}{here}"
         evidence += [line for process in late_processes[:1] for line in process.stack_lines()]

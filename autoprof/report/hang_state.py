@@ -18,6 +18,7 @@ from autoprof.rundir import layout, processes
 from autoprof.rundir.processes import ProcessState
 from autoprof.rundir.records import (
     BY_PY_SPY,
+    BY_PY_SPY_OF_WORKER,
     HANGS,
     MAX_STACKS_BYTES,
     WHY,
@@ -28,6 +29,7 @@ from autoprof.rundir.records import (
     Task,
     Thread,
     Why,
+    Worker,
 )
 from autoprof.rundir.runs import ENDED, Run
 
@@ -206,7 +208,9 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
         pid: The pid of the process.
         label: The title of the process without numbers. Processes with the same label do the same work.
         title: The title of the process for sentences, without the paths of folders.
-        failed: Sentences about its threads and tasks that ended with an exception.
+        failed: Sentences about its threads and tasks that ended with an exception, and its workers that died.
+        workers: Its living worker processes of multiprocessing, each with the function that it runs, if known.
+        peer: The rank for which the thread waits in a send or recv. Empty if it waits in neither.
         alone: A sentence about threads of the process that wait for themselves or for each other: a lock that is taken
             twice, or a pool whose threads all wait for futures. Empty if no such threads were found.
         is_rank: True if the process is a rank that a launcher or torch has numbered.
@@ -253,6 +257,8 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     title: str = ""
     lines: list[str] = []
     failed: list[str] = []
+    workers: list[tuple[Worker, str]] = []
+    peer: str = ""
     alone: str = ""
     is_rank: bool = False
     silent_s: float | None = None
@@ -266,6 +272,25 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     def waits_for_thread(self) -> bool:
         """Return True if the thread waits in a lock, a queue, a future or another thread of Python."""
         return bool(self.stack) and self.stack[-1].file.endswith(("/threading.py", "/queue.py"))
+
+    @property
+    def waits_outside(self) -> bool:
+        """Return True if the innermost function of the thread belongs to a library and not to the user."""
+        return bool(self.stack) and bool(places.package(self.stack[-1]))
+
+    def of_workers(self) -> str:
+        """Return a text about the failed threads and the worker processes for which the thread may wait.
+
+        If no worker is known to be awaited, it names the workers that run code of the user, or the only worker.
+        """
+        texts = [f"its {text}" for text in self.failed[:1]]
+        awaited = [each for each in self.workers if each[0].awaited] or [each for each in self.workers if each[1]]
+        awaited = awaited or (self.workers if len(self.workers) == 1 and not self.failed else [])
+        if awaited and self.waits_outside:
+            worker, place = awaited[0]
+            where = f"is in {place}" if place else "is alive, but autoprof does not know what it does"
+            texts.append(f"its {worker.name} (pid {worker.pid}) {where}")
+        return "".join(f"; {text}" for text in texts)
 
     @property
     def role(self) -> str:
@@ -346,7 +371,9 @@ def _hang(folder: Path) -> Hang:
         paths = []
     if len(paths) > MAX_PROCESSES:
         left_out.append(f"{len(paths) - MAX_PROCESSES} of {len(paths)} processes are not read")
-    processes = [found for path in paths[:MAX_PROCESSES] if (found := _process(path, left_out)) is not None]
+    read = [found for path in paths[:MAX_PROCESSES] if (found := _process(path, left_out)) is not None]
+    place_of = {(of.host, of.pid): of.place for of, by in read if by == BY_PY_SPY_OF_WORKER}
+    processes = [_with_places(of, place_of) for of, by in read if by != BY_PY_SPY_OF_WORKER]
     # Remove ranks that several processes of a role have: without a launcher, all Ray actors have rank 0.
     ranks = Counter((process.role, process.rank) for process in processes if process.spans)
     processes = [
@@ -366,7 +393,14 @@ def _hang(folder: Path) -> Hang:
     return Hang(folder=folder_text, step=step, why=why, processes=processes, left_out=left_out)
 
 
-def _process(path: Path, left_out: list[str]) -> Process | None:
+def _with_places(process: Process, place_of: Mapping[tuple[str, int], str]) -> Process:
+    """Return a process with the functions that its worker processes run, by host and pid."""
+    workers = [(worker, place_of.get((process.host, worker.pid), "")) for worker, _ in process.workers]
+    return msgspec.structs.replace(process, workers=workers)
+
+
+def _process(path: Path, left_out: list[str]) -> tuple[Process, str] | None:
+    """Return the state of a process from the file with its stacks, and the field `by` of this file."""
     try:
         stacks = msgspec.json.decode(files.read(path, MAX_STACKS_BYTES), type=ProcessStacks)
     except (OSError, msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -377,15 +411,19 @@ def _process(path: Path, left_out: list[str]) -> Process | None:
     worker = _worker(stacks)
     frames = worker.frames if worker is not None else []
     best_frame = places.best_frame(frames)
+    if stacks.by == BY_PY_SPY_OF_WORKER:
+        best_frame = places.worker_frame(frames)
     own_wait_frame = next((place for thread in stacks.threads if (place := places.waits_for_itself(thread))), None)
     record = Path(stacks.flight_record).name if stacks.flight_record else ""
-    return Process(
+    process = Process(
         host=writable(stacks.host),
         pid=stacks.pid,
         label=title_without_numbers(stacks.process),
         title=short_title(stacks.process),
         lines=[writable(text) for text in places.folded(frames, _MAX_LINES)],
         failed=[writable(text) for text in stacks.failed],
+        workers=[(msgspec.structs.replace(each, name=writable(each.name)), "") for each in stacks.workers],
+        peer=writable(worker.peer) if worker is not None else "",
         alone=writable(places.lock_taken_twice(stacks.threads) or places.full_pool(stacks.threads)),
         rank=stacks.rank,
         unix_ns=stacks.unix_ns,
@@ -404,6 +442,7 @@ def _process(path: Path, left_out: list[str]) -> Process | None:
         file=writable(f"{HANGS}/{path.parent.name}/{path.name}"),
         silent_s=0.0 if stacks.by == BY_PY_SPY else None,
     )
+    return process, stacks.by
 
 
 def _kept(spans: Sequence[OpenSpan]) -> list[OpenSpan]:

@@ -234,7 +234,8 @@ _NO_COLLECTIVES = ("init_process_group", "recv", "send", "recv_object_list", "se
 def _common_call(processes: Sequence[Process]) -> str:
     """Return the name and the place of the call in which all processes wait, if it is in `_NO_COLLECTIVES`."""
     calls = {
-        next((places.name(frame) for frame in process.stack if places.name(frame) in _NO_COLLECTIVES), "")
+        process.peer
+        or next((places.name(frame) for frame in process.stack if places.name(frame) in _NO_COLLECTIVES), "")
         for process in processes
     }
     if len(calls) != 1 or not (call := calls.pop()):
@@ -295,25 +296,23 @@ def busy(processes: Sequence[Process]) -> Iterator[Sentence]:
     for process, work in workers[:3]:
         stage = f" in {process.stage.name}" if process.stage is not None else ""
         doing = f"waits for {work.who}" if work.awaited else "is"
-        text = f"{process.name} {doing} in {work.place}{stage}{_beside(process, work.place)}"
+        text = f"{process.name} {doing} in {work.place}{stage}{process.of_workers()}{_beside(process, work.place)}"
         yield Sentence(text, process.stack_lines(), process.file)
 
 
 def _beside(process: Process, place: str) -> str:
     """Return a text about the threads and tasks of a process that its main thread may wait for.
 
-    If the main thread waits, these are the threads that run code of the user elsewhere than in `place`. A failed thread
-    or task is also named.
+    If the main thread waits, these are the threads that run code of the user elsewhere than in `place`.
     """
-    texts = [f"its {text}" for text in process.failed[:1]]
     if process.waits_for_thread:
         others = [
             work for work in process.working if work.own and not work.main and not work.awaited and work.place != place
         ]
         if len({work.place for work in others}) == 1:
             who = f"its thread {others[0].who} is" if len(others) == 1 else f"its {len(others)} other threads are"
-            texts.append(f"{who} in {others[0].place}")
-    return "".join(f"; {text}" for text in texts)
+            return f"; {who} in {others[0].place}"
+    return ""
 
 
 def waiting(processes: Sequence[Process]) -> Iterator[Sentence]:
@@ -322,9 +321,11 @@ def waiting(processes: Sequence[Process]) -> Iterator[Sentence]:
     # A process in ray.get waits for one of the other processes, so it is no cause and comes last.
     for process in sorted(placed, key=lambda each: (each.waits == places.RAY, each.stage is None))[:3]:
         waits = places.RAY_WAIT if process.waits == places.RAY and _is_in_ray_wait(process) else process.waits
-        call = f" ({waits})" if waits in (places.COLLECTIVE, places.RAY, places.RAY_WAIT) else ""
+        waits = f"in {process.peer}" if process.peer else waits
+        call = f" ({waits})" if process.peer or waits in (places.COLLECTIVE, places.RAY, places.RAY_WAIT) else ""
         stage = f" of {process.stage.name}" if process.stage is not None else ""
-        yield Sentence(f"{process.name} waits in {process.place}{stage}{call}", process.stack_lines(), process.file)
+        text = f"{process.name} waits in {process.place}{stage}{call}{process.of_workers()}"
+        yield Sentence(text, process.stack_lines(), process.file)
 
 
 def _is_in_ray_wait(process: Process) -> bool:

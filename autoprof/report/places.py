@@ -68,6 +68,16 @@ def best_frame(frames: Sequence[Frame]) -> Frame | None:
     return next(iter([*trainer_frames[-1:], *user_frames[-1:], *frames[-1:]]), None)
 
 
+def worker_frame(frames: Sequence[Frame]) -> Frame | None:
+    """Return the user's function that a worker process of multiprocessing runs. Return None if it runs none.
+
+    The functions of its parent, on the stack of a forked worker, are left out.
+    """
+    starts = [index for index, frame in enumerate(frames) if name(frame) == "_bootstrap"]
+    own_frames = frames[starts[-1] :] if starts else frames
+    return next((frame for frame in reversed(own_frames) if not package(frame)), None)
+
+
 def working_frame(frames: Sequence[Frame]) -> Frame | None:
     """Return the innermost function that is not part of the standard library or of a package in `_PLUMBING`.
 

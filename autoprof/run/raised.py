@@ -265,7 +265,7 @@ def _processes_failed_in_torchrun(failures: dict[object, object]) -> list[NamedP
         failed_at = getattr(failure, "timestamp", 0)
         if not isinstance(status, int) or not isinstance(pid, int):
             continue
-        name = _signal_name(-status) if status < 0 else ""
+        name = signal_name(-status) if status < 0 else ""
         named = NamedProcess(
             pid=pid, rank=rank if isinstance(rank, int) else None, signal=name, status=max(status, 0) or None
         )
@@ -273,7 +273,7 @@ def _processes_failed_in_torchrun(failures: dict[object, object]) -> list[NamedP
     return [named for _, named in sorted(ranks, key=lambda entry: entry[0])[:_MAX_NAMED]]
 
 
-def _signal_name(number: int) -> str:
+def signal_name(number: int) -> str:
     import signal
 
     with seam.suppress(ValueError):

@@ -2,8 +2,8 @@
 
 Stacks have a limited size, contain no secrets, and omit autoprof's own wrappers. The locals of the program's frames are
 never read, because up to Python 3.12 reading the locals leaves a copy of them in the frame. The locals of autoprof's
-own frames are read, to find the spans that belong to each stack. torch's flight record is its list of the last
-collectives of this process.
+own frames are read, to find the spans that belong to each stack, and those of torch's functions that wait for a rank
+or for a worker of a data loader. torch's flight record is its list of the last collectives of this process.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from types import AsyncGeneratorType, CodeType, CoroutineType, FrameType, GeneratorType
+from types import AsyncGeneratorType, CodeType, CoroutineType, FrameType, GeneratorType, MethodType
 from typing import Any, TypeAlias
 
 import msgspec
@@ -34,7 +34,7 @@ from autoprof.run.journal import Span, Timeline, process_title
 from autoprof.rundir import memory_state
 from autoprof.rundir.deaths import exception_words
 from autoprof.rundir.layout import RunDir
-from autoprof.rundir.records import MAX_STACKS_BYTES, Frame, OpenSpan, ProcessStacks, Task, Thread
+from autoprof.rundir.records import MAX_STACKS_BYTES, Frame, OpenSpan, ProcessStacks, Task, Thread, Worker
 
 _encoder = msgspec.json.Encoder()
 # Limits for a snapshot that is too large for a file: the number of functions of each stack, the bytes of all spans.
@@ -237,18 +237,22 @@ def is_around(code: CodeType) -> bool:
 def spans_in_frame(frame: FrameType) -> list[Span]:
     """Return the spans of a frame, which may be running. The list is empty if its function is not in `_DRIVERS`."""
     name = _DRIVERS.get((frame.f_code.co_filename, frame.f_code.co_name))
-    if name is None:
-        return []
+    return list(_spans_of(_locals(frame, name)[0])) if name is not None else []
+
+
+def _locals(frame: FrameType, *names: str) -> list[Any]:
+    """Return the values of local variables of a frame. A variable that is not set or can't be read is None."""
     if sys.version_info >= (3, 13):
-        return list(_spans_of(frame.f_locals.get(name)))
+        local = frame.f_locals
+        return [local.get(name) for name in names]
     # Python makes a copy of the locals. If the frame has a trace function of the user, that function may use the copy.
     if frame.f_trace is not None:
-        return []
+        return [None] * len(names)
     local = frame.f_locals
-    behaviour = local.get(name)
+    values = [local.get(name) for name in names]
     for variable in _DELETED_LOCALS:
         local.pop(variable, None)
-    return list(_spans_of(behaviour))
+    return values
 
 
 def spans_in_awaited(awaited: Any, code: CodeType, frame: FrameType | None) -> list[Span]:
@@ -350,7 +354,7 @@ class _FailedThreads(process.State):
         module._make_invoke_excepthook = lambda: self._recording(former())
         for thread_ref in list(module._dangling.data):
             if (thread := thread_ref()) is not None:
-                members = object.__getattribute__(thread, "__dict__")
+                members = _members(thread)
                 members["_invoke_excepthook"] = self._recording(members["_invoke_excepthook"])
 
     def _recording(self, invoke: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -531,29 +535,136 @@ def thread_stacks(names: Names, own: int) -> tuple[list[tuple[Thread, list[Span]
     # Drop each frame once it is read, because it keeps the locals of its function alive.
     while frames:
         ident, frame = frames.popitem()
-        stack, spans = _read_thread(frame)
+        stack, spans, peer = _read_thread(frame)
         del frame
         thread = known_threads.get(ident)
-        rows.append((ident != main, not spans, ident, thread, stack, spans))
+        rows.append((ident != main, not spans, ident, thread, stack, spans, peer))
     rows.sort(key=lambda row: row[:3])
     stacks = []
-    for is_other, _, ident, thread, stack, spans in rows[:_MAX_THREADS]:
+    for is_other, _, ident, thread, stack, spans, peer in rows[:_MAX_THREADS]:
         name = place_text(thread.name) if thread is not None else ""
         native = (thread.native_id or 0) if thread is not None else 0
-        record = Thread(name=name, ident=ident, native=native, main=not is_other, frames=names.frames(stack))
+        frames_of_thread = names.frames(stack)
+        record = Thread(name=name, ident=ident, native=native, main=not is_other, frames=frames_of_thread, peer=peer)
         stacks.append((record, spans))
     return stacks, len(rows)
 
 
-def _read_thread(innermost: FrameType) -> tuple[list[Place], list[Span]]:
+def _read_thread(innermost: FrameType) -> tuple[list[Place], list[Span], str]:
     stack: list[Place] = []
     spans: list[Span] = []
+    peer = ""
     frame: FrameType | None = innermost
     while frame is not None and len(stack) < MAX_DEPTH:
         stack.append((frame.f_code, frame.f_lineno or 0))
         spans += spans_in_frame(frame)
+        peer = peer or _peer_in_frame(frame)
         frame = frame.f_back
-    return stack, spans
+    return stack, spans, peer
+
+
+# Dict from a function of torch.distributed that waits for one rank, to the locals with the rank and with the rank in
+# the process group, and a preposition.
+_PEERS = {"recv": ("src", "group_src", "from"), "send": ("dst", "group_dst", "to")}
+
+
+def _peer_in_frame(frame: FrameType) -> str:
+    """Return a text about the rank for which a frame waits, such as `recv from rank 1`. Empty if it waits for none."""
+    code = frame.f_code
+    if code.co_name not in _PEERS or not code.co_filename.endswith("torch/distributed/distributed_c10d.py"):
+        return ""
+    *variables, preposition = _PEERS[code.co_name]
+    rank, group_rank = _locals(frame, *variables)
+    if type(rank) is int:
+        return f"{code.co_name} {preposition} rank {rank}"
+    return f"{code.co_name} {preposition} rank {group_rank} of its group" if type(group_rank) is int else ""
+
+
+# Maximum number of worker processes in a snapshot.
+_MAX_WORKERS = 64
+# Ends of child processes: with status 0, and by other means.
+_ENDED = "ended"
+_STOPPED = "is stopped, by a signal such as SIGSTOP or by a debugger"
+
+
+def read_workers() -> tuple[list[Worker], list[str]]:
+    """Return the living processes that this process has started with multiprocessing, and sentences about the others.
+
+    The sentences name processes that died or are stopped. Processes that ended with status 0 are left out.
+    """
+    module: Any = sys.modules.get("multiprocessing.process")
+    children = {} if module is None else dict(filter(None, map(_child, list(module._children))))
+    of_loaders = _loader_workers()
+    alive, texts = [], _replaced_workers()
+    for pid, child_name in children.items():
+        name, awaited = of_loaders.get(pid, (f"process {child_name}", False))
+        if end := _end_of_child(pid):
+            texts += [place_text(f"{name} (pid {pid}) {end}")] if end != _ENDED else []
+        else:
+            alive.append(Worker(pid=pid, name=place_text(name), awaited=awaited))
+    return sorted(alive, key=lambda worker: not worker.awaited)[:_MAX_WORKERS], texts[:_MAX_FAILED]
+
+
+def _child(child: Any) -> tuple[int, str] | None:
+    """Return the pid and the name of a process object of multiprocessing. None if this process did not start it."""
+    members = _members(child)
+    pid, name = _members(members.get("_popen")).get("pid"), members.get("_name")
+    return (pid, name) if type(pid) is int and type(name) is str and members["_parent_pid"] == os.getpid() else None
+
+
+def _members(value: Any) -> dict[str, Any]:
+    """Return the attributes of an object. No code of its class runs, because the class may be the user's."""
+    return {} if value is None else object.__getattribute__(value, "__dict__")
+
+
+def _end_of_child(pid: int) -> str:
+    """Return a text about the end of a child process, empty if it is running. The child's status stays unread."""
+    with seam.suppress(ChildProcessError):  # it was started by the server of multiprocessing
+        status = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if status is not None and status.si_code == os.CLD_EXITED:
+            return f"exited with status {status.si_status}" if status.si_status else _ENDED
+        if status is not None:
+            return f"was killed by {raised.signal_name(status.si_status)}"
+    state = files.text(f"/proc/{pid}/stat").rpartition(")")[2].split()[:1]
+    return _STOPPED if state in (["T"], ["t"]) else "" if state else _ENDED
+
+
+def _loader_workers() -> dict[int, tuple[str, bool]]:
+    """Return the name of each worker of torch's data loaders by pid, and True if a thread waits for its batch."""
+    workers = {}
+    for innermost in current_frames().values():
+        frame: FrameType | None = innermost
+        while frame is not None:
+            code = frame.f_code
+            if code.co_name == "_try_get_data" and code.co_filename.endswith("torch/utils/data/dataloader.py"):
+                loader = _members(_locals(frame, "self")[0])
+                awaited = loader.get("_task_info", {}).get(loader.get("_rcvd_idx"), (None,))[0]
+                for number, child in enumerate(loader.get("_workers", ())):
+                    if known := _child(child):
+                        workers[known[0]] = f"data loader worker {number}", number == awaited
+            frame = frame.f_back
+    return workers
+
+
+def _replaced_workers() -> list[str]:
+    """Return a sentence for each multiprocessing pool that has replaced a worker which died.
+
+    The pool's first workers start before the thread that replaces dead ones. A pool with a limit of tasks per worker
+    also replaces workers that have ended.
+    """
+    module: Any = sys.modules.get("multiprocessing.pool")
+    texts = []
+    for thread in list(threading._active.values()) if module is not None else ():  # type: ignore[attr-defined]
+        members = _members(thread)
+        target = members.get("_target")
+        if type(target) is MethodType and target.__func__ is module.Pool._handle_workers.__func__:
+            workers, max_tasks = members["_args"][5], members["_args"][10]
+            began = identity.start_ticks(f"self/task/{members['_native_id']}")
+            pids = [known[0] for child in list(workers) if (known := _child(child)) is not None]
+            later = [pid for pid in pids if began and (identity.start_ticks(pid) or 0) > began]
+            if later and max_tasks is None:
+                texts.append("multiprocessing pool has replaced a worker that died; any task that it ran is lost")
+    return texts
 
 
 EngineState: TypeAlias = "dict[str, int | float | str]"
@@ -725,7 +836,9 @@ def with_process_state(taken: ProcessStacks, folder: str) -> ProcessStacks:
     """
     left_out = list(taken.left_out)
     parts: dict[str, Any] = {}
-    read_part(parts, left_out, "failed", lambda: [*_failed_threads.texts, *failed_tasks()], of="")
+    read_part(parts, left_out, "workers", read_workers, of="")
+    workers, dead = parts.pop("workers", ([], []))
+    read_part(parts, left_out, "failed", lambda: [*_failed_threads.texts, *failed_tasks(), *dead], of="")
     readers: dict[str, Callable[[], object]] = {
         "memory": _memory,
         "device memory": _device_memory,
@@ -735,7 +848,7 @@ def with_process_state(taken: ProcessStacks, folder: str) -> ProcessStacks:
     for name, read in readers.items():
         read_part(parts, left_out, name, read, of="")
     memory = parts.pop("memory", {}) | parts.pop("device memory", {})
-    return msgspec.structs.replace(taken, memory=memory, **parts, left_out=left_out)
+    return msgspec.structs.replace(taken, memory=memory, workers=workers, **parts, left_out=left_out)
 
 
 def _memory() -> dict[str, int]:

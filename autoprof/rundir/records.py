@@ -561,8 +561,9 @@ SPAN_KINDS = {
 STACKS, HANGS = "stacks", "hangs"
 # Value of `ProcessStacks.by` if py-spy read the stacks, because the process did not answer.
 BY_PY_SPY = "py-spy"
-# The same for a Ray actor without hooks, which can't answer.
+# The same for a Ray actor without hooks, and for a worker process of multiprocessing. Both can't answer.
 BY_PY_SPY_OF_ACTOR = "py-spy, no hooks"
+BY_PY_SPY_OF_WORKER = "py-spy, worker process"
 # Maximum size in bytes of one file of a process. For a hang, a process writes two such files: its stacks, and torch's
 # record of collectives.
 MAX_STACKS_BYTES = 1 << 19
@@ -606,6 +607,7 @@ class Thread(Struct, frozen=True, kw_only=True, omit_defaults=True):
     main: bool = False  # True for the main thread.
     frames: list[Frame] = []  # The functions on the stack.
     spans: list[Number] = []  # The spans that the thread works on, as indexes into `spans` of the file.
+    peer: str = ""  # The rank for which the thread waits in a send or recv of torch.distributed: `recv from rank 1`.
 
 
 class Task(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -616,6 +618,14 @@ class Task(Struct, frozen=True, kw_only=True, omit_defaults=True):
     waits_on: str = ""  # The object that the innermost coroutine awaits, such as `Future` or `Task-7`.
     spans: list[Number] = []  # The spans that the task works on, as indexes into `spans` of the file.
     thread: Number = 0  # Python's id of the thread that runs the task now; 0 if the task waits.
+
+
+class Worker(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A living process that this process has started with multiprocessing, such as a worker of a data loader."""
+
+    pid: Number  # The process id.
+    name: str  # The name, such as `data loader worker 1` or `process Process-2`.
+    awaited: bool = False  # True if a data loader waits for this worker.
 
 
 @thread_safe
@@ -646,8 +656,10 @@ class ProcessStacks(Struct, frozen=True, kw_only=True, omit_defaults=True):
     spans: list[OpenSpan] = []  # The open spans, oldest first.
     threads: list[Thread] = []  # The threads, the main thread first.
     tasks: list[Task] = []  # The tasks of asyncio.
-    # The threads and tasks that ended with an exception that no code has caught, one sentence each.
+    # The threads and tasks that ended with an exception that no code has caught, and the worker processes that died or
+    # are stopped, one sentence each.
     failed: list[str] = []
+    workers: list[Worker] = []  # The worker processes of multiprocessing that are alive.
     # Sizes in bytes by name: `resident`, `peak_resident`, `used`, `limit`, `device_used`, `device_total`. `used` and
     # `limit` mean the same as `used_bytes` and `limit_bytes` of `MemoryState`. The device sizes are sums over the
     # devices that the process uses. `device_used` is the memory that torch has reserved on these devices.

@@ -156,8 +156,7 @@ RIGHT = [
         "            dist.recv(torch.ones(4), src=1) # THERE\n        else:\n            time.sleep(600) # HERE\n"
         "begin()\nsteps(body)",
         "actor rank 1",
-        ("@HERE", "recv"),
-        notes=("@THERE",),
+        ("@HERE", "recv from rank 1", "@THERE"),
         ranks=2,
         wait_s=4,
     ),
@@ -279,7 +278,8 @@ RIGHT = [
         "def die(_): os.kill(os.getpid(), signal.SIGKILL)\nglobals()['die'] = die\ndie.__qualname__ = 'die'\n"
         "pool.map(die, [1]) # HERE",
         "@HERE",
-        "worker",
+        "multiprocessing pool has replaced a worker that died",
+        quick=True,
     ),
     alone(
         "blocked-loop",
@@ -471,6 +471,29 @@ RAY = [
         wait_s=60.0,
     ),
 ]
+# A data loader whose worker 1 runs `code`.
+LOADER = """
+from torch.utils.data import DataLoader, Dataset
+class Prompts(Dataset):
+    def __len__(self):
+        return 8
+    def __getitem__(self, index):
+        if index == 3:
+            {0}
+        return torch.ones(2)
+def load():
+    for batch in DataLoader(Prompts(), batch_size=2, num_workers=2, multiprocessing_context="fork"): # THERE
+        pass
+"""
+
+
+def loader(name: str, code: str, *words: str, **more: object) -> Row:
+    """Return a row of one process, whose data loader's worker 1 runs `code` in step 4."""
+    code = f"import torch{LOADER.format(code)}def body(number):\n    if number == 4:\n        stuck()\n        load()\nsteps(body)"
+    given = {"who": "actor rank 0", "wait_s": 5.0} | more
+    return Row(name, code, words=words, **given)  # type: ignore[arg-type]
+
+
 # Scenarios that were thought of without a look at the code.
 BLIND = [
     alone(
@@ -494,11 +517,56 @@ BLIND = [
         "producer-process-dead",
         "import multiprocessing\ncontext = multiprocessing.get_context('fork')\nitems = context.Queue()\ncontext.Process(target=os._exit, args=(3,)).start()\nitems.get() # HERE",
         "@HERE",
+        "its process ForkProcess-1 (pid ",
+        "exited with status 3",
     ),
     alone(
         "child-join",
         "import multiprocessing\nchild = multiprocessing.get_context('fork').Process(target=time.sleep, args=(600,))\nchild.start()\nchild.join() # HERE",
         "@HERE",
+        "its process ForkProcess-1 (pid ",
+    ),
+    alone(
+        "process-works",
+        "import multiprocessing\ndef score():\n    time.sleep(600) # HERE\n"
+        "child = multiprocessing.get_context('fork').Process(target=score, name='Scorer')\nchild.start()\nchild.join()",
+        "its process Scorer (pid ",
+        "@HERE",
+        quick=True,
+    ),
+    alone(
+        "process-pool",
+        "import multiprocessing\nfrom concurrent.futures import ProcessPoolExecutor\ndef score(number):\n"
+        "    time.sleep(600 * number) # HERE\nglobals()['score'] = score\nscore.__qualname__ = 'score'\n"
+        "pool = ProcessPoolExecutor(2, multiprocessing.get_context('fork'))\nlist(pool.map(score, range(2)))",
+        "its process ForkProcess-",
+        "@HERE",
+    ),
+    loader("loader", "time.sleep(600) # HERE", "its data loader worker 1 (pid ", "@HERE"),
+    loader(
+        "loader-stopped",
+        "os.kill(os.getpid(), signal.SIGSTOP)",
+        "its data loader worker 1 (pid ",
+        "is stopped",
+    ),
+    loader(
+        "loader-killed",
+        "os.kill(os.getpid(), signal.SIGKILL)",
+        "DataLoader worker (pid",
+        "@THERE",
+        notes=("is killed by signal: Killed",),
+        wait_s=60,
+    ),
+    loader("loader-raises", "raise KeyError('prompt') # HERE", "KeyError", "@THERE", wait_s=60),
+    Row(
+        "loader-of-rank",
+        LOADER.format("time.sleep(600) # HERE")
+        + "def body(number):\n    reduce()\n    if number == 4 and RANK == 1:\n        stuck()\n        load()\n"
+        "    reduce()\nbegin()\nsteps(body)",
+        "actor rank 1",
+        ("has not joined", "@THERE", "its data loader worker 1 (pid ", "@HERE"),
+        ranks=2,
+        wait_s=5,
     ),
     alone("c-sum", "sum(range(10**12)) # HERE", "did not answer", "@HERE"),
     alone("full-queue", "import queue\nitems = queue.Queue(1)\nitems.put(1)\nitems.put(2) # HERE", "@HERE"),
@@ -552,7 +620,6 @@ BLIND = [
 ]
 # Rows that fail today, with the reason.
 FAILS = {
-    "pool-worker-dead": "multiprocessing replaces a dead worker, so no stack shows that it died",
     "c-sum": "the only process holds the interpreter's lock; doctor reports its step after a minute",
     "at-exit": "autoprof has ended when functions run that the program registered with atexit before it",
 }

@@ -20,7 +20,7 @@ def _parameters(quick: bool) -> list[object]:
 
 
 def _check(row: Row, folder: Path) -> None:
-    if row.ranks > 1:
+    if row.ranks > 1 or "torch" in row.code:
         packages.need("torch")
     done = planted_hangs.outcome(row, folder)
     assert done.on == done.off

@@ -30,6 +30,28 @@ def fails(failed): raise RuntimeError("in the hook")
 threading.excepthook = fails
 run(lambda: None.missing, "hook")
 """
+# Children whose class notices each read of an attribute.
+CHILDREN = """
+import multiprocessing, os, sys, time
+from tiny import *
+Trainer().fit(2)
+class Child(multiprocessing.get_context("fork").Process):
+    read = []
+    pid = name = exitcode = property(lambda self: Child.read.append("property"))
+    def __getattr__(self, name): Child.read.append(name)
+    def __repr__(self): Child.read.append("repr")
+children = [Child(target=time.sleep, args=(600,)), Child(target=os._exit, args=(3,)), Child(target=int)]
+for child in children:
+    child.start()
+for child in children[1:]:
+    os.waitid(os.P_PID, child._popen.pid, os.WEXITED | os.WNOWAIT)
+Child.read.clear()
+alive, ended = sys.modules["autoprof.run.stacks"].read_workers()
+pids = [child._popen.pid for child in children]
+print(Child.read, [(pids.index(each.pid), each.name) for each in alive], *ended)
+print(os.waitpid(pids[1], 0)[1] >> 8)
+os.kill(pids[0], 9)
+"""
 TELL = 'print(*sys.modules["autoprof.run.stacks"]._failed_threads.texts, sep="\\n")\n'
 
 
@@ -59,3 +81,10 @@ def test_every_failed_thread_is_named_with_its_exception(tmp_path: Path) -> None
         "thread own ended with ZeroDivisionError: division by zero",
         "thread hook ended with AttributeError: 'NoneType' object has no attribute 'missing'",
     ]
+
+
+def test_worker_processes_are_named_without_a_call_of_their_class(tmp_path: Path) -> None:
+    said = outputs(tmp_path, CHILDREN, "1")[0][-2:]
+    assert said[0].startswith("[] [(0, 'process Child-1')] process Child-2 (pid ")
+    assert said[0].endswith(") exited with status 3")
+    assert said[1] == "3"
