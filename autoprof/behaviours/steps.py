@@ -29,7 +29,7 @@ from autoprof.hooks.dispatch import InThread, ask
 from autoprof.hooks.wrapper import wrap
 from autoprof.run import clocks, cluster, end, runtime
 from autoprof.run.journal import Span
-from autoprof.rundir.records import Id, Number
+from autoprof.rundir.records import MAX_NUMBER, Id
 from autoprof.windows.chooser import Chooser
 
 
@@ -350,10 +350,12 @@ class StepBehaviour(Behaviour):
         if self.number:
             number = call.at(self.number)
             try:
-                return msgspec.convert(int(number) + self.offset, Number)
+                step = int(number) + self.offset
+                if abs(step) <= MAX_NUMBER:
+                    return step
             except (TypeError, ValueError, OverflowError) as error:
                 seam.pass_on(error)
-                raise ValueError(f"number = {self.number!r} is {number!r:.60}, which is not a step number") from None
+            raise ValueError(f"number = {self.number!r} is {number!r:.60}, which is not a step number")
         if state.finished is not None:
             return state.finished + 1
         if self.inner and state.current is not None and state.current.updated_ns is None:

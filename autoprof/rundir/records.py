@@ -19,7 +19,8 @@ from autoprof.config.values import thread_safe
 Ns: TypeAlias = Annotated[int, Meta(ge=-(1 << 62), le=1 << 62)]
 Seconds: TypeAlias = Annotated[float, Meta(ge=0, le=(1 << 62) / 1e9)]
 # Integers that every JSON reader keeps exactly, also a reader that uses doubles with 53 bits.
-Number: TypeAlias = Annotated[int, Meta(ge=-(1 << 53), le=1 << 53)]
+MAX_NUMBER = 1 << 53
+Number: TypeAlias = Annotated[int, Meta(ge=-MAX_NUMBER, le=MAX_NUMBER)]
 Size: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 62)]
 
 
