@@ -238,27 +238,22 @@ def _step(number: int, loop: int = 1) -> str:
 
 
 class RunDir:
-    """The directory with all output of a run. Creating this object does not create the directory."""
+    """The directory with all output of a run. Creating this object does not create the directory.
+
+    Attributes:
+        path: The path of the directory.
+        run_json: The file with the facts about the run.
+        exit_status: The file with the exit status of the process that started the run.
+        control: The folder with the requests to the run.
+        oom: The folder for the snapshots that are taken when CUDA's allocator runs out of memory.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-
-    @property
-    def run_json(self) -> Path:
-        return self.path / file_names.RUN
-
-    @property
-    def exit_status(self) -> Path:
-        return self.path / file_names.EXIT
-
-    @property
-    def control(self) -> Path:
-        return self.path / "control"
-
-    @property
-    def oom(self) -> Path:
-        """Return the folder for the snapshots that are taken when CUDA's allocator runs out of memory."""
-        return self.path / "oom"
+        self.run_json = path / file_names.RUN
+        self.exit_status = path / file_names.EXIT
+        self.control = path / "control"
+        self.oom = path / "oom"
 
     def process_file(self, folder: str, ending: str = LINES) -> Path:
         """Return the path of this process's file in `folder`, which is `journal`, `clocks` or `crashes`."""
