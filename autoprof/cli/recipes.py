@@ -34,7 +34,6 @@ from autoprof.hooks.behaviour import Behaviour
 from autoprof.hooks.recipe import BoundHook, RecipeError, described, summary, takes
 from autoprof.run import runtime, try_stacks
 from autoprof.rundir import runs
-from autoprof.rundir.journal import SpanReader, journals
 from autoprof.rundir.processes import WAITING, ProcessState
 
 
@@ -70,16 +69,6 @@ class Behaviours(Document):
     """The output of `autoprof recipes --behaviours --json`."""
 
     behaviours: dict[str, KnownBehaviour]  # All behaviours, by name.
-
-
-FIRED, LEFT_ALONE, NOT_CALLED, NOT_IMPORTED, INSTALLED, FAILED = (
-    "fired",
-    "left alone",
-    "not called",
-    "not imported",
-    "installed",
-    "failed",
-)
 
 
 class TriedProcess(Struct):
@@ -357,20 +346,17 @@ def _run_with(command: list[str], environ: dict[str, str], as_json: bool) -> int
 
 def _result(path: str, status: int, hooks: list[BoundHook], folder: Path) -> Tried:
     processes: list[tuple[ProcessState, dict[str, list[_Count]]]] = []
-    stages: dict[tuple[str, str, str], list[int]] = defaultdict(list)
-    steps: set[int] = set()
+    stages: dict[tuple[str, str, str], list[int | None]] = defaultdict(list)
     directories = sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.is_symlink())
     for directory in directories:
         counts = _counts(directory)
         for state in runs.read(directory).processes:
             processes.append((state, counts.get(f"{state.host}-{state.pid}", {})))
-        reader = SpanReader()
-        for journal in journals(directory):
-            for line in reader.spans(journal):
-                if line.kind == "step" and line.step is not None:
-                    steps.add(line.step)
-                elif line.kind == "stage":
-                    stages[line.role, line.name, line.stage_kind].append(-1 if line.step is None else line.step)
+    all_spans = recipes_try.read_spans(directories)
+    spans = [line for journal in all_spans for line in journal.spans]
+    for line in spans:
+        if line.kind == "stage":
+            stages[line.role, line.name, line.stage_kind].append(line.step)
     recipe_keys = {hook.key for hook in hooks}
     errors = dict.fromkeys(
         f"{source}: {error.last}"
@@ -382,14 +368,14 @@ def _result(path: str, status: int, hooks: list[BoundHook], folder: Path) -> Tri
         recipe=path,
         status=status,
         hooks=[_tried_hook(hook, processes) for hook in hooks],
-        steps=sorted(steps),
+        steps=sorted({line.step for line in spans if line.kind == "step" and line.step is not None}),
         stages=[
-            TriedStage(role, stage, kind, len(numbers), sorted({number for number in numbers if number >= 0}))
+            TriedStage(role, stage, kind, len(numbers), sorted({number for number in numbers if number is not None}))
             for (role, stage, kind), numbers in stages.items()
         ],
         errors=list(errors),
-        uncovered=recipes_try.uncovered(directories),
-        values=recipes_try.read_values(hooks, directories),
+        uncovered=recipes_try.uncovered(all_spans),
+        values=recipes_try.read_values(hooks, spans),
         makes_traces=recipes_try.makes_traces(hooks),
     )
 
@@ -429,7 +415,7 @@ def _tried_hook(hook: BoundHook, processes: Iterable[tuple[ProcessState, dict[st
         name=hook.hook.name,
         place=f"{hook.hook.module}:{hook.hook.attribute}",
         behaviour=hook.hook.behaviour,
-        state=FIRED,
+        state="fired",
         said="",
         calls=sum(process.calls for process in tried_processes),
         left_alone=sum(count for *_, counts in entries for _, fired, count in counts if not fired),
@@ -441,7 +427,7 @@ def _tried_hook(hook: BoundHook, processes: Iterable[tuple[ProcessState, dict[st
     errors = [record.errors[hook.key] for record, *_ in entries if hook.key in record.errors]
     if errors:
         times = units.count(sum(error.count for error in errors), "time")
-        tried.state, tried.said = FAILED, f"it failed {times}: {errors[0].last}"
+        tried.state, tried.said = "failed", f"it failed {times}: {errors[0].last}"
     return tried
 
 
@@ -451,15 +437,15 @@ def _why_not(hook: BoundHook, entries: list[tuple[str, str]], tried: TriedHook) 
     applied_text = f"applied in {units.count(applied, 'process', 'processes')}"
     if tried.left_alone:
         calls = units.count(tried.left_alone, "call")
-        return LEFT_ALONE, f"{calls} did not fit its when or unless, or had a name that none of its tables has"
+        return "left alone", f"{calls} did not fit its when or unless, or had a name that none of its tables has"
     if applied and type(hook.behaviour).install is not Behaviour.install:
-        return INSTALLED, f"{applied_text}: it changes the class that it names; calls are not counted"
+        return "installed", f"{applied_text}: it changes the class that it names; calls are not counted"
     if applied:
-        return NOT_CALLED, f"{applied_text}, but {hook.hook.attribute} was not called"
+        return "not called", f"{applied_text}, but {hook.hook.attribute} was not called"
     skipped = next(((state, reason) for state, reason in entries if reason != WAITING), None)
     if skipped is not None:
         return skipped
-    return NOT_IMPORTED, f"no process imported {hook.hook.module}"
+    return "not imported", f"no process imported {hook.hook.module}"
 
 
 def _show_trial(tried: Tried) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -50,14 +51,27 @@ def makes_traces(hooks: Iterable[BoundHook]) -> bool:
     return any(hook.hook.behaviour in _TRACES for hook in hooks)
 
 
-def read_values(hooks: Iterable[BoundHook], directories: Sequence[Path]) -> list[ReadValue]:
-    """Return the values that the hooks for samples, turns, tools, rewards and requests have read."""
-    spans: dict[str, list[Line]] = defaultdict(list)
+class JournalSpans(NamedTuple):
+    """The spans of one journal: the directory of its run, the process that wrote it, and the spans that have ended."""
+
+    directory: Path
+    process: str
+    spans: list[Line]
+
+
+def read_spans(directories: Iterable[Path]) -> list[JournalSpans]:
+    """Return the spans of all journals of some runs."""
+    found = []
     for directory in directories:
         reader = SpanReader()
         for journal in journals(directory):
-            for line in reader.spans(journal):
-                spans[line.kind].append(line)
+            process = Path(journal.name).name.removesuffix(".jsonl")
+            found.append(JournalSpans(directory, process, list(reader.spans(journal))))
+    return found
+
+
+def read_values(hooks: Iterable[BoundHook], spans: Sequence[Line]) -> list[ReadValue]:
+    """Return the values that the hooks for samples, turns, tools, rewards and requests have read."""
     values = []
     for hook in hooks:
         behaviour = hook.behaviour
@@ -65,42 +79,37 @@ def read_values(hooks: Iterable[BoundHook], directories: Sequence[Path]) -> list
             continue
         own_spans = [
             line
-            for line in spans[behaviour.kind]
-            if not isinstance(behaviour.stage, str) or line.name == behaviour.stage
+            for line in spans
+            if line.kind == behaviour.kind and (not isinstance(behaviour.stage, str) or line.name == behaviour.stage)
         ]
-        paths = [("ids", name, path) for name, path in behaviour.ids.items()]
-        paths += [("counts", name, path) for name, path in behaviour.counts.items()]
-        paths += [("result_counts", name, path) for name, path in behaviour.result_counts.items()]
-        for option, name, path in paths:
-            entries = [line.ids if option == "ids" else line.counts for line in own_spans]
-            found = [entry[name] for entry in entries if entry.get(name) is not None]
-            example = str(found[-1]) if found else ""
-            values.append(ReadValue(hook.hook.name, f"{option}.{name}", path, len(found), len(own_spans), example))
+        for option in ("ids", "counts", "result_counts"):
+            for name, path in getattr(behaviour, option).items():
+                entries = [line.ids if option == "ids" else line.counts for line in own_spans]
+                found = [entry[name] for entry in entries if entry.get(name) is not None]
+                example = str(found[-1]) if found else ""
+                value = f"{option}.{name}"
+                values.append(ReadValue(hook.hook.name, value, path, len(found), len(own_spans), example))
     return values
 
 
-def uncovered(directories: Sequence[Path]) -> Uncovered | None:
+def uncovered(all_spans: Iterable[JournalSpans]) -> Uncovered | None:
     """Return the time of the steps that no stage covers, or None if no step has ended."""
     steps_ns = uncovered_ns = 0
     functions: Counter[str] = Counter()
-    for directory in directories:
-        reader = SpanReader()
-        for journal in journals(directory):
-            spans = [line for line in reader.spans(journal) if line.kind in ("step", "stage")]
-            steps = [(line.start_ns, line.end_ns) for line in spans if line.kind == "step"]
-            stages = Union(sorted((line.start_ns, line.end_ns) for line in spans if line.kind == "stage"))
-            gaps = Union(gap for start, end in steps for gap in stages.without(start, end))
-            steps_ns += Union(sorted(steps)).length()
-            uncovered_ns += gaps.length()
-            process = Path(journal.name).name.removesuffix(".jsonl")
-            functions.update(_functions(directory, process, Union(sorted(steps)), gaps))
+    for directory, process, spans in all_spans:
+        steps = Union(sorted((line.start_ns, line.end_ns) for line in spans if line.kind == "step"))
+        stages = Union(sorted((line.start_ns, line.end_ns) for line in spans if line.kind == "stage"))
+        gaps = Union(gap for start, end in steps.pieces() for gap in stages.without(start, end))
+        steps_ns += steps.length()
+        uncovered_ns += gaps.length()
+        functions.update(_functions(directory, process, gaps))
     if not steps_ns:
         return None
     longest = {name: count * try_stacks.INTERVAL_S for name, count in functions.most_common(_MAX_FUNCTIONS)}
     return Uncovered(uncovered_ns / 1e9, steps_ns / 1e9, longest)
 
 
-def _functions(directory: Path, process: str, steps: Union, gaps: Union) -> Counter[str]:
+def _functions(directory: Path, process: str, gaps: Union) -> Counter[str]:
     """Return the functions on the stack while a step, but no stage, was running, with the number of samples.
 
     Functions that contain the steps or the stages are left out: they are also on the stack at other times.
