@@ -26,37 +26,19 @@ Which: TypeAlias = tuple[str, str]
 Parts: TypeAlias = Mapping[Which, tuple[float, int]]
 
 
-class Inside(msgspec.Struct, frozen=True, gc=False):
-    """A span inside a sample: a turn, a tool call or a reward.
-
-    `prompt` and `response` are the numbers of tokens of a turn.
-    """
-
-    kind: str
-    name: str
-    start_ns: int
-    end_ns: int
-    error: str | None
-    prompt: float | None
-    response: float | None
-
-    @property
-    def seconds(self) -> float:
-        return (self.end_ns - self.start_ns) / 1e9
-
-    @property
-    def which(self) -> Which:
-        return self.kind, self.name if self.kind == "tool" else ""
+def _which(span: Line) -> Which:
+    """Return the key of the part to which a turn, a tool call or a reward belongs."""
+    return span.kind, span.name if span.kind == "tool" else ""
 
 
-def parts_of(inside: Sequence[Inside], start_ns: int, end_ns: int) -> Parts:
+def parts_of(inside: Sequence[Line], start_ns: int, end_ns: int) -> Parts:
     """Return the parts of a sample from `start_ns` to `end_ns`. The sum of their seconds is the sample's duration.
 
     If several spans inside the sample run at the same time, each moment counts for the span that began last.
     """
-    calls = Counter(each.which for each in inside)
+    calls = Counter(map(_which, inside))
     spent: dict[Which, int] = dict.fromkeys(calls, 0)
-    spans = [(f"{each.kind} {each.which[1]}", each.start_ns, each.end_ns) for each in inside]
+    spans = [(f"{each.kind} {_which(each)[1]}", each.start_ns, each.end_ns) for each in inside]
     previous_end, waited_ns, pauses = start_ns, 0, 0
     for name, start, end in segments(spans, start_ns, end_ns):
         kind, _, tool = name.partition(" ")
@@ -117,25 +99,19 @@ _SHARED_NAMES = ("agent", "validate")
 
 
 class Sample(msgspec.Struct, frozen=True, gc=False):
-    """A sample, made from the sample's span in the timeline. `file` is the number of the journal."""
+    """A sample: its span, and the number of the journal with the span."""
 
     file: int
-    start_ns: int
-    end_ns: int
-    agent: str
-    ids: Ids
-    error: str | None
-    name: str
-    role: str
-    counts: Mapping[str, float | None]
+    line: Line
 
     @property
     def label(self) -> str:
-        return sample_label(self.ids, self.name)
+        return sample_label(self.line.ids, self.line.name)
 
     def lane(self, label: str) -> str:
         """Return the label of the lane with the sample's role, if the label does not have it."""
-        return label if not self.role or label.startswith(self.role) else f"{self.role} ({label})"
+        role = self.line.role
+        return label if not role or label.startswith(role) else f"{role} ({label})"
 
 
 def sample_label(ids: Ids, name: str) -> str:
@@ -158,8 +134,8 @@ class Samples:
 
     def __init__(self) -> None:
         self.all: list[Sample] = []
-        self._inside: dict[_Key, list[Inside]] = {}
-        self._all_inside: list[tuple[int, Ids, Inside]] = []
+        self._inside: dict[_Key, list[Line]] = {}
+        self._all_inside: list[tuple[int, Line]] = []
         self._names: tuple[str, ...] = _OWN_NAMES
         self._keys_of_equal_samples: set[_Key] = set()
 
@@ -173,13 +149,9 @@ class Samples:
         if line.ids.get("validate"):
             return
         if line.kind == "sample":
-            agent = str(line.ids.get("agent") or line.name)
-            times = line.start_ns, line.end_ns
-            self.all.append(Sample(file, *times, agent, line.ids, line.error, line.name, line.role or "", line.counts))
-            return
-        counts = line.counts.get("prompt_tokens"), line.counts.get("response_tokens")
-        inside = Inside(line.kind, line.name, line.start_ns, line.end_ns, line.error, *counts)
-        self._all_inside.append((file, line.ids, inside))
+            self.all.append(Sample(file, line))
+        else:
+            self._all_inside.append((file, line))
 
     def figures(self, zero_ns: int, lanes: Sequence[str], files: Sequence[str]) -> SampleFigures | None:
         """Return the data of the samples. Return None if the step has no samples.
@@ -191,27 +163,27 @@ class Samples:
         """
         if not self.all:
             return None
-        if not any(sample.ids.get(name) is not None for sample in self.all for name in _OWN_NAMES):
-            self._names = tuple(sorted({name for sample in self.all for name in _id_names(sample.ids)}))
+        if not any(sample.line.ids.get(name) is not None for sample in self.all for name in _OWN_NAMES):
+            self._names = tuple(sorted({name for sample in self.all for name in _id_names(sample.line.ids)}))
         grouped = defaultdict(list)
-        for file, ids, each_inside in self._all_inside:
-            grouped[_key(file, ids, self._names)].append(each_inside)
+        for file, line in self._all_inside:
+            grouped[_key(file, line.ids, self._names)].append(line)
         self._inside = grouped
         self._keys_of_equal_samples = _keys_of_equal_samples(self.all, self._names)
         for each in self._inside.values():
             each.sort(key=_start)
-        longest_first = sorted(self.all, key=lambda sample: sample.start_ns - sample.end_ns)
+        longest_first = sorted(self.all, key=lambda sample: sample.line.start_ns - sample.line.end_ns)
         parts = [self._parts_of_sample(sample) for sample in longest_first]
         median_parts = usual(parts)
         held_by_part = [held_by(part, median_parts) for part in parts]
-        lengths = [(sample.end_ns - sample.start_ns) / 1e9 for sample in reversed(longest_first)]
-        ends = sorted((sample.end_ns - zero_ns) / 1e9 for sample in longest_first)
+        lengths = [(sample.line.end_ns - sample.line.start_ns) / 1e9 for sample in reversed(longest_first)]
+        ends = sorted((sample.line.end_ns - zero_ns) / 1e9 for sample in longest_first)
         tail, tail_indexes = _tail(longest_first, held_by_part)
         shown_indexes = sorted({*range(min(len(longest_first), _MAX_LONGEST - len(tail_indexes))), *tail_indexes})
         return SampleFigures(
             count=len(longest_first),
-            failed=sum(sample.error is not None for sample in longest_first),
-            start_s=min((sample.start_ns - zero_ns) / 1e9 for sample in longest_first),
+            failed=sum(sample.line.error is not None for sample in longest_first),
+            start_s=min((sample.line.start_ns - zero_ns) / 1e9 for sample in longest_first),
             end_s=ends[-1],
             mean_s=fmean(lengths),
             quantiles_s={f"{at:g}": _quantile(lengths, at) for at in _QUANTILES},
@@ -234,20 +206,22 @@ class Samples:
             ],
         )
 
-    def _spans_inside(self, sample: Sample) -> list[Inside]:
+    def _spans_inside(self, sample: Sample) -> list[Line]:
         """Return the spans inside a sample: the spans with the ids of the sample that begin while the sample runs.
 
         Return an empty list if another sample has the same ids at the same time.
         """
-        key = _key(sample.file, sample.ids, self._names)
+        key = _key(sample.file, sample.line.ids, self._names)
         spans = self._inside.get(key, []) if key not in self._keys_of_equal_samples else []
-        return spans[bisect_left(spans, sample.start_ns, key=_start) : bisect_right(spans, sample.end_ns, key=_start)]
+        return spans[
+            bisect_left(spans, sample.line.start_ns, key=_start) : bisect_right(spans, sample.line.end_ns, key=_start)
+        ]
 
     def _parts_of_sample(self, sample: Sample) -> Parts:
         """Return the parts of a sample. Return an empty dict if another sample has the same ids at the same time."""
-        if _key(sample.file, sample.ids, self._names) in self._keys_of_equal_samples:
+        if _key(sample.file, sample.line.ids, self._names) in self._keys_of_equal_samples:
             return {}
-        return parts_of(self._spans_inside(sample), sample.start_ns, sample.end_ns)
+        return parts_of(self._spans_inside(sample), sample.line.start_ns, sample.line.end_ns)
 
     def _tool_rows(self, samples: Iterable[Sample]) -> list[ToolRow]:
         """Return a row for each tool that the samples called."""
@@ -255,7 +229,7 @@ class Samples:
         for sample in samples:
             for each in self._spans_inside(sample):
                 if each.kind == "tool":
-                    calls[each.name].append((each.seconds, sample.label, each.error is not None))
+                    calls[each.name].append(((each.end_ns - each.start_ns) / 1e9, sample.label, each.error is not None))
         rows = [
             ToolRow(
                 name=name,
@@ -271,8 +245,8 @@ class Samples:
         return sorted(rows, key=lambda row: -row.seconds)
 
 
-def _start(inside: Inside) -> int:
-    return inside.start_ns
+def _start(span: Line) -> int:
+    return span.start_ns
 
 
 def _key(file: int, ids: Ids, names: Sequence[str]) -> _Key:
@@ -287,11 +261,11 @@ def _keys_of_equal_samples(samples: Iterable[Sample], names: Sequence[str]) -> s
     """
     ends: dict[_Key, int] = {}
     shared = set()
-    for sample in sorted(samples, key=lambda sample: sample.start_ns):
-        key = _key(sample.file, sample.ids, names)
-        if sample.start_ns < ends.get(key, 0):
+    for sample in sorted(samples, key=lambda sample: sample.line.start_ns):
+        key = _key(sample.file, sample.line.ids, names)
+        if sample.line.start_ns < ends.get(key, 0):
             shared.add(key)
-        ends[key] = max(ends.get(key, 0), sample.end_ns)
+        ends[key] = max(ends.get(key, 0), sample.line.end_ns)
     return shared
 
 
@@ -325,8 +299,8 @@ def _tail(samples: Sequence[Sample], held_by_part: Sequence[str]) -> tuple[Tail 
     """
     if len(samples) < MIN_SAMPLES:
         return None, []
-    last_to_end_first = sorted(range(len(samples)), key=lambda index: -samples[index].end_ns)
-    ends = [samples[index].end_ns for index in last_to_end_first]
+    last_to_end_first = sorted(range(len(samples)), key=lambda index: -samples[index].line.end_ns)
+    ends = [samples[index].line.end_ns for index in last_to_end_first]
     max_count = max(1, len(last_to_end_first) // TAIL_PART)
     count = max(range(1, max_count + 1), key=lambda count: ends[count - 1] - ends[count])
     named_indexes = last_to_end_first[: min(count, _MAX_NAMED)]
@@ -341,24 +315,23 @@ def _tail(samples: Sequence[Sample], held_by_part: Sequence[str]) -> tuple[Tail 
 
 
 def _row(
-    sample: Sample, inside: Sequence[Inside], held: str, part: Parts, zero_ns: int, lane: str, file: str
+    sample: Sample, inside: Sequence[Line], held: str, part: Parts, zero_ns: int, lane: str, file: str
 ) -> SampleRow:
-    rollout = sample.ids.get("rollout")
-    turns = [each for each in inside if each.kind == "turn"]
-    own_counts = [] if turns else [(sample.counts.get("prompt_tokens"), sample.counts.get("response_tokens"))]
-    counts = [(turn.prompt, turn.response) for turn in turns] + own_counts
-    prompts = [prompt for prompt, _ in counts if prompt is not None]
-    responses = [response for _, response in counts if response is not None]
+    line = sample.line
+    rollout = line.ids.get("rollout")
+    counts = [turn.counts for turn in inside if turn.kind == "turn"] or [line.counts]
+    prompts = [tokens for each in counts if (tokens := each.get("prompt_tokens")) is not None]
+    responses = [tokens for each in counts if (tokens := each.get("response_tokens")) is not None]
     return SampleRow(
         label=sample.label,
-        sample=str(sample.ids.get("sample", "")),
+        sample=str(line.ids.get("sample", "")),
         rollout=rollout if isinstance(rollout, int) else None,
-        agent=sample.agent or None,
+        agent=str(line.ids.get("agent") or line.name) or None,
         lane=sample.lane(lane),
         file=file,
-        start_s=(sample.start_ns - zero_ns) / 1e9,
-        end_s=(sample.end_ns - zero_ns) / 1e9,
-        seconds=(sample.end_ns - sample.start_ns) / 1e9,
+        start_s=(line.start_ns - zero_ns) / 1e9,
+        end_s=(line.end_ns - zero_ns) / 1e9,
+        seconds=(line.end_ns - line.start_ns) / 1e9,
         held_by=held,
         parts=summed([part]),
         spans=[
@@ -373,5 +346,5 @@ def _row(
         ],
         prompt_tokens=int(prompts[0]) if prompts else None,
         response_tokens=int(sum(responses)) if responses else None,
-        error=sample.error,
+        error=line.error,
     )
