@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from autoprof.base import units
 from autoprof.base.redact import is_url, plain
 from autoprof.base.redact import url as redacted
@@ -78,15 +80,7 @@ def _collect(parent: Path, parsed: argparse.Namespace) -> Collected:
         result = gather.collect(ray, folder, progress=partial(console.bar, "collecting"))
     if not parsed.json:
         _show(result)
-    return Collected(
-        run=result.run,
-        directory=result.directory,
-        nodes=result.nodes,
-        missing=result.missing,
-        left_out=result.left_out,
-        when=result.when,
-        missing_lines=[part.line for part in result.missing],
-    )
+    return Collected(**msgspec.structs.asdict(result), missing_lines=[part.line for part in result.missing])
 
 
 def _copy_run(document: Collected, parsed: argparse.Namespace) -> None:

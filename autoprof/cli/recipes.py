@@ -25,13 +25,13 @@ from autoprof.base import units
 from autoprof.cli import arguments, console, recipes_catalog, recipes_check, recipes_new, recipes_try
 from autoprof.cli.console import complain
 from autoprof.cli.documents import Document
-from autoprof.cli.recipes_catalog import Entry, RecipeHook
+from autoprof.cli.recipes_catalog import Entry
 from autoprof.cli.recipes_check import RecipeFinding
 from autoprof.cli.recipes_try import ReadValue, Uncovered
 from autoprof.cli.run import not_run, switch_on
 from autoprof.hooks import recipe
 from autoprof.hooks.behaviour import Behaviour
-from autoprof.hooks.recipe import BoundHook, RecipeError, described, summary, takes
+from autoprof.hooks.recipe import BoundHook, Hook, RecipeError, described, summary, takes
 from autoprof.run import runtime, try_stacks
 from autoprof.rundir import runs
 from autoprof.rundir.processes import WAITING, ProcessState
@@ -221,7 +221,7 @@ def _show_hooks(entries: list[Entry]) -> None:
         console.show(["hook", "place", "behaviour", "versions", "options"], rows, drop=("versions", "options"))
 
 
-def _options(hook: RecipeHook) -> str:
+def _options(hook: Hook) -> str:
     options = hook.options | ({"rewrap": hook.rewrap} if hook.rewrap else {})
     return " ".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in options.items()) or "-"
 

@@ -28,7 +28,7 @@ from autoprof import _boot
 from autoprof._boot import entry_points
 from autoprof.base.units import did_you_mean
 from autoprof.hooks import recipe
-from autoprof.hooks.recipe import BoundHook, Recipe, RecipeError, exceeds, fits, installed_version, script
+from autoprof.hooks.recipe import BoundHook, Hook, Recipe, RecipeError, exceeds, fits, installed_version, script
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -378,18 +378,6 @@ def toml_files(place: str) -> list[str]:
 FITS, NEWER, OLDER, ABSENT, WRONG = "yes", "newer than its range", "not in its range", "not installed", "wrong"
 
 
-class RecipeHook(msgspec.Struct, frozen=True, kw_only=True):
-    """One hook of a recipe, with the values in the recipe file."""
-
-    name: str
-    module: str
-    attribute: str
-    behaviour: str
-    versions: str
-    options: dict[str, Any]
-    rewrap: str = ""
-
-
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
     """One recipe, and its fit to the target that is installed here.
 
@@ -399,6 +387,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
         versions: The releases of the target for which the recipe was made; empty for all releases.
         installed: The installed version of the target; empty if the target has no version or is not installed.
         fits: `yes`, or the reason why the recipe does not fit the installed target.
+        hooks: The hooks of the recipe.
         problem: The error in the recipe file; empty if the file has no error.
     """
 
@@ -409,7 +398,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     versions: str = ""
     installed: str = ""
     fits: str = WRONG
-    hooks: list[RecipeHook] = []
+    hooks: list[Hook] = []
     problem: str = ""
 
 
@@ -478,5 +467,5 @@ def _entry(fields: dict[str, Any], content: Recipe, bound: list[BoundHook], sour
         state = FITS
     else:
         state = NEWER if exceeds(version, content.versions) else OLDER
-    hooks = [msgspec.convert(hook.hook, RecipeHook, from_attributes=True) for hook in bound]
+    hooks = [hook.hook for hook in bound]
     return Entry(**fields, target=content.target, versions=content.versions, installed=version, fits=state, hooks=hooks)

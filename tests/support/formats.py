@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from autoprof.cli import documents, recipes, recipes_catalog, recipes_check, recipes_try
-from autoprof.hooks.recipe import described
+from autoprof.hooks.recipe import Hook, described
 from autoprof.report import beside, model
 from autoprof.rundir import records
 from autoprof.traces.flame import FlameNode, FlameThread
@@ -38,7 +38,7 @@ def page() -> str:
 def json_page() -> str:
     """Return the text of `json.md`, with the hand-written text above the mark."""
     kinds = [kind for module in JSON_MODULES for kind in structs(module)]
-    kinds += [Operator, Phase, EngineFigures, FlameThread, FlameNode]
+    kinds += [Hook, Operator, Phase, EngineFigures, FlameThread, FlameNode]
     text = _page(JSON_PAGE, JSON_MARK, [kind for kind in kinds if kind is not documents.Document])
     for kind in structs(records):
         text = text.replace(f"](#{kind.__name__.lower()})", f"](files.md#{kind.__name__.lower()})")
@@ -106,6 +106,8 @@ def _words(hint: Any) -> str:
         return _words(arguments[0])
     if origin in (typing.Union, types.UnionType):
         return " or ".join(dict.fromkeys(map(_words, arguments)))
+    if origin is typing.Literal:
+        return "text"
     if origin is list:
         return f"list of {_words(arguments[0])}"
     if origin is tuple:
