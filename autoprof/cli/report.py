@@ -299,7 +299,7 @@ def _write_runs(parsed: argparse.Namespace, named_runs: Sequence[Run]) -> int:
         table,
         lambda: markdown.text_of_runs(table),
         lambda: show_runs(table),
-        partial(html.write_runs, table),
+        partial(html.write, table),
         folder / RUNS_PAGE,
     )
 

@@ -51,14 +51,15 @@ class Share(msgspec.Struct, frozen=True):
     family: str
 
 
-def write(figures: RunFigures, path: Path) -> None:
-    """Write the page of a report to a file. The file appears only once it is complete.
+def write(content: RunFigures | RunTable, path: Path) -> None:
+    """Write the page of a report on one run or on several to a file. The file appears only once it is complete.
 
     Raises:
         MissingExtra: jinja2 is not installed.
         OSError: The page can't be written.
     """
-    files.write(path, page(figures).encode("utf-8", "backslashreplace"))
+    text = runs_page(content) if isinstance(content, RunTable) else page(content)
+    files.write(path, text.encode("utf-8", "backslashreplace"))
 
 
 def page(figures: RunFigures) -> str:
@@ -110,16 +111,6 @@ def _part(figures: RunFigures, kinds: dict[str, str]) -> dict[str, Any]:
             if stage.share is not None
         ],
     }
-
-
-def write_runs(table: RunTable, path: Path) -> None:
-    """Write the page of a report on several runs to a file. The file appears only once it is complete.
-
-    Raises:
-        MissingExtra: jinja2 is not installed.
-        OSError: The page can't be written.
-    """
-    files.write(path, runs_page(table).encode("utf-8", "backslashreplace"))
 
 
 def runs_page(table: RunTable) -> str:

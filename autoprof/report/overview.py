@@ -84,7 +84,7 @@ def without_autoprof(stages: Mapping[str, float]) -> dict[str, float]:
 def free_time(span: StepSpan, sums: StepSums) -> list[Interval]:
     """Return the times of a step in which no stage and no timer ran, and autoprof did not delay the step."""
     start, end = span.start_ns, span.end_ns
-    named_intervals = _timers(span, sums) + _stages(sums, start, end)
+    named_intervals = _timers(span, sums) + _within(sums.stages, start, end)
     covered = Union([*sums.profiling.pieces(), *((low, high) for _, low, high in named_intervals)])
     return list(covered.without(start, end))
 
@@ -109,7 +109,7 @@ def no_stage(span: StepSpan, sums: StepSums, parts: Mapping[str, float]) -> Stag
     low, high = max(free, key=lambda piece: piece[1] - piece[0], default=(start, start))
     if free_s <= long_s and (high - low) / 1e9 < long_part_s:
         return None
-    named_intervals = _timers(span, sums) + _stages(sums, start, end)
+    named_intervals = _timers(span, sums) + _within(sums.stages, start, end)
     return StageGap(
         seconds=free_s,
         share=free_s / stages_s,
@@ -179,12 +179,8 @@ def _timers(span: StepSpan, sums: StepSums) -> list[tuple[str, int, int]]:
     return [(name, start, end) for name, start, end, file in sums.timers if file == span.file]
 
 
-def _stages(sums: StepSums, start: int, end: int) -> list[tuple[str, int, int]]:
-    """Return the name of each stage with the intervals from `start` to `end` in which any process ran it."""
-    return _within(sums.stages, start, end)
-
-
 def _within(stages: Mapping[str, Union], start: int, end: int) -> list[tuple[str, int, int]]:
+    """Return the name of each stage with the intervals from `start` to `end` in which it ran."""
     return [(name, low, high) for name, union in stages.items() for low, high in union.within(start, end)]
 
 
