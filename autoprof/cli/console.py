@@ -229,7 +229,19 @@ def print_json(document: object) -> None:
 
 @contextmanager
 def _progress(title: str, total: int | None, *columns: str) -> Iterator[Callable[..., object]]:
-    """Show a progress bar on stderr, with these columns of rich. Yields a function that updates the bar."""
+    """Show a progress bar on stderr if it is a terminal; otherwise show nothing.
+
+    Args:
+        title: Text in front of the bar.
+        total: Amount of all work; None if it is unknown.
+        columns: The columns of the bar: names of classes of `rich.progress`.
+
+    Yields:
+        A function that updates the bar, as `rich.progress.Progress.update` does.
+    """
+    if not _supports_escapes(sys.stderr):
+        yield lambda **changes: None
+        return
     from rich import progress
     from rich.console import Console
 
@@ -250,9 +262,6 @@ def bar(title: str, total: int) -> Iterator[Callable[[int], object]]:
     Yields:
         A function to call with the number of bytes that were done since the last call.
     """
-    if not _supports_escapes(sys.stderr):
-        yield lambda done: None
-        return
     columns = ("TextColumn", "BarColumn", "DownloadColumn", "TimeRemainingColumn")
     with _progress(title, total, *columns) as update:
         yield lambda done: update(advance=done)
@@ -269,9 +278,6 @@ def reading(verb: str = "reading") -> Iterator[Reading]:
 
     Yields a function to call before each file is read.
     """
-    if not _supports_escapes(sys.stderr):
-        yield lambda done, total, name: None
-        return
     with _progress("", None, "TextColumn", "BarColumn", "MofNCompleteColumn") as update:
         yield lambda done, total, name: update(completed=done, total=total, description=f"{verb} {plain(name[:60])}")
 

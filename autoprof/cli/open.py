@@ -54,10 +54,6 @@ _PRIVACY_HEADERS = {
 }
 
 
-class PortTaken(OSError):
-    """The port can't be used, because another program listens on it."""
-
-
 class Content(msgspec.Struct, frozen=True, kw_only=True):
     """Content that the server sends: a text, or the content that a file has at the time of the HTTP request.
 
@@ -93,20 +89,14 @@ class Server(ThreadingHTTPServer):
         """Listen on a port of 127.0.0.1. If `port` is 0, listen on a free port.
 
         Raises:
-            PortTaken: Another program listens on the port.
-            OSError: This user may not listen on the port.
+            OSError: Another program listens on the port, or this user may not listen on it.
         """
         self.contents: dict[str, Content] = {}
         self.make: Callable[[str], Content | None] = lambda name: None
         self._making = threading.Lock()
         self._path = f"/{secrets.token_urlsafe(18)}/"
         self._once = ""
-        try:
-            super().__init__(("127.0.0.1", port), _PageHandler)
-        except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                raise PortTaken(error.errno, f"port {port} is taken") from error
-            raise
+        super().__init__(("127.0.0.1", port), _PageHandler)
 
     def server_bind(self) -> None:
         """Bind the socket. Unlike HTTPServer, do not look up the name of this machine."""
@@ -432,7 +422,7 @@ def _has_browser() -> bool:
 
 
 def _no_port(port: int, error: OSError) -> str:
-    if not isinstance(error, PortTaken):
+    if error.errno != errno.EADDRINUSE:
         return f"open: port {port}: {error.strerror}"
     if port == PERFETTO_PORT:
         return (
