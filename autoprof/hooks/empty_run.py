@@ -71,6 +71,8 @@ def report() -> None:
 def _end_for_another_program(run: Runtime) -> None:
     """If this process started the run as another program and then called `os.exec`, end the run.
 
+    If programs that this process started have ended the run, only report their captures.
+
     `exec` replaces the program of a process. The process keeps its id and its start time. `exec` runs no functions of
     `atexit`, so the first program could not end the run.
     """
@@ -78,9 +80,13 @@ def _end_for_another_program(run: Runtime) -> None:
 
     info = layout.read_json(run.rundir.run_json, RunFile)
     this_process = (identity.HOST, os.getpid(), identity.start_ticks(os.getpid()))
-    has_ranks = files.exists(run.rundir.path / ranks.FOLDER)
-    if info.state == "running" and (info.host, info.pid, info.ticks) == this_process and not has_ranks:
+    is_own = (info.host, info.pid, info.ticks) == this_process
+    if files.exists(run.rundir.path / ranks.FOLDER):
+        return
+    if info.state == "running" and is_own:
         end.end_run(run)
+    elif not is_own and info.host == identity.HOST:
+        end.report_captures(run)
 
 
 def _warn_of_own_recipes(run: Runtime) -> None:

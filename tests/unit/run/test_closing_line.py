@@ -117,6 +117,17 @@ def test_a_run_of_several_processes_has_one_line(tmp_path: Path) -> None:
     assert len(lines(tmp_path, code, AUTOPROF_STEPS="99")) == 1
 
 
+def test_programs_of_a_starter_without_hooks_share_one_line(tmp_path: Path) -> None:
+    (tmp_path / "worker.py").write_text(RUN)
+    code = """
+import subprocess, sys
+programs = [subprocess.Popen([sys.executable, "worker.py"]) for _ in range(2)]
+assert [program.wait() for program in programs] == [0, 0]
+"""
+    expected = "autoprof: no step was captured: AUTOPROF_STEPS=99, steps 1 to 4 ran"
+    assert lines(tmp_path, code, AUTOPROF_STEPS="99") == [expected]
+
+
 @pytest.mark.parametrize(
     "end",
     [
