@@ -205,16 +205,23 @@ class Detector:
         )
 
     def compare_ranks(self, step: Measured, entries: Sequence[RankStats], step_in_run: int) -> OpenedWindow | None:
-        """Compare the stage times of the ranks in one step. Return the window that a condition opens, or None."""
+        """Compare the stage times of the ranks in one step. Return the window that a condition opens, or None.
+
+        A rank that waits for another rank in a stage does not end the stage later than that rank, so it is not slow.
+        """
         by_stage: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
+        ends: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
         for entry in entries:
             for role, stages in entry.stages.items():
                 for stage, took_s in stages.items():
                     by_stage[role, stage][entry.rank] = took_s
+                    ends[role, stage][entry.rank] = entry.ends.get(role, {}).get(stage, 0.0)
         outliers = []
         for (role, stage), times in by_stage.items():
             rank, took_s, median_s = _slowest(times)
-            if took_s - median_s >= LEAST_SHARE * step.seconds:
+            others_end_s = median([end for other, end in ends[role, stage].items() if other != rank] or [0.0])
+            late_s = ends[role, stage][rank] - others_end_s if len(times) > 1 else 0.0
+            if min(took_s - median_s, late_s) >= LEAST_SHARE * step.seconds:
                 text = f"{role} rank {rank} took {in_words(took_s)} for {stage} in step {step.number}"
                 outliers.append((took_s, median_s, text))
         return self._open_window(self._above(RANK, outliers), step_in_run)

@@ -164,6 +164,7 @@ class RankStats(msgspec.Struct, kw_only=True, omit_defaults=True):
         host: Host of the rank.
         step: The global step; None before the first stage.
         stages: Seconds of each stage, as a dict from role to a dict from stage to seconds.
+        ends: End of the last call of each stage, in the same form, in seconds since the epoch.
         memory: Share of memory in use, from 0 to 1: the peak of the rank's device, or the current use of the host.
         memory_of: The owner of that memory, `device` or `host`.
         oom: Description of the last time that the rank ran out of memory; empty if this has not happened.
@@ -174,6 +175,7 @@ class RankStats(msgspec.Struct, kw_only=True, omit_defaults=True):
     host: str
     step: int | None = None
     stages: dict[str, dict[str, float]] = {}
+    ends: dict[str, dict[str, float]] = {}
     memory: float = 0.0
     memory_of: str = ""
     oom: str = ""
@@ -322,6 +324,7 @@ class StatsReporter:
             self._ran, self._sent = [], False
         stages = self._rank.stages.setdefault(line.role, {})
         stages[line.name] = stages.get(line.name, 0.0) + (line.end_ns - line.start_ns) / 1e9
+        self._rank.ends.setdefault(line.role, {})[line.name] = line.end_ns / 1e9
         ran_out = line.error is not None and _RAN_OUT in line.error
         if ran_out:
             self._rank.oom = f"{line.role} rank {rank} ran out of memory in {line.name} of step {line.step}"

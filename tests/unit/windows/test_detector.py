@@ -116,9 +116,10 @@ def test_a_stage_that_no_step_has_is_named() -> None:
 
 
 def ranks(number: int, *seconds: float, stage: str = "update_actor") -> list[RankStats]:
+    took = [{"actor": {stage: each}} for each in seconds]
     return [
-        RankStats(role="actor", rank=rank, host="node1", step=number, stages={"actor": {stage: took}})
-        for rank, took in enumerate(seconds)
+        RankStats(role="actor", rank=rank, host="node1", step=number, stages=each, ends=each)
+        for rank, each in enumerate(took)
     ]
 
 
@@ -131,6 +132,20 @@ def test_a_rank_is_slow_beside_the_median_of_the_others() -> None:
     assert opened.reason == (
         "actor rank 3 took 12.0 s for update_actor in step 41, 1.4 times the median of the others, 8.60 s (rank>1.3x)"
     )
+
+
+def test_a_rank_that_waits_for_a_slow_rank_is_not_slow() -> None:
+    """Rank 1 is slow in `collect`, so rank 0 waits for it in the collective of `update_actor`."""
+    entries = [
+        RankStats(role="actor", rank=rank, host="node1", step=9, stages={"actor": stages}, ends={"actor": ends})
+        for rank, stages, ends in (
+            (0, {"collect": 0.5, "update_actor": 3.2}, {"collect": 0.5, "update_actor": 3.71}),
+            (1, {"collect": 3.5, "update_actor": 0.2}, {"collect": 3.5, "update_actor": 3.7}),
+        )
+    ]
+    opened = Detector(selection.parse_conditions("rank>1.3x")).compare_ranks(step(9, 3.8), entries, 9)
+    assert opened is not None
+    assert opened.reason.startswith("actor rank 1 took 3.50 s for collect in step 9, 7.0 times the median")
 
 
 def test_a_rank_that_is_slow_in_next_to_nothing_opens_no_window() -> None:

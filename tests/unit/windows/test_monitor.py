@@ -211,7 +211,7 @@ def test_a_slow_rank_opens_a_window(made: Made, kept: dict[str, bytes]) -> None:
         for rank in range(3):
             took = 9.0 if (number, rank) == (9, 2) else 4.0
             stages = {"actor": {"update_actor": took}}
-            entry = RankStats(role="actor", rank=rank, host="node1", step=number, stages=stages)
+            entry = RankStats(role="actor", rank=rank, host="node1", step=number, stages=stages, ends=stages)
             kept[f"told/run/rank.actor.{rank}"] = msgspec.json.encode(entry)
         kept["told/run/rank.other.0"] = b"{"
         trainer.step(number)
@@ -224,7 +224,7 @@ def test_a_step_that_is_slow_for_its_slowest_rank_is_one_window(made: Made, kept
     trainer.steps(*range(1, 10))
     for rank in range(3):
         stages = {"actor": {"update_actor": 9.0 * rank + 1}}
-        entry = RankStats(role="actor", rank=rank, host="node1", step=10, stages=stages)
+        entry = RankStats(role="actor", rank=rank, host="node1", step=10, stages=stages, ends=stages)
         kept[f"told/run/rank.actor.{rank}"] = msgspec.json.encode(entry)
     trainer.step(10, 25.0)
     trainer.steps(11, 12)
@@ -331,7 +331,7 @@ def test_slowest_ranks_of_each_role_are_named_with_the_reason(made: Made, kept: 
     for number in range(1, 10):
         for rank in range(4):
             stages = {"actor": {"update_actor": 4.0 + rank % 3}, "ref": {"compute_ref_log_prob": 2.0}}
-            entry = RankStats(role="actor", rank=rank, host="node1", step=number, stages=stages)
+            entry = RankStats(role="actor", rank=rank, host="node1", step=number, stages=stages, ends=stages)
             kept[f"told/run/rank.actor.{rank}"] = msgspec.json.encode(entry)
         trainer.step(number)
     read = run.settings.overridden(trainer.captured[9])
