@@ -99,7 +99,7 @@ def _slowest_on_average(
 FEWEST, KEPT, FIRST = 5, 100, 2
 # Minimum time that a stage, rank or replica takes longer than usual to count as an outlier, as a share of the step.
 LEAST_SHARE = 0.03
-# Number of steps after which a stage that has not run counts as unknown.
+# Number of steps after which a stage that has not run counts as unknown, and after which a step must be compared.
 _UNKNOWN_AFTER_STEPS = 10
 
 
@@ -202,6 +202,19 @@ class Detector:
         return (
             f"AUTOPROF_WHEN: no step had a stage {', '.join(missing_names)} in the trainer's process; "
             f"there are {names_text}"
+        )
+
+    def nothing_compared(self, step_in_run: int) -> str:
+        """Return a warning if conditions compare times, but no step could be compared yet, else an empty text.
+
+        As with `unknown_names`, the text is empty for all steps except one.
+        """
+        names = [ready.condition.what for ready in self._ready if ready.condition.what not in (MEMORY, OOM)]
+        if step_in_run != _UNKNOWN_AFTER_STEPS or not names:
+            return ""
+        return (
+            f"AUTOPROF_WHEN: {', '.join(names)} compared none of {step_in_run} steps: captured steps and the steps "
+            "after them are not compared; let AUTOPROF_STEPS capture fewer steps"
         )
 
     def compare_ranks(self, step: Measured, entries: Sequence[RankStats], step_in_run: int) -> OpenedWindow | None:

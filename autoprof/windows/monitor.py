@@ -37,6 +37,7 @@ class Monitor:
         self._resumed: OpenedWindow | None = None
         self._at = 0
         self._follows_captured = False
+        self._any_compared = False
         self._thread: threading.Thread | None = None
         self._before: dict[int, ReplicaStats] = {}
         # If a launcher has started several trainer processes, only one of them compares steps. To open a window in all
@@ -110,12 +111,14 @@ class Monitor:
             return
         measured = Measured(step, line.start_ns, line.end_ns, parts, self._reporter.kinds)
         fair = not captured and not follows_captured and line.error is None
+        self._any_compared |= fair and step_in_run > FIRST
+        warning = "" if self._any_compared else self._detector.nothing_compared(step_in_run)
         if fair:
             with self._lock:
                 self._open_window(self._detector.compare_step(measured, step_in_run))
-                unknown = self._detector.unknown_names(measured, step_in_run)
-            if unknown:
-                log.warning_once(unknown)
+                warning = warning or self._detector.unknown_names(measured, step_in_run)
+        if warning:
+            log.warning_once(warning)
         if self._asks and (self._thread is None or not self._thread.is_alive()) and not state.stop.is_set():
             own_entry = self._reporter.of_rank()
             thread = threading.Thread(

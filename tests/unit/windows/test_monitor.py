@@ -124,6 +124,16 @@ def test_the_step_after_a_captured_one_is_not_compared(made: Made) -> None:
     assert list(trainer.captured) == [20, 24]
 
 
+@pytest.mark.parametrize(("steps", "count"), [("::2", 1), ("::3", 0)])
+def test_steps_that_leave_none_to_compare_are_reported(
+    steps: str, count: int, made: Made, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = Trainer(made(steps=steps, when=selection.parse_conditions("step>2x,oom")))
+    trainer.steps(*range(1, 31))
+    warning = "AUTOPROF_WHEN: step compared none of 10 steps: captured steps and the steps after them are not compared"
+    assert caplog.text.count(warning) == count
+
+
 def test_the_first_steps_after_a_resume(made: Made) -> None:
     run = made(steps="", when=selection.parse_conditions("resume:2"))
     trainer = Trainer(run)
