@@ -20,8 +20,9 @@ from autoprof.cli import arguments, console, hung
 from autoprof.cli.documents import Report
 from autoprof.config import settings
 from autoprof.config.selection import Condition, Steps, steps_in_words
-from autoprof.report import causes, findings, hang_state, hangs
+from autoprof.report import causes, findings, hang_state, hangs, places
 from autoprof.report.hang_state import OpenSpans
+from autoprof.report.model import Finding
 from autoprof.report.remedies import Advised, name_of, remedied
 from autoprof.report.timeline import journals_of
 from autoprof.rundir import deaths, journal, layout, runs
@@ -182,9 +183,10 @@ def examine_run(run: runs.Run) -> Report:
     shifts = {file.host: file.shift_ns for file in journals_of(Path(run.path))[0]}
     open_spans = hang_state.read_open_spans(run, shifts)
     hung.read_silent(run, open_spans)
-    of_ray = hung.ask_ray(run, open_spans)
-    _check_hangs(report, run, open_spans, executed_s)
-    report.problems += of_ray
+    refused, failed_tasks = hung.ask_ray(run, open_spans)
+    _check_hangs(report, run, open_spans, executed_s, failed_tasks)
+    report.problems += refused
+    report.notes += failed_tasks
     _check_steps(report, run, open_spans, executed)
     report.problems += stages_outside_steps(run, executed)
     _check_captures(report, run)
@@ -316,20 +318,38 @@ def _settings(run: runs.Run) -> str:
     return steps_in_words(run.info.settings.steps if "steps" in fields else "?", when)
 
 
-def _check_hangs(report: Report, run: runs.Run, open_spans: OpenSpans, executed_s: Mapping[int, float]) -> None:
+def _check_hangs(
+    report: Report,
+    run: runs.Run,
+    open_spans: OpenSpans,
+    executed_s: Mapping[int, float],
+    failed_tasks: Sequence[str],
+) -> None:
     """Add a problem for each step that is or was stuck, and for samples that ended with an exception.
 
-    `executed_s` is a dict from the number of an ended step to its seconds.
+    Args:
+        report: The report to add to.
+        run: The run.
+        open_spans: The open spans of the run.
+        executed_s: Dict from the number of an ended step to its seconds.
+        failed_tasks: Sentences about failed tasks of Ray, which may be the reason why a process waits in `ray.get`.
     """
     hang_findings, notes = hangs.hangs_of_run(run.path, open_spans, executed_s)
     report.notes += notes
     advised = Advised(name_of(run.path), run.state.startswith("running"))
+    hang_findings.sort(key=_is_past)
     for finding in remedied([*hang_findings, *findings.failures_of_run(open_spans)], advised):
-        report.problems.append(finding.text)
+        waits_for_ray = not _is_past(finding) and finding.text.endswith((f"({places.RAY})", f"({places.RAY_WAIT})"))
+        report.problems.append("; ".join([finding.text, *(failed_tasks[:1] if waits_for_ray else [])]))
         subject = "the run" if finding.step is None else f"step {finding.step}"
         # This command is doctor: it does not recommend itself.
         command = "" if finding.command.startswith("autoprof doctor") else f" {finding.command}"
         report.notes += [f"{subject}: {line}" for line in [*finding.evidence, f"{finding.remedy}{command}"]]
+
+
+def _is_past(hang: Finding) -> bool:
+    """Return True for a step that was stuck, False for a step or a run that is stuck now."""
+    return " was stuck for " in hang.text
 
 
 def _check_steps(report: Report, run: runs.Run, open_spans: OpenSpans, executed: Sequence[Line]) -> None:

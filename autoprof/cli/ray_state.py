@@ -1,4 +1,4 @@
-"""State of a Ray cluster for `autoprof doctor`: actors and tasks that Ray can't place, and actors that restart.
+"""State of a Ray cluster for `autoprof doctor`: requests that Ray can't grant, actors that restart, failed tasks.
 
 The control store of the cluster is asked in a separate process, which imports Ray and may be ended: python -m
 autoprof.cli.ray_state ADDRESS. It needs neither Ray's dashboard nor a job in the cluster. The functions are Ray's
@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,14 @@ import msgspec
 
 import autoprof
 from autoprof.base import seam, units
+from autoprof.base.redact import writable
+from autoprof.run import raised
 
 _TIMEOUT_S = 15.0
 # Number of restarts from which an actor is reported.
 _MANY_RESTARTS = 3
 _MAX_TEXTS = 8
+_MAX_FAILED, _MAX_ERROR_CHARS = 64, 1 << 13
 
 
 class RayActor(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,16 +46,32 @@ class RayActor(msgspec.Struct, frozen=True, kw_only=True):
     needs: dict[str, float] = {}
 
 
+class FailedTask(msgspec.Struct, frozen=True, kw_only=True):
+    """A task or a call of an actor's method that failed, and that Ray does not repeat.
+
+    Attributes:
+        name: The name of the function or method.
+        pid: The id of the process that ran it; 0 if it is unknown.
+        error: The text of the error. It contains the traceback of an exception.
+    """
+
+    name: str
+    pid: int = 0
+    error: str = ""
+
+
 class RayState(msgspec.Struct, frozen=True, kw_only=True):
     """State of a Ray cluster.
 
     Attributes:
         actors: The actors.
+        failed: The last failed tasks, the newest first.
         infeasible: The resources of each kind of request that no node of the cluster can ever grant.
         total: Dict from resource to the sum over all nodes.
     """
 
     actors: list[RayActor] = []
+    failed: list[FailedTask] = []
     infeasible: list[dict[str, float]] = []
     total: dict[str, float] = {}
 
@@ -90,6 +110,35 @@ def sentences(state: RayState) -> list[str]:
     return texts[:_MAX_TEXTS]
 
 
+def failures(tasks: Iterable[FailedTask]) -> list[str]:
+    """Return a sentence for each failed task, without repetitions."""
+    texts = []
+    for task in tasks:
+        first_line = task.error.partition("\n")[0]
+        texts.append(f"Ray task {task.name} ended with {raised.description_of_traceback(task.error) or first_line}")
+    return list(dict.fromkeys(map(writable, texts)))[:_MAX_TEXTS]
+
+
+def _failed(events: Iterable[bytes]) -> list[FailedTask]:
+    """Return the tasks that failed in their last attempt, the newest first."""
+    from ray.core.generated import gcs_pb2
+
+    last: dict[bytes, Any] = {}
+    for event in map(gcs_pb2.TaskEvents.FromString, events):
+        if event.attempt_number >= getattr(last.get(event.task_id), "attempt_number", 0):
+            last[event.task_id] = event
+    failed = [event for event in last.values() if event.state_updates.error_info.error_message]
+    failed.sort(key=lambda event: -max(event.state_updates.state_ts_ns.values(), default=0))
+    return [
+        FailedTask(
+            name=event.task_info.name,
+            pid=event.state_updates.worker_pid,
+            error=event.state_updates.error_info.error_message[:_MAX_ERROR_CHARS],
+        )
+        for event in failed[:_MAX_FAILED]
+    ]
+
+
 def _ask(address: str) -> RayState:
     """Ask the control store. This runs in a separate process."""
     from ray import _raylet
@@ -123,7 +172,10 @@ def _ask(address: str) -> RayState:
         for demand in usage.resource_load_by_shape.resource_demands
         if demand.num_infeasible_requests_queued
     ]
-    return RayState(actors=actors, infeasible=infeasible, total=total)
+    failed: list[FailedTask] = []
+    with seam.suppress(Exception):  # a release without task events, or with other fields
+        failed = _failed(accessor.get_task_events())
+    return RayState(actors=actors, failed=failed, infeasible=infeasible, total=total)
 
 
 if __name__ == "__main__":

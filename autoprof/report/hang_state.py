@@ -179,6 +179,7 @@ class Working(msgspec.Struct, frozen=True):
         main: True for the thread that works on the open step or stage.
         own: True if the function belongs to the user, False if it belongs to a trainer.
         awaited: True for a task for which the thread of an event loop waits.
+        is_thread: True for a thread, False for a task.
     """
 
     who: str
@@ -187,6 +188,7 @@ class Working(msgspec.Struct, frozen=True):
     main: bool = False
     own: bool = False
     awaited: bool = False
+    is_thread: bool = False
 
 
 class Sentence(msgspec.Struct, frozen=True):
@@ -530,8 +532,9 @@ def _working_code(stacks: ProcessStacks, thread: Thread, is_main_thread: bool) -
     if place is None or (places.waits(thread.frames) == places.IDLE and not thread.spans):
         return None
     thread_spans = [stacks.spans[number] for number in thread.spans if 0 <= number < len(stacks.spans)]
+    is_own = not places.package(place)
     return Working(
-        writable(thread.name), writable(places.text(place)), thread_spans, is_main_thread, not places.package(place)
+        writable(thread.name), writable(places.text(place)), thread_spans, is_main_thread, is_own, is_thread=True
     )
 
 

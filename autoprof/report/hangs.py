@@ -17,7 +17,7 @@ from autoprof.base.redact import writable
 from autoprof.base.units import seconds
 from autoprof.report import collectives, hang_state, places, silence
 from autoprof.report.collectives import collective, flight_records
-from autoprof.report.hang_state import Hang, OpenSpans, Process, Sentence, where
+from autoprof.report.hang_state import Hang, OpenSpans, Process, Sentence, Working, where
 from autoprof.report.model import Finding, name_ranks, plural, several
 from autoprof.report.rules import KINDS
 from autoprof.rundir import journal, layout, processes
@@ -296,20 +296,23 @@ def busy(processes: Sequence[Process]) -> Iterator[Sentence]:
     for process, work in workers[:3]:
         stage = f" in {process.stage.name}" if process.stage is not None else ""
         doing = f"waits for {work.who}" if work.awaited else "is"
-        text = f"{process.name} {doing} in {work.place}{stage}{process.of_workers()}{_beside(process, work.place)}"
+        text = f"{process.name} {doing} in {work.place}{stage}{process.of_workers()}{_beside(process, work)}"
         yield Sentence(text, process.stack_lines(), process.file)
 
 
-def _beside(process: Process, place: str) -> str:
-    """Return a text about the threads and tasks of a process that its main thread may wait for.
+def _beside(process: Process, work: Working) -> str:
+    """Return a text about the threads and tasks of a process for which `work` may wait.
 
-    If the main thread waits, these are the threads that run code of the user elsewhere than in `place`.
+    If the main thread waits, these are the threads that run code of the user elsewhere than in the place of `work`.
     """
-    if process.waits_for_thread:
+    if process.waits_for_thread or work.awaited:
         others = [
-            work for work in process.working if work.own and not work.main and not work.awaited and work.place != place
+            each
+            for each in process.working
+            if each.own and not each.main and not each.awaited and each.place != work.place
+            if each.is_thread or not work.awaited
         ]
-        if len({work.place for work in others}) == 1:
+        if len({each.place for each in others}) == 1:
             who = f"its thread {others[0].who} is" if len(others) == 1 else f"its {len(others)} other threads are"
             return f"; {who} in {others[0].place}"
     return ""

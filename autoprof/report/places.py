@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import PurePath
@@ -147,6 +148,8 @@ def waits(frames: Sequence[Frame]) -> str:
     if any(name(frame) in ("get", "wait", "get_objects") for frame in ray):
         return RAY
     last = frames[-1] if frames else None
+    if len(frames) > 1 and name(frames[-2]) == "put" and frames[-2].file.endswith("/queue.py"):
+        return ""  # a full queue stops the work of a thread
     if (
         last is None
         or "forever" in name(last)
@@ -188,6 +191,8 @@ _KINDS = ("Lock", "RLock")
 _MAX_LOCK_FRAMES = 8
 # The file, the class (empty for a global variable) and the name of a lock.
 _Lock: TypeAlias = "tuple[str, str, str]"
+# The lock that `logging` holds while a handler writes a record. Each handler has its own.
+_HANDLER_LOCK: _Lock = ("logging/__init__.py", "Handler", "a logging handler's lock")
 _Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -286,7 +291,8 @@ def _wait(thread: Thread, sources: dict[str, _Source], with_wanted: bool = False
         frames = frames[:-1]
     if not frames or package(frames[-1]):
         return None
-    wanted_lock = _lock_source(frames[-1], sources).wanted(frames[-1].line)
+    wanted_lock = _HANDLER_LOCK if _is_in_logging(thread.frames[-1], "acquire", "handle") else None
+    wanted_lock = wanted_lock or _lock_source(frames[-1], sources).wanted(frames[-1].line)
     if wanted_lock is None:
         return None
     held_locks = {
@@ -295,7 +301,13 @@ def _wait(thread: Thread, sources: dict[str, _Source], with_wanted: bool = False
         if not package(frame)
         for lock in _lock_source(frame, sources).held(frame.line, is_innermost=frame is frames[-1])
     }
+    if any(name(inner) == "emit" and _is_in_logging(outer, "handle") for outer, inner in itertools.pairwise(frames)):
+        held_locks.add(_HANDLER_LOCK)
     return _Wait(thread, frames[-1], wanted_lock, held_locks if with_wanted else held_locks - {wanted_lock})
+
+
+def _is_in_logging(frame: Frame, *names: str) -> bool:
+    return name(frame) in names and frame.file.endswith("/logging/__init__.py")
 
 
 def _lock_source(frame: Frame, sources: dict[str, _Source]) -> _Source:

@@ -100,9 +100,9 @@ def _origin(error: BaseException, text: str) -> str:
     if origin is None and not seam.hides_context(error):
         origin = seam.context_of(error)
     if origin is None:
-        return _description_from_traceback(text)
+        return description_of_traceback(text)
     text = _text(origin)[0]
-    return _description_from_traceback(text) or _words(origin, text)
+    return description_of_traceback(text) or _words(origin, text)
 
 
 def _words(error: BaseException, text: str) -> str:
@@ -111,7 +111,7 @@ def _words(error: BaseException, text: str) -> str:
     return f"{seam.type_name(error)}{f': {first_line}' if first_line else ''}{place}"
 
 
-def _description_from_traceback(text: str) -> str:
+def description_of_traceback(text: str) -> str:
     """Describe the exception whose traceback is in a text. Return an empty text if the text has no traceback."""
     stack, end = _last_traceback(text)
     frames = _frames_in(stack)

@@ -368,8 +368,10 @@ class _FailedThreads(process.State):
         return invoke_excepthook
 
     def _record(self, thread: Any, error: BaseException | None) -> None:
-        # A thread may end itself by `SystemExit`.
-        if error is not None and not issubclass(type(error), SystemExit) and len(self.texts) < _MAX_FAILED:
+        # `threading` prints nothing about `SystemExit`. A thread may end itself by it, without a text or a status.
+        if error is None or len(self.texts) >= _MAX_FAILED:
+            return
+        if not issubclass(type(error), SystemExit) or seam.text(error) not in ("", "None", "0"):
             self.texts.append(_failure(f"thread {thread.name}", error))
 
 

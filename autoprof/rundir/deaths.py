@@ -39,6 +39,8 @@ _CTRL_C, _SIGTERM = "SIGINT", "SIGTERM"
 # Maximum time between a dump at a kill and the last journal line of the process.
 _DUMP_NS = 1_000_000_000
 _EXIT = "SystemExit"
+# Maximum time between the end of a rank and the lost connection of another rank.
+_ENDED_EARLY_NS = 3_600_000_000_000
 
 
 def find_in_run(run: Run) -> list[Death]:
@@ -111,7 +113,37 @@ def find(
     ordered = [
         death for ago in sorted(attempts) for death in _first_of_equal_exceptions(_likely_cause_first(attempts[ago]))
     ]
-    return ordered[:_MAX_DEATHS]
+    return [*_ended_early(ordered[:1], states), *ordered][:_MAX_DEATHS]
+
+
+def _ended_early(first: Sequence[Death], states: Sequence[ProcessState]) -> list[Death]:
+    """Return the ranks that ended without an error before another rank lost its connection. They are the likely cause.
+
+    Args:
+        first: The likely cause so far. Empty if no process died.
+        states: The last states of the run's processes.
+    """
+    lost = [death for death in first if death.how == EXCEPTION and is_consequence(death) and death.rank is not None]
+    titles = {(state.host, state.pid): state.process for state in states}
+    return [
+        Death(
+            how=EXIT,
+            host=state.host,
+            pid=state.pid,
+            role=ended.role,
+            rank=ended.rank,
+            step=ended.step,
+            after=ended.name,
+            last_ns=state.last_ns,
+            file=state.file,
+        )
+        for death in lost
+        if death.exception is not None and not death.exception.named
+        for state in states
+        if state.state == EXITED and not state.error and (ended := state.ended) is not None
+        if ended.rank not in (None, death.rank) and state.process == titles.get((death.host, death.pid))
+        if state.host == death.host and death.last_ns - _ENDED_EARLY_NS < state.last_ns < death.last_ns
+    ]
 
 
 def _attempts_ago(death: Death, info: RunFile) -> int:
@@ -554,7 +586,11 @@ def _how(death: Death) -> str:
     if death.how == CRASH:
         return f"crashed ({death.signal})" if death.signal else "crashed"
     if death.how == EXIT:
-        return f"exited with status {death.status}"
+        return (
+            "ended before the other ranks, without an error,"
+            if death.status is None
+            else f"exited with status {death.status}"
+        )
     if death.killer in (KERNEL, RAY):
         killer = "the kernel" if death.killer == KERNEL else "Ray"
         used = f": {units.size(death.used_bytes)} of {units.size(death.limit_bytes)} used" if death.limit_bytes else ""

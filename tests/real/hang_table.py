@@ -494,6 +494,17 @@ def loader(name: str, code: str, *words: str, **more: object) -> Row:
     return Row(name, code, words=words, **given)  # type: ignore[arg-type]
 
 
+RAY.append(
+    ray(
+        "task-dead",
+        "from ray.util.queue import Queue\nitems = Queue(actor_options={'num_cpus': 0})\n@ray.remote(num_cpus=0)\n"
+        "def produce(): raise KeyError('prompt') # THERE\ntask = produce.remote()",
+        "items.get() # HERE",
+        "@HERE",
+        "Ray task produce ended with KeyError",
+        "@THERE",
+    )
+)
 # Scenarios that were thought of without a look at the code.
 BLIND = [
     alone(
@@ -616,6 +627,72 @@ BLIND = [
         ("@HERE",),
         ranks=2,
         wait_s=5,
+    ),
+]
+# Further scenarios of this kind.
+BLIND += [
+    Row(
+        "ends-first",
+        "begin()\nsteps(lambda number: reduce(), 3 if RANK == 0 else 5)\ndist.destroy_process_group()",
+        "actor rank 0",
+        ("ended before the other ranks, without an error, after update_actor of step 3",),
+        ranks=2,
+        launcher=True,
+        wait_s=60,
+    ),
+    Row(
+        "saves-alone",
+        "def body(number):\n    reduce()\n    if number == 3:\n        stuck()\n        if RANK == 1:\n"
+        "            reduce() # THERE\n        with autoprof.stage('save', role='actor'):\n"
+        "            dist.broadcast(torch.ones(1), 0) # HERE\nbegin()\nsteps(body)",
+        "rank 0",
+        ("broadcast", "@HERE", "@THERE"),
+        ranks=2,
+        wait_s=5,
+    ),
+    Row(
+        "logging-lock",
+        "import logging\nguard = threading.Lock()\nclass Handler(logging.Handler):\n    def emit(self, record):\n"
+        "        time.sleep(0.2)\n        with guard: # HERE\n            pass\nlogging.root.addHandler(Handler())\n"
+        "def report():\n    with guard:\n        time.sleep(0.1)\n        logging.warning('memory') # THERE\n"
+        "def body(number):\n    if number == 4:\n        stuck()\n"
+        "        threading.Thread(target=report, daemon=True).start()\n        logging.warning('step')\nsteps(body)",
+        "actor rank 0",
+        ("likely deadlock of two locks", "guard", "@HERE", "a logging handler's lock", "@THERE"),
+        quick=True,
+    ),
+    alone(
+        "thread-exits",
+        "import queue\nitems = queue.Queue()\ndef produce():\n    sys.exit('no such shard') # THERE\n"
+        "threading.Thread(target=produce).start()\nitems.get() # HERE",
+        "@HERE",
+        "SystemExit: no such shard",
+        "@THERE",
+    ),
+    alone(
+        "executor-waits",
+        _SERVER + "import asyncio\ndef search():\n    socket.create_connection(('localhost', port)).recv(9) # HERE\n"
+        "async def ask():\n    await asyncio.get_running_loop().run_in_executor(None, search) # THERE\n"
+        "async def main():\n    await asyncio.gather(ask(), ask())\nasyncio.run(main())",
+        "@HERE",
+        "@THERE",
+    ),
+    alone(
+        "prefetch-closes",
+        "import queue\ndef prefetch():\n    items = queue.Queue(1)\n    def fill():\n        for item in range(9):\n"
+        "            items.put(item) # HERE\n    thread = threading.Thread(target=fill, daemon=True)\n"
+        "    thread.start()\n    try:\n        while True: yield items.get()\n    finally:\n"
+        "        thread.join() # THERE\nbatches = prefetch()\nnext(batches)\nbatches.close()",
+        "@HERE",
+        "@THERE",
+    ),
+    Row(
+        "slow-before",
+        "def body(number):\n    time.sleep(2.5 if number == 2 else 0.05)\n    if number == 4:\n        stuck()\n"
+        "        time.sleep(600) # HERE\nsteps(body)",
+        "actor rank 0",
+        ("step 4 has been stuck", "@HERE"),
+        notes=("step 2 was stuck for",),
     ),
 ]
 # Rows that fail today, with the reason.

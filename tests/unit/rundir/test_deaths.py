@@ -103,6 +103,19 @@ def test_a_rank_that_left_comes_before_those_that_lost_it(made: Made, message: s
     assert sorted(death.pid for death in found) == [71, 72, DRIVER]
 
 
+@pytest.mark.parametrize(("done_ms", "first"), [(25, "actor rank 1 ended before"), (35, "actor rank 0 failed")])
+def test_a_rank_that_ended_well_comes_before_one_that_lost_it(made: Made, done_ms: int, first: str) -> None:
+    lost = raised("RuntimeError", 30, "update_actor", "actor", "[gloo] Connection closed by peer")
+    lost_end = {"kind": "exit", "unix_ns": START + 31 * MS, "error": "RuntimeError", "exception": lost["exception"]}
+    made.process(71, lost, span("update_actor", 10, 31, error="RuntimeError"), lost_end)
+    last = span("update_actor", 10, 20) | {"role": "actor", "rank": 1, "step": 2}
+    made.process(72, last, {"kind": "exit", "unix_ns": START + done_ms * MS, "error": ""})
+    found = deaths.find_in_run(made.info("failed", 1))
+    assert text(found).startswith(first)
+    ended = "actor rank 1 ended before the other ranks, without an error, after update_actor of step 2"
+    assert done_ms > 30 or text(found) == ended
+
+
 def test_a_process_with_nothing_open_that_is_gone_is_none(made: Made) -> None:
     made.process(ACTOR, begun("update_actor", 5), span("update_actor", 5, 9))
     assert deaths.find_in_run(made.info("running", pid=os.getpid(), ticks=0)) == []
