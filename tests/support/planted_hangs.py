@@ -150,6 +150,7 @@ def _running(row: Row, program: str, folder: Path, switch: str) -> Iterator[list
         "OMP_NUM_THREADS": "1",
         "PYTHONUNBUFFERED": "1",
         "TMPDIR": str(folder),
+        "RAY_TMPDIR": "/tmp",  # the path of a socket has at most 107 characters
     }
     if row.lib:
         place = judged_runs.Place(folder / "place")
