@@ -41,6 +41,8 @@ _DUMP_NS = 1_000_000_000
 _EXIT = "SystemExit"
 # Maximum time between the end of a rank and the lost connection of another rank.
 _ENDED_EARLY_NS = 3_600_000_000_000
+# Maximum time in which a process ends after it has closed its connections.
+_EXIT_NS = 5_000_000_000
 
 
 def find_in_run(run: Run) -> list[Death]:
@@ -140,9 +142,10 @@ def _ended_early(first: Sequence[Death], states: Sequence[ProcessState]) -> list
         for death in lost
         if death.exception is not None and not death.exception.named
         for state in states
-        if state.state == EXITED and not state.error and (ended := state.ended) is not None
+        if state.state == EXITED and not state.error and state.raised is None and (ended := state.ended) is not None
         if ended.rank not in (None, death.rank) and state.process == titles.get((death.host, death.pid))
-        if state.host == death.host and death.last_ns - _ENDED_EARLY_NS < state.last_ns < death.last_ns
+        if state.host == death.host and ended.end_ns < death.last_ns < state.last_ns + _ENDED_EARLY_NS
+        if state.last_ns < death.last_ns + _EXIT_NS
     ]
 
 

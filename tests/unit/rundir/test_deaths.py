@@ -103,7 +103,10 @@ def test_a_rank_that_left_comes_before_those_that_lost_it(made: Made, message: s
     assert sorted(death.pid for death in found) == [71, 72, DRIVER]
 
 
-@pytest.mark.parametrize(("done_ms", "first"), [(25, "actor rank 1 ended before"), (35, "actor rank 0 failed")])
+@pytest.mark.parametrize(
+    ("done_ms", "first"),
+    [(25, "actor rank 1 ended before"), (35, "actor rank 1 ended before"), (9000, "actor rank 0 failed")],
+)
 def test_a_rank_that_ended_well_comes_before_one_that_lost_it(made: Made, done_ms: int, first: str) -> None:
     lost = raised("RuntimeError", 30, "update_actor", "actor", "[gloo] Connection closed by peer")
     lost_end = {"kind": "exit", "unix_ns": START + 31 * MS, "error": "RuntimeError", "exception": lost["exception"]}
@@ -113,7 +116,7 @@ def test_a_rank_that_ended_well_comes_before_one_that_lost_it(made: Made, done_m
     found = deaths.find_in_run(made.info("failed", 1))
     assert text(found).startswith(first)
     ended = "actor rank 1 ended before the other ranks, without an error, after update_actor of step 2"
-    assert done_ms > 30 or text(found) == ended
+    assert done_ms > 1000 or text(found) == ended
 
 
 def test_a_process_with_nothing_open_that_is_gone_is_none(made: Made) -> None:
