@@ -8,7 +8,7 @@ normally ends its workers in this way.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +115,34 @@ def find(
     ordered = [
         death for ago in sorted(attempts) for death in _first_of_equal_exceptions(_likely_cause_first(attempts[ago]))
     ]
-    return [*_ended_early(ordered[:1], states), *ordered][:_MAX_DEATHS]
+    causes = [*_ended_early(ordered[:1], states), *_lost_to_samples(ordered[:1], deaths, states, info)]
+    return [*causes, *(death for death in ordered if death not in causes)][:_MAX_DEATHS]
+
+
+def _lost_to_samples(
+    first: Sequence[Death], deaths: Mapping[tuple[str, int], Death], states: Sequence[ProcessState], info: RunFile
+) -> list[Death]:
+    """Return the processes whose death samples reported in the step before an exception, or in its step.
+
+    A trainer may continue without these samples, and then fail because they are missing.
+
+    Args:
+        first: The likely cause so far. Empty if no process died.
+        deaths: Dict from host and pid to the deaths that are known.
+        states: The last states of the run's processes.
+        info: The content of `run.json`.
+    """
+    failed = [death for death in first if death.how == EXCEPTION and death.step is not None]
+    lines = [
+        line
+        for death in failed
+        for state in states
+        for line in state.lost
+        if line.unix_ns < death.last_ns and line.step is not None and line.step + 1 >= (death.step or 0)
+    ]
+    found = dict(deaths)
+    _add_named(found, states, info, [line.exception for line in lines])
+    return [death for key, death in found.items() if deaths.get(key) is not death and death.how != EXCEPTION]
 
 
 def _ended_early(first: Sequence[Death], states: Sequence[ProcessState]) -> list[Death]:

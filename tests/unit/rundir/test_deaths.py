@@ -119,6 +119,22 @@ def test_a_rank_that_ended_well_comes_before_one_that_lost_it(made: Made, done_m
     assert done_ms > 1000 or text(found) == ended
 
 
+@pytest.mark.parametrize(("lost_in", "first"), [(2, "Ray actor Scorer (pid 72) vanished"), (1, "actor rank 0 failed")])
+def test_an_actor_that_samples_lost_comes_before_the_trainer_that_misses_them(
+    made: Made, lost_in: int, first: str
+) -> None:
+    named = [{"pid": 72, "name": "Scorer"}]
+    lost = raised("ActorDiedError", 20, "compute_score", "agent_loop", "died", named=named)
+    failed = raised("RuntimeError", 30, "update_actor", "actor", "no samples")
+    made.process(71, lost | {"span": "reward", "step": lost_in})
+    made.process(72)
+    end = {"kind": "exit", "unix_ns": START + 31 * MS, "error": "RuntimeError", "exception": failed["exception"]}
+    made.process(73, failed, span("update_actor", 10, 31, error="RuntimeError"), end)
+    found = deaths.find_in_run(made.info("failed", 1))
+    assert text(found).startswith(first)
+    assert len(found) == lost_in
+
+
 def test_a_process_with_nothing_open_that_is_gone_is_none(made: Made) -> None:
     made.process(ACTOR, begun("update_actor", 5), span("update_actor", 5, 9))
     assert deaths.find_in_run(made.info("running", pid=os.getpid(), ticks=0)) == []
