@@ -19,7 +19,10 @@ from autoprof.rundir.processes import ProcessState
 
 
 def silent_processes(hang: Hang, opened: OpenSpans) -> list[Process]:
-    """Return the processes that have an open step or stage, and have not answered two rounds of the watcher."""
+    """Return the processes that have an open step or stage, and have not answered two rounds of the watcher.
+
+    A stopped process need not have an open step or stage: an engine's process has none.
+    """
     answered = {(process.host, process.pid) for process in hang.processes if process.silent_s is None}
     waited_s = (_until_ns(opened) - hang.why.unix_ns) / 1e9
     if not hang.why.unix_ns or waited_s < 2 * layout.look_s():
@@ -29,7 +32,7 @@ def silent_processes(hang: Hang, opened: OpenSpans) -> list[Process]:
     silent = []
     for state in opened.states:
         key = state.host, state.pid
-        if key in answered or not _was_at_work(state, hang):
+        if key in answered or not (_was_at_work(state, hang) or _is_stopped(state)):
             continue
         known = read_from_outside.get(key)
         spans = known.spans if known is not None else state.spans

@@ -694,6 +694,15 @@ BLIND += [
         ("step 4 has been stuck", "@HERE"),
         notes=("step 2 was stuck for",),
     ),
+    alone(
+        "engine-stopped",
+        "import subprocess\ncode = 'import autoprof, time\\nwith autoprof.stage(\"warm\"): pass\\nprint(1, flush=True)\\ntime.sleep(600)'\n"
+        "engine = subprocess.Popen([sys.executable, '-c', code], stdout=-1)\nengine.stdout.readline()\n"
+        "os.kill(engine.pid, signal.SIGSTOP)\nengine.stdout.readline()",
+        "python -c",
+        "is stopped, by a signal",
+        who="",
+    ),
 ]
 # Rows that fail today, with the reason.
 FAILS = {
