@@ -703,6 +703,13 @@ BLIND += [
         "is stopped, by a signal",
         who="",
     ),
+    Row(
+        "before-first-step",
+        "autoprof.start()\ndef download():\n    stuck()\n    time.sleep(600) # HERE\ndownload()",
+        "train.py",
+        ("no step has begun", "@HERE"),
+        wait_s=4,
+    ),
 ]
 # Rows that fail today, with the reason.
 FAILS = {
