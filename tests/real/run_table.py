@@ -180,6 +180,7 @@ RUNS = {
             "AUTOPROF_ROLLOUT_ITERATIONS": "0:3",
         },
         asks=[Ask(f"--from 5 --ranks 1 --contents {EVERYTHING}")],
+        thorough=True,
     ),
     "planted": Planned(
         what="""Two trainer workers, two engines, and samples that call a tool. Seven of 24 steps are slow, each for

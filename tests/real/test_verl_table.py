@@ -268,11 +268,15 @@ def test_each_answer_is_a_sample_and_both_replicas_have_requests(continuous: Ver
     assert len(continuous.of("turn", step)) == len(continuous.of("reward", step)) == 4
 
 
-def test_all_steps_are_on_the_timeline_and_all_requests_are_taken(critic: VerlRun, continuous: VerlRun) -> None:
+def test_all_steps_are_on_the_timeline(critic: VerlRun) -> None:
     assert [span["step"] for span in critic.of("step")] == list(range(1, 10))
-    for run, asked in ((critic, 5), (continuous, 1)):
-        control = [path.suffix for path in Path(run.directory, "control").iterdir()]
-        assert control == [".taken"] * asked
+
+
+@pytest.mark.parametrize(("name", "asked"), [("critic", 5), ("continuous", 1)])
+def test_all_requests_are_taken(name: str, asked: int, request: pytest.FixtureRequest) -> None:
+    run: VerlRun = request.getfixturevalue(name)
+    control = [path.suffix for path in Path(run.directory, "control").iterdir()]
+    assert control == [".taken"] * asked
 
 
 @pytest.mark.truth
