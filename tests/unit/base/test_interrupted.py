@@ -96,20 +96,23 @@ def last_states(tmp_path: Path, count: int) -> list[str]:
 
 @pytest.mark.fault("Ctrl-C at any line of autoprof's, no window", "as without autoprof", "the step")
 @pytest.mark.parametrize(
-    "arguments",
+    ("arguments", "stride"),
     [
-        ["lines"],
-        ["lines", "--trainer", "Paired"],
-        ["lines", "--alarm", "Alarm"],
-        ["lines", "--alarm", "TimeoutError", "--libraries"],
-        ["lines", "--alarm", "ConnectionError", "--libraries"],
-        ["lines", "--alarm", "TimeoutError", "--libraries", "--trainer", "Paired"],
-        ["opcodes"],
+        (["lines"], 3),
+        (["lines", "--trainer", "Paired"], 3),
+        (["lines", "--alarm", "Alarm"], 13),
+        (["lines", "--alarm", "TimeoutError", "--libraries"], 13),
+        (["lines", "--alarm", "ConnectionError", "--libraries"], 13),
+        (["lines", "--alarm", "TimeoutError", "--libraries", "--trainer", "Paired"], 3),
+        (["opcodes"], 3),
     ],
     ids=["lines", "pairs", "alarms", "timeouts", "lost connections", "timeouts in pairs", "between lines"],
 )
-def test_without_a_window_nothing_is_left_of_an_interrupted_step(run: Any, arguments: list[str]) -> None:
-    interrupts, wrong = run(*arguments, "--stride", "3", "--patience", "1700", steps="")
+def test_without_a_window_nothing_is_left_of_an_interrupted_step(
+    run: Any, request: pytest.FixtureRequest, arguments: list[str], stride: int
+) -> None:
+    stride = 3 if request.config.getoption("thorough") else stride
+    interrupts, wrong = run(*arguments, "--stride", str(stride), "--patience", "1700", steps="")
     assert interrupts > 100
     assert wrong == []
 
@@ -134,6 +137,8 @@ def test_nothing_records_after_an_interrupt_in_a_window(
 def test_no_alarm_in_a_window_is_lost_in_autoprof_or_the_libraries_it_calls(
     run: Any, request: pytest.FixtureRequest, alarm: str, mode: str
 ) -> None:
+    if (mode == "continuous") != (alarm == "TimeoutError"):
+        request.getfixturevalue("thorough")
     stride = "1" if request.config.getoption("thorough") else "31"
     arguments = ("lines", "--torch", "--alarm", alarm, "--libraries", "--stride", stride)
     interrupts, wrong = run(*arguments, "--patience", "1700", steps="::1", AUTOPROF_MODE=mode)
