@@ -106,7 +106,7 @@ def test_names_stay_text(usual: Read, hostile: Read) -> None:
     assert {tag for tag, _ in hostile.elements} == {tag for tag, _ in usual.elements}
     assert len(hostile.scripts) == 3
     assert f"Run 20261122-010203-abcdef{HOSTILE}" in hostile.text
-    assert f"held by tool search{HOSTILE}" in hostile.text
+    assert f"tool python took 15.0 s in prompt 9, rollout 2{HOSTILE}" in hostile.text
     assert any(HOSTILE[:20] in str(a.get("title")) for tag, a in hostile.elements if tag == "i")
     assert HOSTILE in json.dumps(hostile.flames).replace('\\"', '"')
 
@@ -380,7 +380,7 @@ def test_nothing_is_said_to_hold_what_nobody_knows() -> None:
         tail = msgspec.structs.replace(samples.tail, count=count, held_by="")
         step = msgspec.structs.replace(figures.details[0], samples=msgspec.structs.replace(samples, tail=tail))
         read = Read(html.page(msgspec.structs.replace(figures, details=[step])))
-        (said,) = re.findall(r"The batch waited.*?prompt 0", read.text, re.DOTALL)
+        (said,) = re.findall(r"The batch waited.*?prompt 9", read.text, re.DOTALL)
         assert "held by" not in said
 
 
