@@ -1,17 +1,24 @@
-"""Benchmarks: their statistics, the page of results, and one real benchmark."""
+"""Benchmarks: their statistics, the page of results, one real benchmark, figures of the code, and made large runs."""
 
 from __future__ import annotations
 
+import ast
+import json
 from collections.abc import Callable
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import pytest
 
+from autoprof.rundir import file_names, runs
 from bench import __main__ as bench
-from bench import calls, processes, results, steps
+from bench import calls, figures, processes, results, steps
+from bench.large_runs import RUN_ID
 from bench.paired import Goal, Spread, Table, in_turns, judge
+from bench.processes import MAIN
 from bench.results import Findings, Section
+from tests.support.helpers import autoprof, spans
 
 
 @pytest.fixture
@@ -163,3 +170,167 @@ def test_a_failed_benchmark_keeps_its_old_section(
     monkeypatch.setattr(steps, "run", fail)
     assert bench.main(["--keep", str(tmp_path), "steps"]) == 1
     assert results.load(tmp_path / "results.json") == {"steps": section("steps")}
+
+
+SOURCE = dedent('''\
+    """A module
+    of two lines."""
+
+    import os  # where
+
+
+    # A comment.
+    class First(Exception):
+        """A class."""
+
+        text = """a text that is
+        no docstring"""
+
+        def work(self) -> None:
+            "A method."
+            try:
+                os.stat("x")
+            except (KeyError, Exception):
+                pass
+            except OSError:
+                pass
+            except:
+                raise
+
+
+    class Second:
+        def work(self) -> None:
+            try:
+                pass
+            except BaseException as error:
+                raise error
+    ''')
+
+
+def test_comments_docstrings_and_blank_lines_do_not_count_as_code() -> None:
+    assert figures.code_lines(SOURCE) == 19
+    assert figures.code_lines('"""A module."""\n\n# Nothing.\n') == 0
+
+
+def test_clauses_that_catch_everything_are_counted_in_tuples_too() -> None:
+    assert figures.broad_clauses(ast.parse(SOURCE)) == 3
+
+
+def test_blocks_that_catch_everything_are_counted() -> None:
+    source = """
+with seam.guard("a report", log.error_once), open("file"): pass
+with seam.suppress(OSError, Exception): pass
+with contextlib.suppress(OSError): pass
+"""
+    assert figures.broad_clauses(ast.parse(source)) == 2
+
+
+def test_a_name_of_three_classes_counts_once() -> None:
+    trees = [ast.parse(SOURCE), ast.parse("class First: pass"), ast.parse("class First: pass\nclass Third: pass")]
+    assert figures.used_twice(trees) == 1
+
+
+def test_figures_of_a_package_are_sums_over_its_modules(tmp_path: Path) -> None:
+    for name in ("package", "tests"):
+        (tmp_path / name / "inner").mkdir(parents=True)
+        for module in ("one.py", "inner/two.py"):
+            (tmp_path / name / module).write_text(SOURCE)
+    found = figures.of_code(tmp_path / "package", tmp_path / "tests")
+    assert found == {
+        **{"modules": 2, "lines of code": 38, "lines of tests": 2 * len(SOURCE.splitlines())},
+        **{"broad clauses": 6, "class names used twice": 2},
+    }
+
+
+def test_the_counts_of_a_stage_are_reproducible(tmp_path: Path) -> None:
+    found = figures.of_stage(tmp_path / "first", captured=False)
+    assert found == figures.of_stage(tmp_path / "second", captured=False)
+    assert found["uncaptured stage: files"] < found["uncaptured stage: calls"]
+    assert found["uncaptured stage: file operations"] > 0
+
+
+@pytest.mark.needs("torch")
+def test_a_captured_stage_makes_more_calls_than_an_uncaptured_one(tmp_path: Path) -> None:
+    captured = figures.of_stage(tmp_path, captured=True)
+    other = figures.of_stage(tmp_path, captured=False)
+    for name, count in other.items():
+        assert captured[name.replace("uncaptured", "captured")] > count
+
+
+def test_processes_have_files_in_a_run(tmp_path: Path) -> None:
+    assert all(count > 0 for count in figures.of_processes(tmp_path).values())
+
+
+def test_every_figure_has_a_row() -> None:
+    shown = figures.table(dict.fromkeys(figures.TARGETS, 1234))
+    assert shown.count("1,234") == len(figures.TARGETS)
+
+
+SIZE = ["--ranks", "8", "--steps", "12", "--gpus", "4"]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """Generate a run of 8 ranks on two hosts, one of them missing; return its folder and the generator's summary."""
+    folder = tmp_path_factory.mktemp("runs") / RUN_ID
+    summary = processes.run([MAIN, "-m", "bench.large_runs", folder, *SIZE]).output
+    return folder, json.loads(summary)
+
+
+def test_the_generator_prints_a_summary(made: tuple[Path, dict[str, Any]]) -> None:
+    folder, summary = made
+    found = [path for path in folder.rglob("*") if path.is_file()]
+    # The generator writes its exit status after the summary.
+    assert summary.pop("bytes") == sum(path.stat().st_size for path in found if path.name != file_names.EXIT)
+    assert summary == {
+        **{"ranks": 8, "hosts": 2, "missing": "node0001", "steps": 12, "captured": [4, 9], "files": len(found)}
+    }
+
+
+def test_a_made_run_is_read_without_damage(made: tuple[Path, dict[str, Any]]) -> None:
+    folder, _ = made
+    run = runs.read(folder)
+    assert run.left_out == []
+    assert run.state == "ended"
+    assert [attempt.state for attempt in run.info.earlier] == ["unfinished"]
+    # Four ranks of the collected host, with five stages each.
+    assert {step.number: len(step.captures) for step in run.steps} == {4: 20, 9: 20}
+    assert {capture.state for capture in run.captures} == {"complete"}
+
+
+def test_each_rank_has_five_stages_in_each_step(made: tuple[Path, dict[str, Any]]) -> None:
+    folder, _ = made
+    stages = [span for span in spans(folder) if span["kind"] == "stage"]
+    of_rank = [span for span in stages if span["rank"] == 3]
+    # The first attempt is killed in update_actor of step 6; the second begins with step 5.
+    assert [span["step"] for span in of_rank].count(12) == 5
+    assert [span["step"] for span in of_rank].count(5) == 10
+    assert [span["step"] for span in of_rank].count(6) == 8
+    assert {span["rank"] for span in stages} == {0, 1, 2, 3}
+
+
+def test_workers_write_an_exit_line_if_requested(made: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    folder = tmp_path / RUN_ID
+    processes.run([MAIN, "-m", "bench.large_runs", folder, *SIZE, "--exits"])
+    assert _exits(folder) == ["node0000-5100002", "node0000-5100003", "node0000-5100004", "node0000-5100005"]
+    assert _exits(made[0]) == []
+
+
+def _exits(folder: Path) -> list[str]:
+    """Return the processes whose timeline ends with an exit line."""
+    return sorted(path.stem for path in folder.glob("journal/*.jsonl") if '{"kind":"exit"' in path.read_text())
+
+
+def test_commands_report_only_the_missing_host_of_a_made_run(made: tuple[Path, dict[str, Any]]) -> None:
+    folder, _ = made
+    where = ["--dir", str(folder.parent)]
+    doctor = autoprof("doctor", RUN_ID, "--json", *where, cwd=folder.parent)
+    assert json.loads(doctor.stdout)["problems"] == ["not collected, node0001: no answer within 60 s"]
+    report = json.loads(autoprof("report", RUN_ID, "--json", *where, cwd=folder.parent).stdout)
+    assert [step["number"] for step in report["steps"]] == [*range(1, 13)]
+    assert [note for note in report["notes"] if note.startswith("journal/")] == []
+    listed = autoprof("ls", RUN_ID, *where, cwd=folder.parent)
+    assert listed.stdout.count("complete") == 40
+    assert listed.stderr == ""
+    merged = autoprof("merge", RUN_ID, "--step", "4", *where, cwd=folder.parent)
+    assert "20 traces" in merged.stdout

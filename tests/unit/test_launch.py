@@ -1,10 +1,14 @@
-"""Name of a launch, and number of a rank, from the variables of launchers."""
+"""Name of a launch, and number of a rank, from the variables of launchers or from torch.distributed."""
 
 from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
 
 import pytest
 
 from autoprof._boot import Command, launch
+from autoprof.base import identity
 from tests.support.launchers import BATCH, by_hand, mpirun, srun
 
 TRAIN = Command(["python", "train.py"])
@@ -113,3 +117,29 @@ def test_agents_of_torchrun_are_named_by_slurm_but_not_by_an_address() -> None:
     environ = srun(0, 2)
     launch.note_launch(environ, TORCHRUN, starts=True)
     assert environ[launch.LAUNCH_RUN_ID].startswith("slurm-12.0-")
+
+
+@pytest.mark.parametrize(
+    ("variable", "distributed", "rank"),
+    [
+        ("3", {"is_initialized": lambda: True, "get_rank": lambda: 5}, 3),
+        (None, {"is_initialized": lambda: True, "get_rank": lambda: 5}, 5),
+        (None, {"is_initialized": lambda: False}, 0),
+        (None, {}, 0),  # torch was built without it, or is being imported
+    ],
+)
+def test_the_launchers_rank_counts_and_else_that_of_torch(
+    monkeypatch: pytest.MonkeyPatch, variable: str | None, distributed: dict[str, object], rank: int
+) -> None:
+    if variable is None:
+        monkeypatch.delenv("RANK", raising=False)
+    else:
+        monkeypatch.setenv("RANK", variable)
+    monkeypatch.setitem(sys.modules, "torch.distributed", SimpleNamespace(**distributed))  # type: ignore[arg-type]
+    assert identity.own_rank() == rank
+
+
+def test_without_torch_there_is_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.delitem(sys.modules, "torch.distributed", raising=False)
+    assert identity.own_rank() == 0

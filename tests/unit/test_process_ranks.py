@@ -1,4 +1,4 @@
-"""Ranks of `srun`, `mpirun` and torchrun on several nodes: all ranks of a launch are one run."""
+"""Ranks of `srun`, `mpirun` and torchrun on several nodes, restarted ones too: all ranks of a launch are one run."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ import pytest
 from autoprof.base import identity
 from autoprof.rundir import runs
 from autoprof.rundir.runs import Run
+from tests.support.helpers import processes_of
 from tests.support.launchers import by_hand, environment, mpirun, prepare, srun, together
 from tests.support.servers import free_port
-from tests.support.small_trainer import TRAINER
+from tests.support.small_trainer import TRAINER, metas, torchrun
 
 TRAIN = "from small import *\nTrainer().fit()\nprint(os.environ['AUTOPROF_RUN_ID'])\n"
 # Program whose ranks meet at an address, as in a real trainer.
@@ -183,3 +184,35 @@ def test_a_folder_that_cannot_be_written_does_not_stop_the_program(tmp_path: Pat
     (tmp_path / "file").touch()
     done = together(tmp_path, [srun(rank, 2) | {"AUTOPROF_DIR": "file"} for rank in range(2)])
     assert [result.stdout for result in done] == ["done\n", "done\n"]
+
+
+SCRIPT = """
+from small import *
+
+def inside():
+    # In the first attempt, rank 1 dies during the window, once rank 0 is in it too.
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        if os.environ["RANK"] == "1":
+            while not os.path.exists("there"):
+                time.sleep(0.02)
+            os._exit(1)
+        open("there", "w").close()
+        time.sleep(60)  # until torchrun ends it
+
+Trainer().fit(inside)
+"""
+
+
+@pytest.mark.fault("torchrun restarts ranks", "continues", "the capture of the dead rank")
+def test_restarted_ranks_overwrite_nothing(tmp_path: Path) -> None:
+    run = torchrun(tmp_path, SCRIPT, "--max-restarts", "1", AUTOPROF_STEPS="2")
+    assert run.info.pid in {process["parent"] for process in processes_of(Path(run.path))}
+    # In the first attempt, both ranks end during the window, so their captures stay unfinished.
+    assert sorted((capture.state, capture.name.split(".")[2]) for capture in run.captures) == [
+        ("complete", "rank0"),
+        ("complete", "rank1"),
+        ("unfinished", "rank0"),
+        ("unfinished", "rank1"),
+    ]
+    assert len({capture.name.rpartition("pid")[2] for capture in run.captures}) == 4
+    assert {meta["state"] for meta in metas(tmp_path)} == {"complete"}

@@ -1,3 +1,4 @@
+import json
 import re
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from pytest_mock import MockerFixture
 from autoprof.config import selection, settings
 from autoprof.config.settings import Settings, load, unknown_roles
 from autoprof.config.values import SettingsError
-from tests.support.helpers import ROOT
+from tests.support.helpers import ROOT, Python
 
 
 def test_defaults(tmp_path: Path) -> None:
@@ -364,3 +365,63 @@ def test_names_that_there_are_not_are_said_with_the_nearest(tmp_path: Path) -> N
 def test_every_variable_that_autoprof_reads_or_sets_is_known() -> None:
     code = "".join(path.read_text() for path in [*ROOT.glob("autoprof/**/*.py"), *ROOT.glob("sitecustomize/*.py")])
     assert settings.unknown(set(re.findall(r"AUTOPROF_[A-Z_]*[A-Z]", code))) == []
+
+
+# Structs that msgspec never decodes in a run: they are only made, encoded or pickled, or only commands decode them.
+NEVER_READ = {"BoundHook", "ProcessState", "JournalIndex", "_CachedStates", "_CachedStep"}
+
+
+NEVER_READ |= {"RunningStage", "_ServerWindow", "_WatchedObject"}
+
+
+# Structs of a run whose description needs Python code, because they contain other structs or literals. The behaviours
+# of recipes are left out, since only one thread at a time reads them (`hooks/registry.py`).
+DESCRIBED = """
+import gc, importlib, json, pkgutil, typing, msgspec, autoprof
+from autoprof.hooks.behaviour import Behaviour
+
+def all_of(kind):
+    for each in type.__subclasses__(kind):
+        yield each
+        yield from all_of(each)
+
+def parts(kind):
+    yield kind
+    for each in typing.get_args(kind):
+        yield from parts(each)
+
+def helped(kind):
+    try:
+        fields = msgspec.structs.fields(kind)
+    except NameError:  # a type that only a type checker imports; such a struct can't be read
+        return False
+    inner = [part for field in fields for part in parts(field.type)]
+    holds = [part for part in inner if isinstance(part, type) and issubclass(part, msgspec.Struct)]
+    return bool(holds) or typing.Literal in map(typing.get_origin, inner)
+
+def described(kind):
+    return any(type(each).__name__ == "StructInfo" for each in gc.get_referents(kind))
+
+class Own(msgspec.Struct):
+    pass
+
+assert not described(Own)
+msgspec.json.Decoder(Own)
+assert described(Own)
+
+for room in ("behaviours", "hooks", "capture", "windows", "run", "rundir", "config"):
+    package = importlib.import_module(f"autoprof.{room}")
+    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        if "finisher" not in module.name:
+            importlib.import_module(module.name)
+ours = [kind for kind in all_of(msgspec.Struct) if kind.__module__.startswith("autoprof.")]
+kinds = [kind for kind in ours if not issubclass(kind, Behaviour) and helped(kind)]
+print(json.dumps({kind.__name__: described(kind) for kind in kinds}))
+"""
+
+
+# Without that, 2 of 100 runs crashed in which several threads read the same struct first.
+def test_structs_that_hold_others_are_described_before_threads_read_them(python: Python) -> None:
+    found: dict[str, bool] = json.loads(python(DESCRIBED).stdout)
+    assert {"RunFile", "ProcessLine", "Settings", "Became"} <= found.keys()
+    assert {name for name, described in found.items() if not described} == NEVER_READ
