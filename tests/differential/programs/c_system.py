@@ -60,27 +60,6 @@ def full_disk():
         print(trainer.train_step(write))
 
 
-def fork():
-    """os.fork in a captured stage. The children compute, capture nothing, and exit in different ways."""
-
-    def work():
-        statuses = []
-        for leave in (lambda: os._exit(3), lambda: sys.exit(4), lambda: 1 / 0):
-            sys.stdout.flush()
-            pid = os.fork()
-            if pid == 0:
-                print(Trainer().fit(1, lambda: torch.ones(4).sum().item()), flush=True)
-                leave()
-            statuses.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
-        return statuses
-
-    print(Trainer().update(lambda: torch.ones(3).sum().item()))
-    print(Trainer().fit(1, lambda: None))
-    trainer = Trainer()
-    trainer.global_step = 2
-    print(trainer.train_step(lambda: None), trainer.update(work))
-
-
 def threads():
     """Stages in 20 concurrent threads in captured steps; one of them is recorded."""
     found = []

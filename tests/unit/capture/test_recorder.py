@@ -193,20 +193,6 @@ recording.stop()
     assert python(PROGRAM + code, **variables).stdout.strip().endswith("True")
 
 
-def test_a_stage_that_ends_in_another_thread_is_given_up(made: Any, python: Any, tmp_path: Path) -> None:
-    code = """
-import threading
-thread = threading.Thread(target=recorder.begin(run, subject).stop)
-thread.start()
-thread.join()
-"""
-    python(PROGRAM + code, AUTOPROF="1", AUTOPROF_RUN_ID="run")
-    (path,) = (tmp_path / "autoprof_runs" / "run" / "global_step_000002").iterdir()
-    meta = json.loads(path.read_text())
-    assert meta["state"] == "failed"
-    assert "another thread" in meta["reason"]
-
-
 @pytest.mark.parametrize("action", ["SIG_IGN", "SIG_DFL"])
 @pytest.mark.parametrize("limit", [1_000, 20_000, 2_000_000])
 def test_a_full_disk_leaves_nothing_half_written(python: Any, tmp_path: Path, limit: int, action: str) -> None:
