@@ -354,7 +354,10 @@ def _is_past(hang: Finding) -> bool:
 
 def _check_steps(report: Report, run: runs.Run, open_spans: OpenSpans, executed: Sequence[Line]) -> None:
     numbers = sorted({(loop_of(span), span.step) for span in executed if span.step is not None})
-    loops = {loop: [number for place, number in numbers if place == loop] for loop, _ in numbers}
+    # A step that has ended in one rank may be open in another.
+    still_open = {(loop_of(span), span.step) for _, _, span in open_spans.aged() if span.kind == "step"}
+    ended = [step for step in numbers if step not in still_open]
+    loops = {loop: [number for place, number in ended if place == loop] for loop, _ in ended}
     texts = [f"loop {loop}: {units.ranges(of)}" if loop > 1 else units.ranges(of) for loop, of in loops.items()]
     report.facts["steps executed"] = "; ".join([*(texts or ["none"]), *_open_steps(open_spans)])
     report.facts["steps captured"] = ", ".join(step.label for step in run.steps) or "none"

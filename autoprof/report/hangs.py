@@ -412,8 +412,9 @@ def _finding_of_hang(
             return None, hang.left_out
         age = took_s
     else:
-        # If a process was killed, the last line of its journal may be older than its stacks.
-        until_ns = max(opened.ends_ns, default=written_ns) if going_on else max(written_ns, opened.ended_ns)
+        # The run may have ended long after the processes of an open step, whose last sign of life is in `open_s`.
+        ended_ns = opened.ended_ns if open_s is None else 0
+        until_ns = max(opened.ends_ns, default=written_ns) if going_on else max(written_ns, ended_ns)
         age = max(open_s or 0.0, (until_ns - since_ns) / 1e9)
     silent = silence.silent_processes(hang, opened) if took_s is None else []
     processes = [process for process in processes if process.silent_s is None]
@@ -438,7 +439,7 @@ def _finding_of_hang(
     sentences = sentences or list(busy(processes)) or list(waiting(processes)) or list(_innermost(spans))
     evidence = [f"{process.name}: {text}" for process in processes for text in process.failed[:2]][:4]
     evidence += [f"the stacks of all processes are in {hang.folder}"]
-    is_at_least = not going_on and took_s is None and not opened.ended_ns
+    is_at_least = not going_on and took_s is None and (open_s is not None or not opened.ended_ns)
     finding = _finding(hang.step, age, going_on, sentences, evidence, hang.folder, is_at_least)
     if is_between_steps:
         text = finding.text.replace("the run has been stuck for", "no step has begun for").replace(

@@ -371,7 +371,9 @@ def _add_places(
         # If the process wrote journal lines after the dump, another process wrote the dump: a child that C code forked.
         if death is None or death.how not in (GONE_DEAD, KILLED) or death.last_ns > kill.last_ns + _DUMP_NS:
             continue
-        death = replace(death, frames=kill.frames, last_ns=kill.last_ns, file=kill.file)
+        # The dump of a copied run has a later time.
+        last_ns = min(kill.last_ns, death.last_ns or kill.last_ns)
+        death = replace(death, frames=kill.frames, last_ns=last_ns, file=kill.file)
         is_sure = death.killer in ("", KERNEL)  # autoprof derives a kill by the kernel from counts of the control group
         deaths[key] = replace(death, how=KILLED, signal=kill.signal, killer="") if is_sure else death
 

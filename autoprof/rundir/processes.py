@@ -21,6 +21,7 @@ from autoprof.base.redact import writable
 from autoprof.rundir import file_names, journal, layout
 from autoprof.rundir.layout import CRASHES, RunDir, Stamp
 from autoprof.rundir.records import (
+    HANGS,
     BegunLine,
     DroppedLine,
     ErrorLine,
@@ -463,15 +464,29 @@ class _History:
 def at_present(folded: ProcessState, path: Path) -> ProcessState:
     """Return the current state of a process, from its state after the last line of the journal `path`."""
     state = folded.state or _live_state(folded.host, folded.pid, folded.namespace, folded.ticks)
-    last_ns = max(folded.last_ns, _crashed_ns(path)) if state == GONE else folded.last_ns
+    last_ns = max(folded.last_ns, _dumped_ns(path, folded.last_ns)) if state in (GONE, ELSEWHERE) else folded.last_ns
     return structs.replace(folded, state=state, last_ns=last_ns)
 
 
-def _crashed_ns(path: Path) -> int:
-    """Return the time at which a process crashed, in nanoseconds since the epoch; 0 if it has no crash dump."""
+# Maximum time from the last line of a journal to the time of the file. The times of copied files are later.
+_COPIED_NS = 60_000_000_000
+
+
+def _dumped_ns(path: Path, last_ns: int) -> int:
+    """Return the time at which a process last wrote its stacks: for a hang, at a crash or when SIGTERM killed it.
+
+    The time is in nanoseconds since the epoch. It is 0 if the process wrote none, or if the files were copied.
+
+    Args:
+        path: The journal of the process.
+        last_ns: The latest time in the journal.
+    """
     host, pid = file_names.process_of(path.name)
-    status = files.status(path.parent.parent / CRASHES / f"{host}-{pid}.txt")
-    return status.st_mtime_ns if status is not None and status.st_size else 0
+    run = path.parent.parent
+    hangs = [run / HANGS / name / f"{host}-{pid}{file_names.JSON}" for name in files.names_in(run / HANGS)]
+    written = [files.status(each) for each in (path, run / CRASHES / f"{host}-{pid}.txt", *hangs)]
+    times = [status.st_mtime_ns if status is not None and status.st_size else 0 for status in written]
+    return max(times[1:]) if times[0] <= last_ns + _COPIED_NS else 0
 
 
 def _live_state(host: str, pid: int, namespace: int, ticks: int) -> str:

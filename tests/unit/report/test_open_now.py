@@ -111,17 +111,23 @@ def test_what_the_run_has_left_behind_is_not_open() -> None:
     assert left([state(GONE, 7, 5), state(RUNNING, 9, 8, host="n2")], 1, n2=-2) == [[5], [8]]
 
 
-def test_a_crash_is_a_sign_of_life(tmp_path: Path) -> None:
+def test_a_dump_is_a_sign_of_life_unless_the_run_was_copied(tmp_path: Path) -> None:
     run = HungRun(tmp_path / "run", 2, running=False, steps=1)
     (path,) = (run.folder / "journal").iterdir()
-    path.rename(path.with_name(f"{HOST}-{GONE_PID}.jsonl"))
+    path = path.rename(path.with_name(f"{HOST}-{GONE_PID}.jsonl"))
     crash = run.folder / "crashes" / f"{HOST}-{GONE_PID}.txt"
     crash.parent.mkdir()
     crash.write_text("")
     assert processes.read(run.folder)[0].last_ns == run.began
-    crash.write_text("Fatal Python error: Aborted\n")
-    os.utime(crash, ns=(run.began, run.began + MIN))
-    assert processes.read(run.folder)[0].last_ns == run.began + MIN
+    stacks = run.folder / "hangs" / "step_000002" / f"{HOST}-{GONE_PID}.json"
+    stacks.parent.mkdir(parents=True)
+    os.utime(path, ns=(run.began, run.began))
+    for minutes, dump in enumerate((crash, stacks), 1):
+        dump.write_text("Fatal Python error: Aborted\n")
+        os.utime(dump, ns=(run.began, run.began + minutes * MIN))
+        assert processes.read(run.folder)[0].last_ns == run.began + minutes * MIN
+    os.utime(path, ns=(run.began, run.began + 2 * MIN))
+    assert processes.read(run.folder)[0].last_ns == run.began
 
 
 def test_a_run_in_which_nothing_is_open_has_no_such_section(tmp_path: Path) -> None:

@@ -51,8 +51,8 @@ class Made:
 
     def kill(self, pid: int, at: int, line: int, host: str = HOST) -> None:
         text = f'Stack (most recent call first):\n  File "/home/u/reward.py", line {line} in fetch_score\n'
-        path = self.crash(pid, text, host)
-        os.utime(path, ns=(START + at * MS, START + at * MS))
+        for path in (self.crash(pid, text, host), self.path / "journal" / f"{host}-{pid}.jsonl"):
+            os.utime(path, ns=(START + at * MS, START + at * MS))
 
 
 @pytest.fixture
