@@ -174,7 +174,9 @@ def examine_run(run: runs.Run) -> Report:
     report.notes += _outside_versions(hooks)
     report.add_hooks(hooks)
     executed = _executed(run)
-    executed_s = {span.step: (span.end_ns - span.start_ns) / 1e9 for span in executed if span.step is not None}
+    executed_s = {
+        (loop_of(span), span.step): (span.end_ns - span.start_ns) / 1e9 for span in executed if span.step is not None
+    }
     report.notes += [
         f"{state.file}: {units.count(state.damaged, 'line')} left out: truncated, or not a span"
         for state in run.processes
@@ -322,7 +324,7 @@ def _check_hangs(
     report: Report,
     run: runs.Run,
     open_spans: OpenSpans,
-    executed_s: Mapping[int, float],
+    executed_s: Mapping[hangs.LoopStep, float],
     failed_tasks: Sequence[str],
 ) -> None:
     """Add a problem for each step that is or was stuck, and for samples that ended with an exception.
@@ -331,7 +333,7 @@ def _check_hangs(
         report: The report to add to.
         run: The run.
         open_spans: The open spans of the run.
-        executed_s: Dict from the number of an ended step to its seconds.
+        executed_s: Dict from the loop and the number of an ended step to its seconds.
         failed_tasks: Sentences about failed tasks of Ray, which may be the reason why a process waits in `ray.get`.
     """
     hang_findings, notes = hangs.hangs_of_run(run.path, open_spans, executed_s)
@@ -341,7 +343,8 @@ def _check_hangs(
     for finding in remedied([*hang_findings, *findings.failures_of_run(open_spans)], advised):
         waits_for_ray = not _is_past(finding) and finding.text.endswith((f"({places.RAY})", f"({places.RAY_WAIT})"))
         report.problems.append("; ".join([finding.text, *(failed_tasks[:1] if waits_for_ray else [])]))
-        subject = "the run" if finding.step is None else f"step {finding.step}"
+        named = re.match(r"step \d+(?: \(loop \d+\))?", finding.text)
+        subject = named[0] if named else "the run" if finding.step is None else f"step {finding.step}"
         # This command is doctor: it does not recommend itself.
         command = "" if finding.command.startswith("autoprof doctor") else f" {finding.command}"
         report.notes += [f"{subject}: {line}" for line in [*finding.evidence, f"{finding.remedy}{command}"]]

@@ -33,6 +33,7 @@ from autoprof.report.overview import (
 from autoprof.report.timeline import NO_FILE, RunTimeline, StepSpan, journals_of
 from autoprof.rundir import deaths, layout, runs
 from autoprof.rundir.file_names import REPORT, tidy
+from autoprof.rundir.journal import EVER
 from autoprof.rundir.processes import RUNNING
 from autoprof.rundir.records import LOST_LINES
 from autoprof.rundir.runs import Run, Step
@@ -174,8 +175,9 @@ class _Reading:
         if len(self._loops) > 1:
             timeline = timeline.of_loop(loop)
             steps = [step for step in steps if step.loop == loop]
-        # Findings on processes do not name a loop. The loop that ran last is the most likely one.
+        # Findings on samples do not name a loop. The loop that ran last is the most likely one.
         self._is_last = loop == max(self._loops, default=loop)
+        self._periods = timeline.attempts.periods(loop) if len(self._loops) > 1 else []
         self._timeline = timeline
         self._folders = {step.number: step for step in steps}
         self._shifts = {file.host: file.shift_ns for file in self._files}
@@ -186,15 +188,19 @@ class _Reading:
         self._rows = overview.cut_off | {row.number: row for row in overview.rows}
         self._stages = shares(overview.rows)
         self._failures = findings.failures_of_run(self._open_spans) if self._is_last else []
-        executed_s = {row.number: row.seconds for row in overview.rows}
-        self._hang_findings, self._hang_notes = (
-            hangs.hangs_of_run(run.path, self._open_spans, executed_s) if self._is_last else ([], [])
-        )
+        on_disk = self._loops[loop].on_disk if loop in self._loops else loop
+        executed_s = {(on_disk, row.number): row.seconds for row in overview.rows}
+        found = hangs.hangs_of_run(run.path, self._open_spans, executed_s, self._holds)
+        self._hang_findings, self._hang_notes = found
         drivers = {number: self._files[span.file].name for number, span in overview.spans.items()}
         self._row_findings = [
             *findings.findings_of_run(overview.rows, drivers),
             *findings.overall(typical_steps(overview.rows), self._stages),
         ]
+
+    def _holds(self, at_ns: int) -> bool:
+        """Return True if a time belongs to this loop."""
+        return not self._periods or any(since_ns <= at_ns < until_ns for since_ns, until_ns in self._periods)
 
     def check(self, numbers: Iterable[int]) -> None:
         """Check that the run has the steps with these numbers.
@@ -235,7 +241,9 @@ class _Reading:
             if step.number not in hidden_warm_ups or finding.kind == "slow_rank"
         )
         step_findings = self._step_findings(found)
-        death_findings = findings.deaths_of_run(run, self._loop) if self._is_last else []
+        dead = deaths.find_in_run(run)
+        is_here = dead and self._holds(dead[0].last_ns or EVER - 1)
+        death_findings = findings.deaths_of_run(run, dead, self._loop) if is_here else []
         typical_rows = typical_steps(overview.rows)
         open_rows, open_left_out = self._open_spans.rows()
         unread_notes = [*run.left_out, *timeline.notes()]

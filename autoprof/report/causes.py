@@ -28,7 +28,11 @@ def hang_came_first(run: Run, died: Sequence[Death]) -> bool:
     if hang is None or not died or died[0].earlier:
         return False
     stuck = {(process.host, process.pid) for process in hang.processes}
-    died_stuck = [death for death in died if (death.host, death.pid) in stuck and death.step == hang.step]
+    died_stuck = [
+        death
+        for death in died
+        if (death.host, death.pid) in stuck and (death.step, death.loop) == (hang.step, hang.loop)
+    ]
     first = died[0]
     if first.started and any((state.host, state.pid) in stuck for state in run.survivors):
         return True

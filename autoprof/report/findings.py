@@ -16,21 +16,18 @@ from autoprof.report.model import Finding, RunFigures, StageShare, StepFigures, 
 from autoprof.report.overview import MIN_STEPS, REGULAR, own_seconds, own_stages, typical_steps, usual_stages
 from autoprof.report.rules import CAPTURE_RULES, KINDS, ROW_RULES, STEP_RULES, Around, matters
 from autoprof.rundir import deaths
-from autoprof.rundir.records import RaisedLine
+from autoprof.rundir.records import Death, RaisedLine
 from autoprof.rundir.runs import Run
 
 DEATH = "death"
 KINDS.append(DEATH)
 
 
-def deaths_of_run(run: Run, loop: int) -> list[Finding]:
-    """Return a list with the finding about processes that died. If no process died, return an empty list.
+def deaths_of_run(run: Run, dead: Sequence[Death], loop: int) -> list[Finding]:
+    """Return a list with the finding about processes that died: `dead`, at least one.
 
     The finding has the step of the first death if the step belongs to the loop with the number `loop`.
     """
-    dead = deaths.find_in_run(run)
-    if not dead:
-        return []
     hosts = len(run.info.hosts)
     evidence = [writable(line) for line in deaths.evidence(dead, hosts)]
     text = writable(deaths.sentence(dead[0], hosts))

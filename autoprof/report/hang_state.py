@@ -32,6 +32,7 @@ from autoprof.rundir.records import (
     Worker,
 )
 from autoprof.rundir.runs import ENDED, Run
+from autoprof.traces.clocks import loop_of
 
 # Maximum number of open spans in a report.
 MAX_ROWS = 200
@@ -160,7 +161,7 @@ MAX_HANGS = 16
 MAX_PROCESSES = 4096
 # Maximum number of spans, of frames, and of working threads and tasks that are kept of a process.
 _MAX_SPANS, _MAX_FRAMES, _MAX_THREADS = 64, 12, 16
-_STEP = re.compile(r"step_(\d{1,12})$")
+_STEP = re.compile(r"step_(\d{1,12})(?:\.loop\d{1,6})?$")
 _FLIGHT_RECORD_RANK = re.compile(r"rank_(\d{1,7})$")
 _NUMBER = re.compile(r"\d+")
 # Maximum number of texts for a stack.
@@ -336,6 +337,7 @@ class Hang(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         folder: The path of the folder with the stacks, relative to the directory of the run.
         step: The number of the step. None if unknown.
+        loop: The number of the step's loop in its process.
         why: The reason why the processes wrote their stacks.
         processes: The states of the processes that wrote their stacks.
         left_out: Notes on files that can't be read.
@@ -343,21 +345,21 @@ class Hang(msgspec.Struct, frozen=True, kw_only=True):
 
     folder: str
     step: int | None
+    loop: int
     why: Why
     processes: list[Process]
     left_out: list[str]
 
 
 def read_hangs(run: str | Path) -> Iterator[Hang]:
-    """Yield the last steps of a run that took too long. Never raise."""
+    """Yield the last steps of a run that took too long, in the order of their requests. Never raise."""
     parent = Path(run, HANGS)
     try:
         names = sorted(path.name for path in parent.iterdir() if path.is_dir() and not path.name.startswith("."))
     except OSError as error:
         seam.pass_on(error)
         return
-    for name in names[-MAX_HANGS:]:
-        yield _hang(parent / name)
+    yield from sorted((_hang(parent / name) for name in names[-MAX_HANGS:]), key=lambda hang: hang.why.unix_ns)
 
 
 def _hang(folder: Path) -> Hang:
@@ -392,7 +394,9 @@ def _hang(folder: Path) -> Hang:
         for each in processes
     ]
     folder_text = writable(f"{HANGS}/{folder.name}")
-    return Hang(folder=folder_text, step=step, why=why, processes=processes, left_out=left_out)
+    steps = [span for each in processes for span in each.spans if span.kind == "step" and span.step == step]
+    loop = max(map(loop_of, steps), default=1)
+    return Hang(folder=folder_text, step=step, loop=loop, why=why, processes=processes, left_out=left_out)
 
 
 def _with_places(process: Process, place_of: Mapping[tuple[str, int], str]) -> Process:

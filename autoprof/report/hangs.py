@@ -7,9 +7,10 @@ in an earlier stage than other ranks.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
+from typing import TypeAlias
 
 import msgspec
 
@@ -23,7 +24,9 @@ from autoprof.report.rules import KINDS
 from autoprof.rundir import journal, layout, processes
 from autoprof.rundir.layout import RunDir
 from autoprof.rundir.processes import ProcessState
-from autoprof.rundir.records import OpenSpan
+from autoprof.rundir.records import Line, OpenSpan
+from autoprof.rundir.runs import label
+from autoprof.traces.clocks import loop_of
 
 # A sample is reported as waiting if it is older than `OLD_S`, and older than WAITING_RATIO times the median duration of
 # spans of the same kind.
@@ -362,25 +365,35 @@ MIN_ENDED_STEPS = 3
 LEAST_S = 60.0
 # If no span begins or ends for this number of seconds, the open step is stuck, or the run is stuck between two steps.
 STILL_S = 600.0
+# The loop and the number of a step.
+LoopStep: TypeAlias = tuple[int, int]
 _MAYBE_RUNNING = (processes.RUNNING, processes.ELSEWHERE)
 _MAX_NOTES = 5
 
 
-def hangs_of_run(run_path: str, opened: OpenSpans, ended_s: Mapping[int, float]) -> tuple[list[Finding], list[str]]:
+def hangs_of_run(
+    run_path: str, opened: OpenSpans, ended_s: Mapping[LoopStep, float], holds: Callable[[int], bool] = bool
+) -> tuple[list[Finding], list[str]]:
     """Return the findings about steps that are or were stuck, and notes on files that can't be read. Never raise.
 
     Args:
         run_path: The directory of the run.
         opened: The open spans of the run.
-        ended_s: Dict from the number of each step that has ended to its seconds.
+        ended_s: Dict from the loop and the number of each step that has ended to its seconds.
+        holds: Function that returns True for a time of the reported loop.
     """
-    findings, notes = [], []
+    findings, notes, known = [], [], set()
     for hang in hang_state.read_hangs(run_path):
+        if not holds(hang.why.since_ns or hang.why.unix_ns or opened.now_ns):
+            continue
         finding, left_out = _finding_of_hang(run_path, hang, opened, ended_s)
         findings += [finding] if finding is not None else []
+        known |= {(hang.loop, hang.step)} if finding is not None else set()
         notes += [f"{hang.folder}: {line}" for line in left_out[:_MAX_NOTES]]
     open_step = _open_step(opened, _MAYBE_RUNNING)
-    if open_step is not None and open_step[1].step not in {finding.step for finding in findings}:
+    if not holds(opened.now_ns):
+        return findings, notes
+    if open_step is not None and (loop_of(open_step[1]), open_step[1].step) not in known:
         findings += _findings_of_open_step(run_path, opened, ended_s, *open_step)
     elif _open_step(opened) is None and not any(finding.step is None for finding in findings):
         findings += _finding_between_steps(run_path, opened, ended_s)
@@ -388,7 +401,7 @@ def hangs_of_run(run_path: str, opened: OpenSpans, ended_s: Mapping[int, float])
 
 
 def _finding_of_hang(
-    run_path: str, hang: Hang, opened: OpenSpans, ended_s: Mapping[int, float]
+    run_path: str, hang: Hang, opened: OpenSpans, ended_s: Mapping[LoopStep, float]
 ) -> tuple[Finding | None, list[str]]:
     processes: Sequence[Process] = hang.processes
     if not processes and not hang.why.since_ns:
@@ -397,8 +410,9 @@ def _finding_of_hang(
     starts = [(span.kind != "step", span.start_ns) for process in processes for span in process.spans]
     since_ns = hang.why.since_ns or min(starts, default=(True, written_ns))[1]
     open_step = _open_step(opened)
-    open_s = open_step[0] if open_step is not None and open_step[1].step == hang.step else None
-    took_s = ended_s.get(hang.step) if hang.step is not None and open_s is None else None
+    is_open = open_step is not None and (loop_of(open_step[1]), open_step[1].step) == (hang.loop, hang.step)
+    open_s = open_step[0] if open_step is not None and is_open else None
+    took_s = ended_s.get((hang.loop, hang.step)) if hang.step is not None and open_s is None else None
     going_on = opened.going_on and took_s is None
     is_between_steps = hang.step is None and bool(processes) and not any(process.spans for process in processes)
     if hang.step is None and _moved_since(hang.why.unix_ns, opened):
@@ -440,7 +454,7 @@ def _finding_of_hang(
     evidence = [f"{process.name}: {text}" for process in processes for text in process.failed[:2]][:4]
     evidence += [f"the stacks of all processes are in {hang.folder}"]
     is_at_least = not going_on and took_s is None and (open_s is not None or not opened.ended_ns)
-    finding = _finding(hang.step, age, going_on, sentences, evidence, hang.folder, is_at_least)
+    finding = _finding(hang.step, hang.loop, age, going_on, sentences, evidence, hang.folder, is_at_least)
     if is_between_steps:
         text = finding.text.replace("the run has been stuck for", "no step has begun for").replace(
             ": ", f"{_since(opened)}: ", 1
@@ -458,7 +472,11 @@ def _since(opened: OpenSpans) -> str:
     """Return a text with the step that ended last, or with the start of the run if no step has ended."""
     ended = [state.stepped for state in opened.states if state.stepped is not None]
     last_step = max(ended, key=lambda line: line.end_ns, default=None)
-    return " since the run started" if last_step is None else f" since step {last_step.step} ended"
+    return " since the run started" if last_step is None else f" since {_step_words(last_step)} ended"
+
+
+def _step_words(step: Line | OpenSpan) -> str:
+    return f"step {step.step if step.step is None else label(step.step, loop_of(step))}"
 
 
 def _spans_then(process: Process) -> Spans:
@@ -480,7 +498,7 @@ def _open_still(process: Process, opened: OpenSpans) -> Spans:
 
 
 def _findings_of_open_step(
-    run_path: str, opened: OpenSpans, ended_s: Mapping[int, float], age: float, step: OpenSpan
+    run_path: str, opened: OpenSpans, ended_s: Mapping[LoopStep, float], age: float, step: OpenSpan
 ) -> Iterator[Finding]:
     """Report the open step if it takes far longer than other steps, or if nothing happens in it.
 
@@ -499,10 +517,10 @@ def _findings_of_open_step(
     ]
     sentences = [*waiting_samples(run_path, spans, age if is_still else None), *late_stages(spans)]
     evidence = _evidence(run_path, opened, usual_s)
-    yield _finding(step.step, age, True, sentences or list(_innermost(spans)), evidence)
+    yield _finding(step.step, loop_of(step), age, True, sentences or list(_innermost(spans)), evidence)
 
 
-def _finding_between_steps(run_path: str, opened: OpenSpans, ended_s: Mapping[int, float]) -> Iterator[Finding]:
+def _finding_between_steps(run_path: str, opened: OpenSpans, ended_s: Mapping[LoopStep, float]) -> Iterator[Finding]:
     """Report a running run in which steps have ended and no new step begins, unless the trainer has exited."""
     drivers = [(opened.shifted(state, state.stepped.end_ns), state) for state in opened.states if state.stepped]
     if not opened.going_on or not drivers or layout.switched_off(RunDir(Path(run_path))):
@@ -516,7 +534,7 @@ def _finding_between_steps(run_path: str, opened: OpenSpans, ended_s: Mapping[in
     if driver.state == processes.EXITED and not is_resumed:
         return
     age = max(0.0, (opened.now_ns - max(end_ns, opened.started_ns)) / 1e9)
-    since_text = "the run was resumed" if is_resumed else f"step {driver.stepped.step} ended; {_driver(driver)}"
+    since_text = "the run was resumed" if is_resumed else f"{_step_words(driver.stepped)} ended; {_driver(driver)}"
     yield Finding(
         kind=HANG,
         text=writable(f"no step has begun for {seconds(age)} since {since_text}"),
@@ -561,6 +579,7 @@ def _innermost(spans: Sequence[Spans]) -> Iterator[Sentence]:
 
 def _finding(
     step: int | None,
+    loop: int,
     age: float,
     going_on: bool,
     sentences: Sequence[Sentence],
@@ -572,6 +591,7 @@ def _finding(
 
     Args:
         step: The number of the step. None if unknown.
+        loop: The number of the step's loop.
         age: The seconds for which the step has been or was stuck.
         going_on: True if the step is still stuck.
         sentences: The sentences about the step, the most certain first.
@@ -580,7 +600,7 @@ def _finding(
         is_at_least: True if the step was stuck for longer, because the end of the run is unknown.
     """
     first, *others = sentences or [Sentence("no process reports where it is")]
-    subject = "the run" if step is None else f"step {step}"
+    subject = "the run" if step is None else f"step {label(step, loop)}"
     duration = f"at least {seconds(age)}" if is_at_least else seconds(age)
     begin = f"{subject} {'has been' if going_on else 'was'} stuck for {duration}"
     return Finding(

@@ -147,7 +147,10 @@ class HangWatch:
     def _check_span(self, span: Span) -> None:
         """Ask for the stacks of all processes if an open span lasts longer than a limit."""
         line = span.line
-        name = NO_STEP if line.step is None else f"step_{line.step:06d}"
+        loop = line.ids.get("loop") if line.span == "step" else None
+        # In a later loop, a process without steps may have asked before under the name of the step alone.
+        may_be_known = line.step is None or loop is not None
+        name = NO_STEP if line.step is None else f"step_{line.step:06d}{f'{file_names.LOOP}{loop}' if loop else ''}"
         if name in self._seen:
             return
         duration_s = (time.monotonic_ns() - span.begun_ns) / 1e9
@@ -156,7 +159,7 @@ class HangWatch:
         # A batch of a rollout server ends only when the server is idle.
         endless = line.span == "step" and line.role == "rollout"
         limit = next((limit for limit in self._limits if limit.passed(judged_s, median_s, endless)), None)
-        if limit is None or (line.step is None and self._asked_since(time.time_ns() - round(duration_s * 1e9))):
+        if limit is None or (may_be_known and self._asked_since(time.time_ns() - round(duration_s * 1e9))):
             return
         times = f", {duration_s / median_s:.1f} times the median of {in_words(median_s)}" if median_s else ""
         why = Why(
@@ -254,7 +257,8 @@ class HangWatch:
 def _subject(line: BegunLine) -> str:
     """Return the name of an open span for a message: `step 5`, or `stage update_actor of step 5`."""
     if line.span == "step":
-        return line.name if line.step is None else f"step {line.step}"
+        loop = line.ids.get("loop")
+        return line.name if line.step is None else f"step {line.step}{f' (loop {loop})' if loop else ''}"
     return f"{line.span} {line.name}" if line.step is None else f"{line.span} {line.name} of step {line.step}"
 
 

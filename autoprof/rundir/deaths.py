@@ -20,7 +20,7 @@ from autoprof.base.redact import hidden
 from autoprof.rundir import file_names, memory_state, processes
 from autoprof.rundir.layout import CRASHES
 from autoprof.rundir.processes import EXITED, GONE, ProcessState
-from autoprof.rundir.records import Death, Frame, NamedProcess, OpenSpan, Raised, RunFile
+from autoprof.rundir.records import Death, Frame, Line, NamedProcess, OpenSpan, Raised, RunFile
 from autoprof.rundir.runs import ENDED, FAILED, UNFINISHED, Run, exit_status, label
 
 EXCEPTION, EXIT, CRASH, KILLED, GONE_DEAD = "exception", "exit", "crash", "killed", "gone"
@@ -111,7 +111,7 @@ def find(
     attempts: dict[int, list[Death]] = {}
     for death in deaths.values():
         ago = _attempts_ago(death, info)
-        attempts.setdefault(ago, []).append(replace(death, earlier=ago > 0))
+        attempts.setdefault(ago, []).append(replace(_with_loop(death, states), earlier=ago > 0))
     ordered = [
         death for ago in sorted(attempts) for death in _first_of_equal_exceptions(_likely_cause_first(attempts[ago]))
     ]
@@ -311,10 +311,26 @@ def _death(state: ProcessState, info: RunFile, how: str, **fields: Any) -> Death
 
 
 def _loop(state: ProcessState) -> int:
-    """Return the number of the loop of a process's latest step."""
-    ids = state.stepped.ids if state.stepped is not None else {}
-    loop = next((span.ids for span in reversed(state.spans) if span.kind == "step"), ids).get("loop")
-    return loop if isinstance(loop, int) and loop > 0 else 1
+    """Return the number of the loop of a process's latest step; 0 if the process has no steps."""
+    step = _latest_step(state)
+    loop = step.ids.get("loop") if step is not None else 0
+    return loop if isinstance(loop, int) else 1
+
+
+def _latest_step(state: ProcessState) -> Line | OpenSpan | None:
+    return next((span for span in reversed(state.spans) if span.kind == "step"), state.stepped)
+
+
+def _with_loop(death: Death, states: Iterable[ProcessState]) -> Death:
+    """Return a death with the number of the loop of its step. A process without steps takes it from the trainer's."""
+    if death.loop:
+        return death
+    steps = [step for state in states if (step := _latest_step(state)) is not None and step.step == death.step]
+    latest = max(
+        (step for step in steps if step.start_ns <= death.last_ns), key=lambda step: step.start_ns, default=None
+    )
+    loop = latest.ids.get("loop") if latest is not None else 1
+    return replace(death, loop=loop if isinstance(loop, int) else 1)
 
 
 def _as_exit(death: Death) -> Death:
@@ -423,7 +439,8 @@ def _add_starter(deaths: list[Death], info: RunFile, states: Sequence[ProcessSta
         has_spans = starter is not None and (starter.ended or starter.stepped)
         steps = [death for death in deaths if death.step is not None and not has_spans]
         if (trainer := max(steps, key=lambda death: death.last_ns, default=None)) is not None:
-            own_death = replace(own_death, step=trainer.step, stage=trainer.stage, last_ns=trainer.last_ns)
+            place = {"step": trainer.step, "loop": trainer.loop, "stage": trainer.stage}
+            own_death = replace(own_death, last_ns=trainer.last_ns, **place)
     other_deaths = [death for death in deaths if not death.started]
     likelier_deaths = [death for death in other_deaths if _cause_rank(death, another_process_failed=True) < _GONE_RANK]
     if own_death.how != GONE_DEAD:

@@ -52,6 +52,12 @@ import socket
 server = socket.create_server(("localhost", 0))
 port = server.getsockname()[1]
 """
+# A program with a slow step 4 in its first loop, and the begin of its second loop's body in step 4.
+_TWO_LOOPS = """
+steps(lambda number: time.sleep(2.5 if number == 4 else 0.05))
+def body(number):
+    if number == 4:
+"""
 _TERMINATED = ("actor rank 1 was killed by SIGTERM in update_actor of step 4; it was in ",)
 RIGHT = [
     late(
@@ -358,6 +364,25 @@ RIGHT = [
         "time.sleep(600) # HERE",
         "was killed by SIGTERM in update_actor of step 4; it was in",
         "@HERE",
+        act="TERM",
+        wait_s=0.5,
+        quick=True,
+    ),
+    # Runs with two loops.
+    Row(
+        "second-loop",
+        f"{_TWO_LOOPS}        stuck()\n        time.sleep(600) # HERE\nsteps(body)",
+        "actor rank 0",
+        ("step 4 (loop 2) has been stuck", "@HERE"),
+        notes=("step 4 was stuck for 2.5",),
+        wait_s=5,
+    ),
+    Row(
+        "second-loop-term",
+        f"{_TWO_LOOPS}        stuck()\n        time.sleep(600) # HERE\nsteps(body)",
+        "actor rank 0",
+        ("was killed by SIGTERM in update_actor of step 4 (loop 2); it was in", "@HERE"),
+        notes=("step 4 was stuck for 2.5",),
         act="TERM",
         wait_s=0.5,
         quick=True,

@@ -19,6 +19,7 @@ from autoprof.report import build, html, markdown
 from autoprof.report.model import RunFigures
 from autoprof.rundir import layout, runs
 from autoprof.rundir.layout import RunDir
+from autoprof.rundir.records import OpenSpan, ProcessStacks, Why
 from autoprof.traces import merge_step
 from autoprof.traces import timeline as timeline_reader
 from tests.support.helpers import clean_environment, process_lines
@@ -43,6 +44,26 @@ def loop(number: int, at: float, *lengths: float, trainer: str = "", before_s: f
 def two_loops(folder: Path) -> Path:
     first = loop(1, 0, 5, 2, 2, trainer="SFTTrainer")
     return timeline(folder / "run", driver=first + loop(2, 20, 9, 4, 4, trainer="GRPOTrainer", before_s=3.0))
+
+
+def test_a_hang_and_a_death_belong_to_the_loop_of_their_time(tmp_path: Path) -> None:
+    path = two_loops(tmp_path)
+    for name, at in (("step_000002", 5), ("step_000002.loop2", 29)):
+        begun_ns = START_NS + at * SECOND
+        folder = path / "hangs" / name
+        folder.mkdir(parents=True)
+        why = Why(host="n1", pid=1, unix_ns=begun_ns + SECOND, step=2, since_ns=begun_ns)
+        (folder / "why.json").write_bytes(msgspec.json.encode(why))
+        ids = {"loop": 2} if at > 20 else {}
+        spans = [OpenSpan(kind="step", name="step", step=2, role="trainer", rank=0, start_ns=begun_ns, ids=ids)]
+        stacks = ProcessStacks(host="n1", pid=1, unix_ns=begun_ns + SECOND, spans=spans)
+        (folder / "n1-1.json").write_bytes(msgspec.json.encode(stacks))
+    found = figures(path)
+    texts = [[finding.text for finding in part.findings if finding.kind == "hang"] for part in found.loops]
+    assert [[text.partition(":")[0] for text in each] for each in texts] == [
+        ["step 2 was stuck for 2.00 s"],
+        ["step 2 (loop 2) was stuck for 4.00 s"],
+    ]
 
 
 def shown(found: RunFigures, step: int | None = None) -> str:

@@ -413,3 +413,12 @@ def test_only_the_place_of_a_dead_process_is_reported(
     made.process(DRIVER)
     found = [deaths.sentence(death) for death in deaths.find_in_run(made.info(state, 0)) if not death.started]
     assert [part in sentence for part, sentence in zip(sentences, found, strict=True)] == [True] * len(sentences)
+
+
+def test_a_process_without_steps_died_in_the_loop_of_the_trainers_step(made: Made) -> None:
+    step = begun("step", 0, "trainer", 0, span="step") | {"ids": {"loop": 2}}
+    made.process(DRIVER, span("step", 0, 9, "step"), step)
+    made.process(OTHER, begun("reward", 10))
+    found = deaths.find_in_run(made.info("unfinished"))
+    texts = [deaths.sentence(death) for death in found]
+    assert [" of step 143 (loop 2) " in text or " in step 143 (loop 2) " in text for text in texts] == [True, True]
