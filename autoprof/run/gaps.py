@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import resource
 import sys
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from autoprof.base.originals import os, time
@@ -22,6 +23,9 @@ FIRST_NS = 100_000_000
 _AGE_RATIO, _COST_RATIO, _MAX_INTERVAL_NS = 20, 1_300, 1_000_000_000
 # A sample is late if it comes this time after twice the interval. The time before a late sample is not sampled.
 _LATE_NS = 250_000_000
+# An unusual gap is written at once, because a killed process loses all other samples. It is longer than _EARLY_NS, and
+# than twice the longest of the last _MAX_AGES gaps. It is written again each time its age has doubled.
+_EARLY_NS, _MAX_AGES = 1_000_000_000, 64
 # Samples are written once the first one has this age, or if there are too many.
 _WRITE_AFTER_NS, _MAX_STACKS, _MAX_PERIODS = 10_000_000_000, 16, 64
 # Maximum number of lines that a process writes, and of functions that are read and written of a stack.
@@ -69,6 +73,9 @@ class GapSampler:
         # last time at which the timeline was asked to report gaps. All are of `time.monotonic_ns`.
         self._gap_ns = self._sampled_ns = self._asked_ns = 0
         self._interval_ns = FIRST_NS
+        # The ages of the last gaps, and the age of the current gap from which its samples are written.
+        self._ages: deque[int] = deque(maxlen=_MAX_AGES)
+        self._write_at_ns = _EARLY_NS
         # The CPU time of this thread at the last sample, or at the start of the gap.
         self._cpu_ns = 0
         self._switches = _switches()
@@ -89,16 +96,18 @@ class GapSampler:
         wait_ns = self._await_gap(now) if step is None else self._look_at_gap(step, now)
         if self._periods and (
             now - self._periods[0][0] > _WRITE_AFTER_NS
+            or (self._gap_ns and self._sampled_ns - self._gap_ns > self._write_at_ns)
             or len(self._stacks) >= _MAX_STACKS
             or len(self._periods) >= _MAX_PERIODS
         ):
             self.write()
+            self._write_at_ns = 2 * (now - self._gap_ns)
         self._switches = _switches()
         return None if wait_ns is None else wait_ns / 1e9
 
     def _await_gap(self, now: int) -> int | None:
         """End the current gap. Ask the timeline to report the next gap, but at most once in `FIRST_NS`."""
-        self._extend(now)
+        self._end_gap(now)
         self._gap_ns = 0
         if (rest_ns := self._asked_ns + FIRST_NS - now) > 0 and self._timeline.gap_began is None:
             return rest_ns
@@ -116,8 +125,9 @@ class GapSampler:
         """Sample the gap of an open step if the time has come. Return the nanoseconds until the next call."""
         began_ns = max(step.begun_ns, self._timeline.stage_ended_ns)
         if began_ns != self._gap_ns:
-            self._extend(began_ns)
+            self._end_gap(began_ns)
             self._gap_ns = self._sampled_ns = began_ns
+            self._write_at_ns = max(_EARLY_NS, 2 * max(self._ages, default=0))
             self._interval_ns, self._cpu_ns = FIRST_NS, time.thread_time_ns()
         due_ns = self._sampled_ns + self._interval_ns
         if now < due_ns:
@@ -152,6 +162,11 @@ class GapSampler:
         if self._periods and self._periods[-1][1:] == (start_ns, index):
             start_ns = self._periods.pop()[0]
         self._periods.append((start_ns, end_ns, index))
+
+    def _end_gap(self, until_ns: int) -> None:
+        self._extend(until_ns)
+        if self._gap_ns:
+            self._ages.append(self._sampled_ns - self._gap_ns)
 
     def _extend(self, until_ns: int) -> None:
         """Extend the last period, which ends at the last sample, to `until_ns`, by at most one interval."""

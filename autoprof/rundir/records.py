@@ -476,8 +476,8 @@ LOCK_HELD = -1
 class StacksLine(Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="stacks"):
     """Samples of the stack of the thread that runs the steps, from times in which a step but no stage was open.
 
-    `AUTOPROF_GAP_STACKS=0` switches them off. A line has the samples of about ten seconds. A process writes at most
-    10,000 such lines.
+    `AUTOPROF_GAP_STACKS=0` switches them off. A line has the samples of about ten seconds, or of less in a time that is
+    much longer than the times before, so that a killed process keeps them. A process writes at most 10,000 such lines.
     """
 
     unix_ns: Ns  # The start of the first period, in nanoseconds since the epoch.

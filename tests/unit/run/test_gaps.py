@@ -103,6 +103,23 @@ def test_the_last_sample_of_a_process_stands_for_the_time_until_its_end(run: Run
     assert end_ms == pytest.approx(280, abs=30)
 
 
+def test_an_unusual_gap_is_written_each_time_its_age_has_doubled(run: Runtime, clock: list[int]) -> None:
+    sampler = GapSampler(run.timeline, lambda: None)
+
+    def written(gap_ms: int) -> int:
+        before, step, end = sampler._lines, begin(run, "step"), clock[0] + gap_ms
+        while clock[0] < end:
+            sampler.look()
+            clock[0] += 100
+        step.end()
+        sampler.look()
+        return sampler._lines - before
+
+    # Gaps of the same length are usual.
+    assert [written(5000) for _ in range(2)] == [3, 0]
+    assert written(30_000) >= 3
+
+
 @pytest.mark.parametrize("held", [True, False])
 def test_a_late_sample_stands_only_for_the_lock_if_that_is_known(
     run: Runtime, clock: list[int], monkeypatch: pytest.MonkeyPatch, held: bool
