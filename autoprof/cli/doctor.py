@@ -184,10 +184,11 @@ def examine_run(run: runs.Run) -> Report:
     ]
     shifts = {file.host: file.shift_ns for file in journals_of(Path(run.path))[0]}
     open_spans = hang_state.read_open_spans(run, shifts)
+    hung.ask_late(run, open_spans, executed_s)
     hung.read_silent(run, open_spans)
     refused, failed_tasks = hung.ask_ray(run, open_spans)
     _check_hangs(report, run, open_spans, executed_s, failed_tasks)
-    report.problems += refused
+    report.problems += [*refused, *hung.without_end(run)]
     report.notes += failed_tasks
     _check_steps(report, run, open_spans, executed)
     report.problems += stages_outside_steps(run, executed)

@@ -2,20 +2,103 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import time
+from collections.abc import Mapping
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import msgspec
 
 from autoprof import _boot
-from autoprof.base import files, identity
+from autoprof.base import files, identity, units
+from autoprof.base.redact import writable
 from autoprof.cli import nodes, ray_state
-from autoprof.report import hang_state, places, silence
+from autoprof.config.selection import Condition
+from autoprof.report import hang_state, hangs, places, silence
 from autoprof.report.hang_state import Hang, OpenSpans
-from autoprof.rundir import processes
+from autoprof.run import watcher
+from autoprof.run.journal import MAX_SILENCE_NS
+from autoprof.rundir import file_names, layout, processes
 from autoprof.rundir.layout import RunDir
-from autoprof.rundir.records import BY_PY_SPY_OF_ACTOR, BY_PY_SPY_OF_WORKER
-from autoprof.rundir.runs import Run
+from autoprof.rundir.processes import ProcessState
+from autoprof.rundir.records import BY_PY_SPY_OF_ACTOR, BY_PY_SPY_OF_WORKER, HANGS, Thread, Why
+from autoprof.rundir.runs import Run, label
+from autoprof.traces.clocks import loop_of
+
+
+def ask_late(run: Run, open_spans: OpenSpans, ended_s: Mapping[hangs.LoopStep, float]) -> None:
+    """Request the stacks of all processes for a step that is stuck although no watcher has requested them.
+
+    A watcher can't run while C code holds the interpreter's lock. Do nothing if the watchers may still do it, or if the
+    hang can't be recorded in the run's directory.
+    """
+    found = hangs.open_step_of(open_spans, (processes.RUNNING,))
+    if found is None or not open_spans.going_on or layout.switched_off(RunDir(Path(run.path))):
+        return
+    age_s, step = found
+    silent, is_over_limit = _without_sign_of_life(run, open_spans, ended_s)
+    is_stuck = is_over_limit or any(hangs.findings_of_open_step(run.path, open_spans, ended_s, age_s, step))
+    loop = loop_of(step)
+    folder = Path(run.path, HANGS, f"step_{step.step:06d}{f'{file_names.LOOP}{loop}' if loop > 1 else ''}")
+    if not silent or not is_stuck or folder.exists():
+        return
+    why = Why(
+        host=identity.HOST,
+        pid=os.getpid(),
+        unix_ns=open_spans.now_ns,
+        step=step.step,
+        since_ns=step.start_ns,
+        reason=f"step {label(step.step, loop)} has taken {units.seconds(age_s)}, and autoprof doctor was called",
+        silent=[f"{state.host}-{state.pid}" for state in silent],
+    )
+    with contextlib.suppress(OSError):
+        nodes.make_question(str(folder), msgspec.json.encode(why) + b"\n")
+
+
+def _without_sign_of_life(
+    run: Run, open_spans: OpenSpans, ended_s: Mapping[hangs.LoopStep, float]
+) -> tuple[list[ProcessState], bool]:
+    """Return the processes of this host whose watcher does not run, and True if their step is over the hang limit.
+
+    The watcher of a process reports a step over the limit, and writes a line at least every `MAX_SILENCE_NS`.
+    """
+    conditions: list[Condition] = []
+    with contextlib.suppress(msgspec.ValidationError):  # run.json is damaged
+        conditions = msgspec.convert(run.info.settings.when, list[Condition])
+    limits, at_most = watcher.hang_limits(conditions)
+    usual_s = median(ended_s.values()) if len(ended_s) >= watcher.MIN_FOR_MEDIAN else None
+    patience_s = 2 * layout.look_s()
+    may_ask = sum(1 for _ in hang_state.read_hangs(run.path)) < at_most
+    silent, over_limit = {}, False
+    for age_s, state, span in open_spans.aged():
+        if state.state != processes.RUNNING or state.host != identity.HOST or span.kind not in ("step", "stage"):
+            continue
+        is_over = span.kind == "step" and any(
+            limit.passed(age_s - patience_s, usual_s, span.role == "rollout") for limit in limits
+        )
+        silent_s = (open_spans.now_ns - state.last_ns) / 1e9
+        if (is_over and may_ask) or silent_s > MAX_SILENCE_NS / 1e9 + patience_s:
+            silent[state.file] = state
+            over_limit |= is_over
+    return list(silent.values()), over_limit
+
+
+def without_end(run: Run) -> list[str]:
+    """Return a sentence for each process of this host that has ended its work and is still running."""
+    texts = []
+    for state in processes.without_end(run.processes):
+        ended_s = time.time() - state.last_ns / 1e9
+        if ended_s < 2 * layout.look_s():
+            continue
+        threads = msgspec.convert(nodes.read_threads(state.pid), list[Thread])
+        frame = next((places.best_frame(thread.frames) for thread in threads if thread.main), None)
+        where = f"it is in {places.text(frame)}" if frame is not None else "autoprof does not know where it is"
+        name = f"{hang_state.short_title(state.process) or 'process'} (pid {state.pid} on {state.host})"
+        texts.append(writable(f"{name} reported its end {units.seconds(ended_s)} ago and is still running; {where}"))
+    return texts
 
 
 def read_silent(run: Run, open_spans: OpenSpans) -> None:

@@ -62,7 +62,7 @@ def ask(directory: str, name: str, why: bytes, wait_s: float, native: bool, othe
     folder = os.path.join(directory, STACKS, name)
     answer = {"host": _HOST, "folder": folder, "files": {}, "absent": [], "py_spy": "", "problem": ""}
     try:
-        _make_question(folder, why)
+        make_question(folder, why)
         expected = _processes(directory)
     except OSError as error:
         return answer | {"problem": str(error)}
@@ -98,7 +98,7 @@ def ask(directory: str, name: str, why: bytes, wait_s: float, native: bool, othe
     return answer | _answers(folder, expected, wait_s)
 
 
-def _make_question(folder: str, why: bytes) -> None:
+def make_question(folder: str, why: bytes) -> None:
     """Make the folder that asks the processes for their stacks.
 
     The folder appears with `why.json` in it. Another node that shares the disk may have made the folder already.
@@ -270,19 +270,22 @@ def _converted(thread: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def read_threads(pid: int) -> list[dict[str, Any]]:
+    """Return the threads of a process as py-spy sees them. Empty if there is no py-spy, or if it may not read them."""
+    program = shutil.which("py-spy", path=f"{os.environ.get('PATH', '')}:{os.path.dirname(sys.executable)}")
+    return _dump_stacks(program, pid, native=False)[0] if program else []
+
+
 def read_silent(folder: str, silent: list[Process]) -> None:
     """Read the stacks of processes that did not answer with py-spy, and write them into a folder of `hangs/`.
 
     Do nothing if there is no py-spy, or if it may not read the processes.
     """
-    py_spy_path = shutil.which("py-spy", path=f"{os.environ.get('PATH', '')}:{os.path.dirname(sys.executable)}")
     for process in silent[:_MAX_SPIES]:
-        if not py_spy_path:
-            return
-        threads, _, unix_ns = _run_py_spy(py_spy_path, process["pid"], native=False)
+        threads = read_threads(process["pid"])
         with contextlib.suppress(OSError):
             if threads and not os.path.exists(_file_of(folder, process)):
-                _add_threads(folder, process, threads, unix_ns)
+                _add_threads(folder, process, threads, time.time_ns())
 
 
 def _wait_for_answers(folder: str, processes: list[Process], wait_s: float) -> None:

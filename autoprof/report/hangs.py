@@ -390,12 +390,12 @@ def hangs_of_run(
         findings += [finding] if finding is not None else []
         known |= {(hang.loop, hang.step)} if finding is not None else set()
         notes += [f"{hang.folder}: {line}" for line in left_out[:_MAX_NOTES]]
-    open_step = _open_step(opened, _MAYBE_RUNNING)
+    open_step = open_step_of(opened, _MAYBE_RUNNING)
     if not holds(opened.now_ns):
         return findings, notes
     if open_step is not None and (loop_of(open_step[1]), open_step[1].step) not in known:
-        findings += _findings_of_open_step(run_path, opened, ended_s, *open_step)
-    elif _open_step(opened) is None and not any(finding.step is None for finding in findings):
+        findings += findings_of_open_step(run_path, opened, ended_s, *open_step)
+    elif open_step_of(opened) is None and not any(finding.step is None for finding in findings):
         findings += _finding_between_steps(run_path, opened, ended_s)
     return findings, notes
 
@@ -409,7 +409,7 @@ def _finding_of_hang(
     written_ns = hang.why.unix_ns or max((process.unix_ns for process in processes), default=0)
     starts = [(span.kind != "step", span.start_ns) for process in processes for span in process.spans]
     since_ns = hang.why.since_ns or min(starts, default=(True, written_ns))[1]
-    open_step = _open_step(opened)
+    open_step = open_step_of(opened)
     is_open = open_step is not None and (loop_of(open_step[1]), open_step[1].step) == (hang.loop, hang.step)
     open_s = open_step[0] if open_step is not None and is_open else None
     took_s = ended_s.get((hang.loop, hang.step)) if hang.step is not None and open_s is None else None
@@ -497,7 +497,7 @@ def _open_still(process: Process, opened: OpenSpans) -> Spans:
     return _spans_then(process)
 
 
-def _findings_of_open_step(
+def findings_of_open_step(
     run_path: str, opened: OpenSpans, ended_s: Mapping[LoopStep, float], age: float, step: OpenSpan
 ) -> Iterator[Finding]:
     """Report the open step if it takes far longer than other steps, or if nothing happens in it.
@@ -613,7 +613,7 @@ def _finding(
     )
 
 
-def _open_step(opened: OpenSpans, states: Container[str] | None = None) -> tuple[float, OpenSpan] | None:
+def open_step_of(opened: OpenSpans, states: Container[str] | None = None) -> tuple[float, OpenSpan] | None:
     """Return the age in seconds and the span of the open step that began last. Return None if no step is open.
 
     Args:

@@ -21,11 +21,13 @@ from autoprof.rundir.processes import ProcessState
 def silent_processes(hang: Hang, opened: OpenSpans) -> list[Process]:
     """Return the processes that have an open step or stage, and have not answered two rounds of the watcher.
 
-    A stopped process need not have an open step or stage: an engine's process has none.
+    A stopped process need not have an open step or stage: an engine's process has none. If autoprof doctor requested
+    the stacks, they are the processes that had shown no sign of life, and did not answer.
     """
     answered = {(process.host, process.pid) for process in hang.processes if process.silent_s is None}
     waited_s = (_until_ns(opened) - hang.why.unix_ns) / 1e9
-    if not hang.why.unix_ns or waited_s < 2 * layout.look_s():
+    found_by_doctor = hang.why.silent
+    if not hang.why.unix_ns or (waited_s < 2 * layout.look_s() and not found_by_doctor):
         return []
     read_from_outside = {(process.host, process.pid): process for process in hang.processes}
     ranks = _own_ranks(opened.states)
@@ -33,6 +35,8 @@ def silent_processes(hang: Hang, opened: OpenSpans) -> list[Process]:
     for state in opened.states:
         key = state.host, state.pid
         if key in answered or not (_was_at_work(state, hang) or _is_stopped(state)):
+            continue
+        if found_by_doctor and f"{state.host}-{state.pid}" not in found_by_doctor:
             continue
         known = read_from_outside.get(key)
         spans = known.spans if known is not None else state.spans
@@ -60,7 +64,7 @@ def silent_processes(hang: Hang, opened: OpenSpans) -> list[Process]:
                 flight_record="",
                 joined_as=rank,
                 file=known.file if known is not None else state.file,
-                silent_s=waited_s,
+                silent_s=max(waited_s, (_until_ns(opened) - state.last_ns) / 1e9) if found_by_doctor else waited_s,
                 stopped=_is_stopped(state),
             )
         )
@@ -74,7 +78,8 @@ def _until_ns(opened: OpenSpans) -> int:
 
 def _was_at_work(state: ProcessState, hang: Hang) -> bool:
     """Return True if a process was running when the stacks were requested, with an open step or stage of that time."""
-    if state.state == processes.EXITED or (state.state == processes.GONE and state.last_ns < hang.why.unix_ns):
+    died_before = state.state == processes.GONE and state.last_ns < hang.why.unix_ns and not hang.why.silent
+    if state.state == processes.EXITED or died_before:
         return False
     return any(span.kind in ("step", "stage") and span.start_ns < hang.why.unix_ns for span in state.spans)
 

@@ -195,7 +195,7 @@ _MAX_DURATIONS, _MAX_NAMES = 100, 256
 _LONG_NS = 10_000_000_000
 _MAX_OPEN = 256
 # A process with an open span writes at least one line in this period, as a sign of life.
-_MAX_SILENCE_NS = 30_000_000_000
+MAX_SILENCE_NS = 30_000_000_000
 # A new part begins after PART_BYTES, because readers read the end of a file. A part is at least 16 times as long as the
 # lines at its beginning.
 PART_BYTES, _PARTS_RATIO = 32 << 10, 16
@@ -378,7 +378,7 @@ class Timeline:
             with self._writing:
                 self._sync_or_close(self._file.close)
         now = time.monotonic_ns()
-        silent = bool(self.announced) and now - self._written > _MAX_SILENCE_NS
+        silent = bool(self.announced) and now - self._written > MAX_SILENCE_NS
         if self.has_file and (line := self._memory.look(silent or is_moved)) is not None:
             self._lines.append(line)
         room = max(_MAX_OPEN - len(self.announced), 0)

@@ -499,6 +499,21 @@ def _live_state(host: str, pid: int, namespace: int, ticks: int) -> str:
     return RUNNING if is_alive(pid, ticks) else GONE
 
 
+def without_end(states: Sequence[ProcessState]) -> list[ProcessState]:
+    """Return the processes that wrote an exit line and are running on this host. `states` are those of a run."""
+    last_begin_ns = {
+        (state.host, state.pid): state.begun_ns for state in sorted(states, key=lambda each: each.begun_ns)
+    }
+    return [
+        state
+        for state in states
+        if state.state == EXITED
+        and _live_state(state.host, state.pid, state.namespace, state.ticks) == RUNNING
+        # Otherwise the process has become another program by `os.exec`.
+        and last_begin_ns[state.host, state.pid] == state.begun_ns
+    ]
+
+
 def is_alive(pid: int, ticks: int) -> bool:
     """Return True if the process with this pid and start time is running on this host.
 

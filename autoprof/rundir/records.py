@@ -38,6 +38,7 @@ class RunSettings(Struct, frozen=True):
     steps: str = ""  # The value of `AUTOPROF_STEPS`.
     recipes: list[str] = []  # The value of `AUTOPROF_RECIPES`.
     tool: list[str] = []  # The value of `AUTOPROF_TOOL`.
+    when: list[dict[str, Any]] = []  # The conditions of `AUTOPROF_WHEN`.
 
 
 class Frame(Struct, frozen=True, omit_defaults=True):
@@ -640,6 +641,9 @@ class Why(Struct, frozen=True, kw_only=True, omit_defaults=True):
     since_ns: Ns = 0  # The start of that step, in nanoseconds since the epoch.
     condition: str = ""  # The condition of `AUTOPROF_WHEN` that was met.
     reason: str = ""  # The reason, as a sentence.
+    # If autoprof doctor requested the stacks because no process did: the processes that had shown no sign of life, as
+    # `<host>-<pid>`.
+    silent: list[str] = []
 
 
 @thread_safe

@@ -18,7 +18,7 @@ from autoprof.cli.main import main
 from autoprof.report import build, findings, hang_state
 from autoprof.report.model import Finding
 from autoprof.rundir import runs
-from autoprof.rundir.records import Frame, Task, Thread
+from autoprof.rundir.records import Frame, MemoryLine, MemoryState, Task, Thread
 from tests.support.hung_runs import ALL_REDUCE, IDLE, MIN, REWARD, HungRun, finding_of, flight_record, join, said
 
 
@@ -257,6 +257,25 @@ def append(run: HungRun, *lines: Any) -> None:
         file.writelines(msgspec.json.encode(line) + b"\n" for line in lines)
 
 
+def sign_of_life(run: HungRun) -> MemoryLine:
+    """Return the line that a watcher writes at least every 30 seconds."""
+    return MemoryLine(run.now, MemoryState())
+
+
+@pytest.mark.parametrize("minutes", [3, 12, 40])
+def test_a_process_without_a_sign_of_life_in_a_stuck_step_did_not_answer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], minutes: float
+) -> None:
+    runs = [HungRun(tmp_path / name, minutes=minutes) for name in ("silent", "alive")]
+    for run in runs:
+        append(run, run.begun("stage", "rollout", "trainer", 0, minutes))
+    append(runs[1], sign_of_life(runs[1]))
+    said = [doctor(run, capsys)[1]["problems"][0].partition(": ")[2] for run in runs]
+    assert said[0].startswith("trainer rank 0 did not answer for ")
+    # Without a request of the watcher, the limit of the default settings has passed after 30 minutes.
+    assert said[1].startswith("trainer rank 0 did not answer for " if minutes == 40 else "trainer has been in rollout")
+
+
 def doctor(run: HungRun, capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, Any]]:
     """The exit status of `autoprof doctor`, and its report."""
     status = main(["doctor", str(run.folder), "--json"])
@@ -265,7 +284,7 @@ def doctor(run: HungRun, capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[
 
 def test_a_first_step_in_which_nothing_happens_is_stuck(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = HungRun(tmp_path / "run", minutes=12, steps=0)
-    append(run, run.begun("stage", "rollout", "trainer", 0, 11))
+    append(run, run.begun("stage", "rollout", "trainer", 0, 11), sign_of_life(run))
     status, report = doctor(run, capsys)
     (problem,) = report["problems"]
     assert re.fullmatch(
@@ -281,7 +300,7 @@ def test_a_first_step_in_which_nothing_happens_is_stuck(tmp_path: Path, capsys: 
 def test_a_first_step_in_which_something_happens_is_not_stuck(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
 ) -> None:
-    run = HungRun(tmp_path / "run", minutes=40, steps=0)
+    run = HungRun(tmp_path / "run", minutes=25, steps=0)
     run.process(7, [run.line(kind, "score", "reward", 0, run.now - 9 * MIN, 60.0)], host="n2")
     status, report = doctor(run, capsys)
     assert (status, report["problems"], report["verdict"]) == (0, [], "no problems found")
@@ -359,7 +378,7 @@ def test_a_resumed_run_that_begins_no_step_is_stuck_since_it_was_resumed(tmp_pat
 @pytest.mark.parametrize(
     ("minutes", "happened"),
     [
-        (12, lambda run: append(run, {"kind": "exit", "unix_ns": run.now - 11 * MIN})),
+        (12, lambda run: (append(run, {"kind": "exit", "unix_ns": run.now - 11 * MIN}), moved(run, 9_000_001))),
         (12, switch_off),
         (40, lambda run: append(run, run.line("stage", "validate", "trainer", 0, run.now - 20 * MIN, 660, step=None))),
         # It may still execute the steps.

@@ -323,7 +323,7 @@ def test_a_process_that_stands_gives_signs_of_life(run: Runtime, monkeypatch: py
     stage = begin(run, "stage", "update")
     run.timeline.look()
     assert kinds(run) == ["process", "begun"]
-    monkeypatch.setattr(journal, "_MAX_SILENCE_NS", 0)
+    monkeypatch.setattr(journal, "MAX_SILENCE_NS", 0)
     before = time.time_ns()
     run.timeline.look()
     (process,) = processes.read(run.rundir.path)
