@@ -41,17 +41,17 @@ def ask_late(run: Run, open_spans: OpenSpans, ended_s: Mapping[hangs.LoopStep, f
     age_s, step = found
     silent, is_over_limit = _without_sign_of_life(run, open_spans, ended_s)
     is_stuck = is_over_limit or any(hangs.findings_of_open_step(run.path, open_spans, ended_s, age_s, step))
-    loop = loop_of(step)
-    folder = Path(run.path, HANGS, f"step_{step.step:06d}{f'{file_names.LOOP}{loop}' if loop > 1 else ''}")
+    number, loop = step.step or 0, loop_of(step)
+    folder = Path(run.path, HANGS, f"step_{number:06d}{f'{file_names.LOOP}{loop}' if loop > 1 else ''}")
     if not silent or not is_stuck or folder.exists():
         return
     why = Why(
         host=identity.HOST,
         pid=os.getpid(),
         unix_ns=open_spans.now_ns,
-        step=step.step,
+        step=number,
         since_ns=step.start_ns,
-        reason=f"step {label(step.step, loop)} has taken {units.seconds(age_s)}, and autoprof doctor was called",
+        reason=f"step {label(number, loop)} has taken {units.seconds(age_s)}, and autoprof doctor was called",
         silent=[f"{state.host}-{state.pid}" for state in silent],
     )
     with contextlib.suppress(OSError):

@@ -11,7 +11,7 @@ import pickle
 import re
 import struct
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,12 +54,13 @@ class Record(msgspec.Struct, frozen=True):
 
 
 class Stuck(msgspec.Struct, frozen=True, kw_only=True):
-    """A collective in which some ranks wait for other ranks of the process group.
+    """A collective, send or recv in which some ranks wait for other ranks of the process group.
 
     Attributes:
         world: The world of the ranks (see `Process.world`).
-        name: The name of the collective without the backend, such as `all_reduce`.
-        number: The sequence number of the collective in the process group.
+        name: The name of the collective without the backend, such as `all_reduce`. For a send or recv, the call of the
+            late rank, such as `send to rank 0`.
+        number: The sequence number of the collective in the process group. None for a send or recv.
         group: The description of the process group. Without a description, the name of the process group.
         since_ns: The time of the first call by a waiting rank.
         waiting: The ranks that wait in the collective.
@@ -73,7 +74,7 @@ class Stuck(msgspec.Struct, frozen=True, kw_only=True):
 
     world: str
     name: str
-    number: int
+    number: int | None
     group: str
     since_ns: int
     waiting: list[int]
@@ -314,12 +315,48 @@ def _stuck_collectives(processes: Sequence[_Process], silent: Collection[tuple[s
         first = next((each for each in candidates if each.late or each.other), None)
         if first is not None or (candidates and candidates[-1].silent):
             stuck_collectives.append(first or candidates[-1])
+        stuck_collectives += _without_partner(world, group_ranks, group, members)
     waiting_ranks = {(each.world, rank) for each in stuck_collectives for rank in each.waiting}
     # A rank may be late because it waits in another group's collective. That collective comes first.
     return sorted(
         stuck_collectives,
         key=lambda each: (any((each.world, rank) in waiting_ranks for rank in each.late), each.since_ns),
     )
+
+
+# The title of a send or recv: both ranks in the process group, its own first (`ProcessGroupNCCL::send` and `recv` in
+# torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp). The records of gloo have no sends.
+_PEER_CALL = re.compile(r"(send|recv) (\d{1,7})(?:->|<-)(\d{1,7})$")
+
+
+def _without_partner(
+    world: str, ranks: tuple[int, ...], group: str, members: Mapping[int, _Process]
+) -> Iterator[Stuck]:
+    """Yield the unfinished sends and receives of a process group that the other rank has not joined."""
+    calls: dict[tuple[str, int, int], _Entry] = {}
+    for process in members.values():
+        for entry in process.entries:
+            match = _PEER_CALL.match(entry.title)
+            if entry.group == group and entry.is_p2p and not entry.retired and match is not None:
+                calls.setdefault((match[1], int(match[2]), int(match[3])), entry)
+    for (name, own, peer), entry in calls.items():
+        missing = "recv" if name == "send" else "send"
+        if (missing, peer, own) in calls or max(own, peer) >= len(ranks) or ranks[peer] not in members:
+            continue
+        yield Stuck(
+            world=world,
+            name=f"{missing} {'to' if missing == 'send' else 'from'} rank {ranks[own]}",
+            number=None,
+            group=entry.description or group,
+            since_ns=entry.time_created_ns,
+            waiting=[ranks[own]],
+            late=[ranks[peer]],
+            unknown=[],
+            silent=[],
+            other={},
+            called="",
+            frames=entry.frames[::-1],
+        )
 
 
 def _stuck_call(
@@ -404,9 +441,10 @@ def collective(stuck: Stuck, processes: Sequence[Process]) -> Sentence:
         process.joined_as: process for process in processes if process.world == stuck.world
     }
     role = roles(processes).get(next(iter(process_of.values())).label, "") if process_of else ""
-    call = f"{stuck.name} #{stuck.number}"
+    call = stuck.name if stuck.number is None else f"{stuck.name} #{stuck.number}"
     group = f"process group {stuck.group}; autoprof compared the flight records"
-    evidence = [f"{name_ranks(stuck.waiting, '')} {plural(stuck.waiting, 'waits', 'wait')} in it", group]
+    waits = f"{plural(stuck.waiting, 'waits', 'wait')} {'for' if stuck.number is None else 'in'} it"
+    evidence = [f"{name_ranks(stuck.waiting, '')} {waits}", group]
     if caller := places.best_frame(stuck.frames):
         evidence[0] += f", called in {places.text(caller)}"
     if stuck.unknown:
@@ -418,7 +456,8 @@ def collective(stuck: Stuck, processes: Sequence[Process]) -> Sentence:
         if len(late_processes) == 1:
             here += f", in {late_processes[0].peer}" if late_processes[0].peer else ""
             here += late_processes[0].of_workers()
-        text = f"{name_ranks(stuck.late, role)} {plural(stuck.late, 'has', 'have')} not joined {call}"
+        joined = "called" if stuck.number is None else "joined"
+        text = f"{name_ranks(stuck.late, role)} {plural(stuck.late, 'has', 'have')} not {joined} {call}"
         text += f"{_stage(stuck.waiting, process_of)}{here}"
         evidence += [line for process in late_processes[:1] for line in process.stack_lines()]
         return Sentence(text, evidence, next((process.file for process in late_processes), ""))

@@ -168,7 +168,7 @@ def flight_record(entries: list[tuple[int, str, list[int], bool]], ranks: int = 
             "output_dtypes": ["Float"],
             "state": "completed" if ended else "scheduled",
             "retired": ended,
-            "is_p2p": False,
+            "is_p2p": name.startswith(("nccl:send ", "nccl:recv ")),
             "timeout_ms": 600_000,
             "frames": [{"name": "update", "filename": "/home/u/actor.py", "line": 7}],
         }

@@ -92,6 +92,17 @@ def test_a_rank_between_its_stages_has_the_same_name_as_in_its_stage(hung: HungR
     )
 
 
+def test_a_rank_that_does_not_send_is_named_with_the_rank_that_waits(hung: HungRun) -> None:
+    # Ranks 0 and 1 exchange with each other, and rank 2 waits for rank 3.
+    calls = ["nccl:send 0->1", "nccl:recv 1<-0", "nccl:recv 2<-3", ""]
+    for rank, name in enumerate(calls):
+        entries = [join(811, True), *([join(3, name=name)] if name else [])]
+        where, stage = (ALL_REDUCE, "update_actor") if name else (REWARD, "")
+        hung.stack(where, rank=rank, role="actor", stage=stage, record=flight_record(entries, 4))
+    assert said(hung) == "actor rank 3 has not called send to rank 2 in update_actor; it is in reward.py:44 fetch_score"
+    assert "rank 2 waits for it, called in actor.py:7 update" in finding_of(hung).evidence
+
+
 def test_a_rank_that_is_late_because_it_waits_for_another_one_is_not_the_first_named(tmp_path: Path) -> None:
     def made(rank: int, groups: dict[str, list[int]], entries: list[tuple[str, int]]) -> Record:
         content = pickle.loads(flight_record([join(number) for _, number in entries]))
