@@ -8,7 +8,6 @@ whole or not at all. An exception gets a line for the innermost step or stage th
 from __future__ import annotations
 
 import re
-import shlex
 import sys
 from _thread import get_ident
 from collections import deque
@@ -21,7 +20,7 @@ import msgspec
 from autoprof import __version__
 from autoprof.base import files, identity, log, process, seam
 from autoprof.base.originals import json, os, threading, time
-from autoprof.base.redact import hidden, redacted
+from autoprof.base.redact import hidden
 from autoprof.base.seam import type_name
 from autoprof.config import values
 from autoprof.run import raised
@@ -525,7 +524,7 @@ class _TimelineState(process.State):
 _state = _TimelineState()
 
 
-_MAX_TITLE_CHARS, _MAX_COMMAND_BYTES, _MAX_VERSION_BYTES = 200, 4096, 4096
+_MAX_VERSION_BYTES = 4096
 
 
 class LoggedHook(Protocol):
@@ -725,14 +724,8 @@ def process_title() -> str:
 
     For a child that multiprocessing spawned, return the name of the child instead.
     """
-    command = files.text("/proc/self/cmdline", _MAX_COMMAND_BYTES)
-    words = command.split("\0") if command else sys.argv
-    if "--multiprocessing-fork" in words:
-        import multiprocessing
+    if title := processes.title_of(os.getpid()):
+        return title
+    import multiprocessing
 
-        return hidden(multiprocessing.current_process().name)
-    words = [word for word in words if word][:4]
-    title = redacted(words)
-    if len(words) == 1:  # a title and not a command line, so undo the shell quoting
-        title = shlex.split(title)[0]
-    return title if len(title) <= _MAX_TITLE_CHARS else f"{title[:_MAX_TITLE_CHARS]}..."
+    return hidden(multiprocessing.current_process().name)

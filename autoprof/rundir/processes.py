@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import re
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from msgspec import Struct, structs
 
 from autoprof.base import files, identity, seam
 from autoprof.base.originals import io, os
-from autoprof.base.redact import writable
+from autoprof.base.redact import redacted, writable
 from autoprof.rundir import file_names, journal, layout
 from autoprof.rundir.layout import CRASHES, RunDir, Stamp
 from autoprof.rundir.records import (
@@ -65,7 +66,8 @@ class ProcessState(Struct, kw_only=True):
         stderr: The file to which the process writes its stderr, if no other process writes to that file.
         memory: The memory at the start of the process, and the memory in the last journal line that has it.
         parent: The id of the parent process.
-        process: The command line of the process, or the title that Ray gave it.
+        process: The command line of the process, or the title that Ray gave it. For a running process of this host, its
+            present title.
         node: Ray's id of the node.
         ray: The address of the node's Ray cluster.
         versions: Dict from package to version, for the targets that the process imported.
@@ -465,7 +467,26 @@ def at_present(folded: ProcessState, path: Path) -> ProcessState:
     """Return the current state of a process, from its state after the last line of the journal `path`."""
     state = folded.state or _live_state(folded.host, folded.pid, folded.namespace, folded.ticks)
     last_ns = max(folded.last_ns, _dumped_ns(path, folded.last_ns)) if state in (GONE, ELSEWHERE) else folded.last_ns
-    return structs.replace(folded, state=state, last_ns=last_ns)
+    # Ray changes the title with each method of an actor.
+    title = title_of(folded.pid) if state == RUNNING else ""
+    return structs.replace(folded, state=state, last_ns=last_ns, process=title or folded.process)
+
+
+_MAX_TITLE_CHARS, _MAX_COMMAND_BYTES = 200, 4096
+
+
+def title_of(pid: int) -> str:
+    """Return the title that `ps` shows for a process on this host, without secrets.
+
+    Return an empty text if the title is unknown, or if it says only that multiprocessing spawned the process.
+    """
+    words = [word for word in files.text(f"/proc/{pid}/cmdline", _MAX_COMMAND_BYTES).split("\0") if word]
+    if not words or "--multiprocessing-fork" in words:
+        return ""
+    title = redacted(words[:4])
+    if len(words) == 1:  # a title and not a command line, so undo the shell quoting
+        title = shlex.split(title)[0]
+    return title if len(title) <= _MAX_TITLE_CHARS else f"{title[:_MAX_TITLE_CHARS]}..."
 
 
 # Maximum time from the last line of a journal to the time of the file. The times of copied files are later.

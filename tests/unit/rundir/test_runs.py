@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from autoprof.base import identity
+from autoprof.base.identity import HOST
 from autoprof.cli import main
-from autoprof.rundir import layout, runs
-from autoprof.rundir.records import RunFile
+from autoprof.rundir import layout, processes, runs
+from autoprof.rundir.records import Moment, ProcessLine, RunFile
 from autoprof.rundir.runs import NotFound
 from tests.support.made_runs import make_run
 
@@ -125,3 +129,19 @@ def test_a_step_that_is_near_is_named(parent: Path) -> None:
     assert runs.no_step(9, [2, 4, 5, 6, 7, 30]) == "there are 2,4-7,30; the nearest is 7"
     with pytest.raises(NotFound, match=r"has no step 9; there are 2$"):
         runs.step(runs.find(parent, "latest"), 9)
+
+
+def test_a_living_process_has_the_title_that_it_has_now(tmp_path: Path) -> None:
+    command = ["bash", "-c", "exec -a ray::Scorer.score cat"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        ticks = identity.start_ticks(process.pid) or 0
+        line = ProcessLine(host=HOST, pid=process.pid, clock=Moment(), version="0", process="ray::IDLE", ticks=ticks)
+        (tmp_path / "journal").mkdir()
+        (tmp_path / "journal" / f"{HOST}-{process.pid}.jsonl").write_bytes(msgspec.json.encode(line) + b"\n")
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        process.stdout.readline()
+        assert [state.process for state in processes.read(tmp_path)] == ["ray::Scorer.score"]
+    assert [state.process for state in processes.read(tmp_path)] == ["ray::IDLE"]
