@@ -92,6 +92,8 @@ class Span:
             self.thread = get_ident()
             timeline.announced.add(self)
             timeline.write(self.line)
+        elif kind == "timer" and step is not None:
+            timeline.announce_early(self)
         if kind == "step":
             self.task = _current_task()
             timeline.report_gap()
@@ -193,6 +195,8 @@ _MAX_DURATIONS, _MAX_NAMES = 100, 256
 # spans are written.
 _LONG_NS = 10_000_000_000
 _MAX_OPEN = 256
+# The starts of timers are written immediately, in at most 1/_EARLY_RATIO of the time of the process, and _EARLY_NS.
+_EARLY_RATIO, _EARLY_NS = 1000, 20_000_000
 # A process with an open span writes at least one line in this period, as a sign of life.
 MAX_SILENCE_NS = 30_000_000_000
 # A new part begins after PART_BYTES, because readers read the end of a file. A part is at least 16 times as long as the
@@ -264,6 +268,8 @@ class Timeline:
         self._oldest = 0
         self._written = 0
         self._write_ns = 0
+        # The time that was spent on writing starts of timers, and the start of this timeline by `time.monotonic_ns`.
+        self._early_ns, self._began_ns = 0, time.monotonic_ns()
         self._steps = 0
         self._exceptions = raised.Exceptions()
         self._memory = memory_state.MemoryWatch()
@@ -341,6 +347,18 @@ class Timeline:
         # The watcher flushes each second, but it may not be running.
         if at_once or idle or len(lines) >= _FLUSH_LINES or now - self._oldest > _FLUSH_AFTER_NS:
             self.flush()
+
+    def announce_early(self, span: Span) -> None:
+        """Write the start of a timer immediately, unless this has taken too much time in this process.
+
+        If C code holds the interpreter's lock in the timer, `look` can't write the start later.
+        """
+        begin_ns = time.monotonic_ns()
+        limit_ns = _EARLY_NS + (begin_ns - self._began_ns) // _EARLY_RATIO
+        if self._early_ns < limit_ns and len(self.announced) < _MAX_OPEN:
+            self.announced.add(span)
+            self.write(span.line)
+            self._early_ns += time.monotonic_ns() - begin_ns
 
     def _has_room(self, count: int = 1) -> bool:
         """Write the full buffer. If another thread's write takes long, count `count` lines as lost and return False."""

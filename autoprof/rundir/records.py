@@ -405,9 +405,10 @@ LOST_LINES = "timeline"
 class BegunLine(Struct, frozen=True, omit_defaults=True, gc=False, tag_field="kind", tag="begun"):
     """The start of a span. The span is open until a later line ends it.
 
-    The start of a step, stage or window is written immediately. The start of any other span is written once the span
-    has been open for ten seconds. At most 256 written starts are open at the same time. A `begun` line also ends an
-    earlier span of the same kind, name, role, rank and ids.
+    The start of a step, stage or window is written immediately, and that of a timer in a step unless timers take too
+    much time. The start of any other span is written once the span has been open for ten seconds. At most 256 written
+    starts are open at the same time. A `begun` line also ends an earlier span of the same kind, name, role, rank and
+    ids.
     """
 
     span: str  # The kind of the span.

@@ -319,6 +319,20 @@ def test_what_goes_on_is_on_the_timeline(run: Runtime, monkeypatch: pytest.Monke
     assert open_names(run) == []
 
 
+def test_the_start_of_a_timer_is_written_at_once_unless_timers_take_too_much_time(
+    run: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = begin(run, "step", "step")
+    timer = begin(run, "timer", "reward")
+    assert open_names(run) == ["step", "reward"]
+    monkeypatch.setattr(journal, "_EARLY_NS", -(10**18))
+    begin(run, "timer", "old_log_prob")
+    assert open_names(run) == ["step", "reward"]
+    timer.end()
+    step.end()
+    assert open_names(run) == []
+
+
 def test_a_process_that_stands_gives_signs_of_life(run: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     stage = begin(run, "stage", "update")
     run.timeline.look()
