@@ -18,7 +18,7 @@ from autoprof.capture import recorder
 # The first call of a hook and the first capture must not import these modules. If another thread imported one during a
 # fork, the child would wait for that import forever. Python's import also loses an `OSError` of a signal handler.
 from autoprof.capture.profilers import foreign, memory, npu, nsys, torch  # noqa: F401
-from autoprof.hooks import dispatch, main_script, patching, recipe, registry, returned  # noqa: F401
+from autoprof.hooks import dispatch, patching, recipe, registry, returned  # noqa: F401
 from autoprof.run import end, runtime, stacks, torchrun, watcher
 from autoprof.run.runtime import Runtime
 
@@ -70,11 +70,11 @@ def load(target: str) -> None:
             run.hooks.skipped(hook, reason)
             continue
         if recipe.script(hook.hook.module):
-            main_script.watch(hook)
+            patching.watch_main(hook)
         else:
             _boot.when_imported(hook.hook.module, functools.partial(patching.apply_to_module, hook))
-            if main_script.runs(hook.hook.module) and not reports_main:
-                main_script.watch(hook)
+            if patching.runs_as_main(hook.hook.module) and not reports_main:
+                patching.watch_main(hook)
 
 
 def join() -> Runtime | None:

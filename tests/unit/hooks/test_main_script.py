@@ -110,7 +110,7 @@ def test_a_script_with_a_foreign_trace_function_is_not_traced(script: Path, pyth
 @pytest.mark.parametrize("function", ["_leave_out_unknown", "_apply_defined"])
 def test_an_error_in_autoprof_does_not_reach_the_script(script: Path, python: Python, function: str) -> None:
     raises = "def fail(*_): raise RuntimeError('injected')\n"
-    patched = f"from autoprof.hooks import main_script\n{raises}main_script.{function} = fail\n"
+    patched = f"from autoprof.hooks import patching\n{raises}patching.{function} = fail\n"
     (script / "sitecustomize.py").write_text(patched)
     recipe = str(script / "train.toml")
     done = python(["train.py"], AUTOPROF="1", AUTOPROF_STEPS="", AUTOPROF_RECIPES=recipe, PYTHONPATH=str(script))
