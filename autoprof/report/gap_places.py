@@ -8,7 +8,7 @@ from pathlib import PurePath
 
 import msgspec
 
-from autoprof.base.intervals import Interval, Union
+from autoprof.base.intervals import Union
 from autoprof.report import places
 from autoprof.report.model import GapPlace, StepRow
 from autoprof.report.overview import LEAST_S, free_time
@@ -41,7 +41,7 @@ def with_places(rows: Sequence[StepRow], spans: Mapping[int, StepSpan], timeline
         msgspec.structs.replace(row, no_stage=msgspec.structs.replace(row.no_stage, places=found))
         if row.no_stage is not None
         and row.number in chosen
-        and (found := _places(free_time(spans[row.number], timeline.steps[row.number]), samples[row.number]))
+        and (found := _places_in_step(spans[row.number], timeline, samples[row.number]))
         else row
         for row in rows
     ]
@@ -67,8 +67,9 @@ def _samples(spans: Sequence[StepSpan], timeline: RunTimeline) -> dict[int, list
     return found
 
 
-def _places(free: Sequence[Interval], samples: Sequence[tuple[StacksLine, int]]) -> list[GapPlace]:
-    """Return the places of the driver in the times `free` of a step, the longest first."""
+def _places_in_step(step: StepSpan, timeline: RunTimeline, samples: Sequence[tuple[StacksLine, int]]) -> list[GapPlace]:
+    """Return the places of the driver in the times of a step without a stage, the longest first."""
+    free = free_time(step, timeline.steps[step.number])
     sums_ns: dict[str, int] = defaultdict(int)
     longest: dict[str, tuple[int, list[Frame]]] = {}
     covered = Union()
@@ -76,7 +77,11 @@ def _places(free: Sequence[Interval], samples: Sequence[tuple[StacksLine, int]])
         stacks = [_stack(line, indexes) for indexes in line.stacks]
         names = [_name(stack) for stack in stacks]
         for number, (start_ms, end_ms, index) in enumerate(line.periods):
-            period = Union([(line.unix_ns + shift_ns + start_ms * 10**6, line.unix_ns + shift_ns + end_ms * 10**6)])
+            begin_ns, end_ns = (line.unix_ns + shift_ns + at_ms * 10**6 for at_ms in (start_ms, end_ms))
+            # The last sample of the step before may stand for the begin of this step too. Milliseconds are rounded.
+            if begin_ns < step.start_ns - 10**6:
+                continue
+            period = Union([(begin_ns, end_ns)])
             length_ns = sum(period.length(low, high) for low, high in free)
             if not length_ns or not LOCK_HELD <= index < len(stacks):
                 continue

@@ -351,7 +351,7 @@ def test_a_place_is_the_users_function_and_what_it_calls(tmp_path: Path, index: 
 
 
 def test_places_share_the_time_without_a_stage_and_the_rest_is_unknown(tmp_path: Path) -> None:
-    found = figures(run(tmp_path / "run", (9, 15, 2), (15, 19, 0), (19, 19.1, 3), (19.1, 20.1, 2), (25, 30, 1)), 2)
+    found = figures(run(tmp_path / "run", (10, 15, 2), (15, 19, 0), (19, 19.1, 3), (19.1, 20.1, 2), (25, 30, 1)), 2)
     finding = gap(found)
     assert finding.text.endswith(
         ": about 4.00 s in queue.get at train.py:50 fit, 4.00 s in ray.get at replay_buffer.py:88 wait, "
@@ -368,6 +368,11 @@ def test_places_share_the_time_without_a_stage_and_the_rest_is_unknown(tmp_path:
     assert shown == row
     assert "| in queue.get at train.py:50 fit | 4.00 s |" in markdown.text(found)
     assert "in ray.get at replay_buffer.py:88 wait" in html.page(found)
+
+
+def test_the_last_sample_of_a_step_is_no_place_of_the_next_step(tmp_path: Path) -> None:
+    finding = gap(figures(run(tmp_path / "run", (9, 14, 2))))
+    assert finding.text == "step 2: no stage ran for 10.0 s, 50 % of the step, between gen and update"
 
 
 def test_a_held_lock_has_no_stack_but_the_next_sample(tmp_path: Path) -> None:
