@@ -49,7 +49,7 @@ class CallSpan(NamedCall):
         otherwise: Table from the name of an id to a second path. The second path is used if the path in `ids` leads to
             no value.
         counts: Table from the name of a count to a path. The path leads from a parameter of the call to a number, or to
-            a value whose length is the count.
+            a value whose length is the count. For a list of lists, the count is the sum of their lengths.
         result_counts: Table as in `counts`, with paths that begin at the result of the call. If a path is empty, the
             count is the result or its length. A number is an item of a list or tuple: `0`, `1.token_ids`. The report
             reads the counts `prompt_tokens` and `response_tokens`.
@@ -172,7 +172,8 @@ def _as_id(value: Any) -> Id | None:
 def _amount(value: Any) -> int | None:
     if value is None or isinstance(value, int):
         return value
-    length = _call_or_none(len, value)
+    is_nested = type(value) is list and value and type(value[0]) is list
+    length = _call_or_none(lambda: sum(map(len, value)) if is_nested else len(value))
     number = plain(value) if length is None else length
     return number if type(number) is int else None
 

@@ -111,6 +111,22 @@ def test_steps_and_stages_take_the_seconds_that_the_trainer_logs(grpo: Ran, reco
 
 
 @pytest.mark.truth
+def test_the_tokens_are_those_that_the_trainer_logs(
+    grpo: Ran, scored: Ran, several: Ran, record_property: truth.Record
+) -> None:
+    wrong = []
+    # A batch has 4 answers, and `scored` generates 2 batches at a time. Its evaluations don't count.
+    for ran, name, loop, answers in ((grpo, "grpo", 0, 4), (scored, "scored", 0, 8), (several, "rloo", 2, 4)):
+        lines = {line["step"]: line.get("completions/mean_length", 0) for line in ran.said[name] if "loss" in line}
+        logged = {step: round(mean * answers) or None for step, mean in lines.items()}
+        report = truth.figures(ran.run)
+        steps = report.loops[loop].steps if report.loops else report.steps
+        counted = {row.number: row.response_tokens for row in steps}
+        wrong += [f"{name} {counted}, not {logged}"] if counted != logged else []
+    truth.row(record_property, "TRL GRPO and RLOO", "TRL's completions/mean_length", wrong)
+
+
+@pytest.mark.truth
 def test_healthy_trainings_have_no_finding(
     grpo: Ran, accumulated: Ran, scored: Ran, plain: Ran, record_property: truth.Record
 ) -> None:

@@ -190,7 +190,17 @@ def test_a_result_may_be_counted_itself(run: Runtime, hooked: Any) -> None:
     assert [line["counts"] for line in spans(run)] == [{"prompt_tokens": 1, "response_tokens": 3}, {"prompt_tokens": 4}]
 
 
-@pytest.mark.parametrize(("result", "expected"), [(([1, 2], "text"), 2), ([5], 5), ((), None), ("text", None)])
+@pytest.mark.parametrize(
+    ("result", "expected"),
+    [
+        (([1, 2], "text"), 2),
+        ([5], 5),
+        ((), None),
+        ("text", None),
+        (([[1, 2], [], [3]], None), 3),  # the tokens of three answers
+        (([[1, 2], 3], None), None),
+    ],
+)
 def test_a_number_in_a_path_is_an_item(run: Runtime, hooked: Any, result: Any, expected: Any) -> None:
     hooked(lambda request_id, prompt_ids: result, "span", **TURN | {"result_counts": {"tokens": "0"}})("r", [1])
     (line,) = spans(run)
