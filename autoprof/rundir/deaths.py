@@ -116,7 +116,8 @@ def find(
         death for ago in sorted(attempts) for death in _first_of_equal_exceptions(_likely_cause_first(attempts[ago]))
     ]
     causes = [*_ended_early(ordered[:1], states), *_lost_to_samples(ordered[:1], deaths, states, info)]
-    return [*causes, *(death for death in ordered if death not in causes)][:_MAX_DEATHS]
+    keys = {(death.host, death.pid) for death in causes}
+    return [*causes, *(death for death in ordered if (death.host, death.pid) not in keys)][:_MAX_DEATHS]
 
 
 def _lost_to_samples(

@@ -81,10 +81,10 @@ class Raised(Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Death(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A process of the run that ended abnormally, or whose exception ended the run."""
 
-    # The way in which the process ended. `exception`: by an exception. `exit`: it called `sys.exit`, or ended with a
-    # status other than 0. `crash`: by a signal such as SIGSEGV that the process itself caused. `killed`: by a known
-    # signal, because memory ran out, or because its node died. `gone`: it vanished without a trace, killed by a signal
-    # or ended by `os._exit`.
+    # The way in which the process ended. `exception`: by an exception. `exit`: it called `sys.exit`, ended with a
+    # status other than 0, or ended before the other ranks. `crash`: by a signal such as SIGSEGV that the process itself
+    # caused. `killed`: by a known signal, because memory ran out, or because its node died. `gone`: it vanished without
+    # a trace, killed by a signal or ended by `os._exit`.
     how: str = ""
     host: str = ""  # The host of the process.
     pid: Number = 0  # The process id.
