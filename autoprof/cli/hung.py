@@ -134,7 +134,7 @@ def ask_ray(run: Run, open_spans: OpenSpans) -> tuple[list[str], list[str]]:
     Also read the run's actors without hooks on this host with py-spy.
 
     Returns:
-        Sentences about requests that Ray can't grant, and about tasks of the run that failed on this host.
+        Sentences about requests that Ray can't grant, and about tasks of the run that failed.
     """
     *_, hang = (None, *hang_state.read_hangs(run.path))
     if hang is None or not open_spans.going_on or all(process.waits != places.RAY for process in hang.processes):
@@ -142,17 +142,13 @@ def ask_ray(run: Run, open_spans: OpenSpans) -> tuple[list[str], list[str]]:
     address = processes.ray_address(RunDir(Path(run.path)))
     state = ray_state.read(address) if address else ray_state.RayState()
     known = {each.pid for each in hang.processes} | {each.pid for each in run.processes}
+    mark = f"\0{_boot.RUN_ID}={run.id}\0"
     actors: list[dict[str, Any]] = [
         {"host": identity.HOST, "pid": actor.pid, "process": title, "spans": [], "by": BY_PY_SPY_OF_ACTOR}
         for actor in state.actors
-        if actor.pid and actor.pid not in known and _belongs_to(run, actor.pid)
+        if actor.pid and actor.pid not in known and mark in f"\0{files.text(f'/proc/{actor.pid}/environ')}"
         if (title := files.text(f"/proc/{actor.pid}/cmdline").strip("\0")).startswith(f"ray::{actor.kind}")
     ]
     nodes.read_silent(str(Path(run.path, hang.folder)), actors)
-    failed = [task for task in state.failed if task.pid in known or _belongs_to(run, task.pid)]
+    failed = [task for task in state.failed if task.driver in known]
     return ray_state.sentences(state), ray_state.failures(failed)
-
-
-def _belongs_to(run: Run, pid: int) -> bool:
-    """Return True if a process of this host has the run's id in its environment."""
-    return f"\0{_boot.RUN_ID}={run.id}\0" in f"\0{files.text(f'/proc/{pid}/environ')}"

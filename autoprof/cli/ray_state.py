@@ -51,12 +51,12 @@ class FailedTask(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         name: The name of the function or method.
-        pid: The id of the process that ran it; 0 if it is unknown.
+        driver: The id of the process that connected the task's job to the cluster; 0 if it is unknown.
         error: The text of the error. It contains the traceback of an exception.
     """
 
     name: str
-    pid: int = 0
+    driver: int = 0
     error: str = ""
 
 
@@ -119,10 +119,11 @@ def failures(tasks: Iterable[FailedTask]) -> list[str]:
     return list(dict.fromkeys(map(writable, texts)))[:_MAX_TEXTS]
 
 
-def _failed(events: Iterable[bytes]) -> list[FailedTask]:
+def _failed(events: Iterable[bytes], jobs: Iterable[bytes]) -> list[FailedTask]:
     """Return the tasks that failed in their last attempt, the newest first."""
     from ray.core.generated import gcs_pb2
 
+    drivers = {job.job_id: job.driver_pid for job in map(gcs_pb2.JobTableData.FromString, jobs)}
     last: dict[bytes, Any] = {}
     for event in map(gcs_pb2.TaskEvents.FromString, events):
         if event.attempt_number >= getattr(last.get(event.task_id), "attempt_number", 0):
@@ -132,7 +133,7 @@ def _failed(events: Iterable[bytes]) -> list[FailedTask]:
     return [
         FailedTask(
             name=event.task_info.name,
-            pid=event.state_updates.worker_pid,
+            driver=drivers.get(event.job_id, 0),
             error=event.state_updates.error_info.error_message[:_MAX_ERROR_CHARS],
         )
         for event in failed[:_MAX_FAILED]
@@ -174,7 +175,7 @@ def _ask(address: str) -> RayState:
     ]
     failed: list[FailedTask] = []
     with seam.suppress(Exception):  # a release without task events, or with other fields
-        failed = _failed(accessor.get_task_events())
+        failed = _failed(accessor.get_task_events(), accessor.get_job_table())
     return RayState(actors=actors, failed=failed, infeasible=infeasible, total=total)
 
 

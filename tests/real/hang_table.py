@@ -528,6 +528,7 @@ RAY.append(
         "@HERE",
         "Ray task produce ended with KeyError",
         "@THERE",
+        wait_s=20.0,
     )
 )
 # Scenarios that were thought of without a look at the code.
