@@ -266,7 +266,7 @@ class _Reading:
             comparison=None,
             notes=[
                 *run.left_out,
-                *_notes(overview, timeline, self._loop, step_findings),
+                *_notes(overview, timeline, self._loop, step_findings, run.info.no_hooks),
                 *_notes_on_lost_lines(run),
                 *self._clocks,
                 *self._hang_notes,
@@ -474,7 +474,9 @@ def tokens_per_s(rows: Sequence[StepRow]) -> float | None:
     return sum(tokens for tokens, _ in counted_steps) / total_s if total_s else None
 
 
-def _notes(overview: Overview, timeline: RunTimeline, loop: int, step_findings: Sequence[Finding]) -> list[str]:
+def _notes(
+    overview: Overview, timeline: RunTimeline, loop: int, step_findings: Sequence[Finding], no_hooks: str
+) -> list[str]:
     notes = []
     explained_s: dict[int | None, float] = {}
     for finding in step_findings:
@@ -486,7 +488,9 @@ def _notes(overview: Overview, timeline: RunTimeline, loop: int, step_findings: 
             f"step {open_ends[0]} has" if len(open_ends) == 1 else f"steps {model.listed(map(str, open_ends), 10)} have"
         )
         notes.append(f"{subject} no end in the timeline: interrupted, or still running")
-    if not timeline.journals:
+    if no_hooks:
+        notes.append(f"no hook was applied: {no_hooks}")
+    elif not timeline.journals:
         notes.append("no timeline: the run was recorded by an autoprof without timelines, or its folder was removed")
     elif not overview.rows:
         notes.append("no step has ended in the timeline")

@@ -78,8 +78,9 @@ def test_a_program_without_a_recipe_gets_the_command_that_writes_one(
     (line,) = said("import json", AUTOPROF_RECIPES="")
     assert line == "autoprof: no recipe for train.py; write one: autoprof recipes --new -- python train.py"
     runs = str(tmp_path / "autoprof_runs")
-    assert main.main(["doctor", "latest", "--dir", runs]) == 1
-    assert f"no hook was applied: {line.removeprefix('autoprof: ')}" in " ".join(capsys.readouterr().out.split())
+    for command, status in (("doctor", 1), ("report", 0)):
+        assert main.main([command, "latest", "--dir", runs]) == status
+        assert f"no hook was applied: {line.removeprefix('autoprof: ')}" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_program_without_a_recipe_keeps_the_latest_run(said: Said, tmp_path: Path) -> None:
