@@ -92,7 +92,7 @@ def _with_flame(capture: CaptureFigures) -> CaptureFigures:
 
 
 def _sized(step: StepFigures, number: int, samples: int, ranks: int) -> StepFigures:
-    """Return a step with another number, and with so many samples and actor ranks."""
+    """Return a step with another number, and with these numbers of samples and actor ranks."""
     of_samples = step.samples
     assert isinstance(of_samples, SampleFigures)
     actors = [lane for lane in step.lanes if lane.role == "actor"]
