@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -276,20 +276,18 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
         """Return True if the thread waits in a lock, a queue, a future or another thread of Python."""
         return bool(self.stack) and self.stack[-1].file.endswith(("/threading.py", "/queue.py"))
 
-    @property
-    def waits_outside(self) -> bool:
-        """Return True if the innermost function of the thread belongs to a library and not to the user."""
-        return bool(self.stack) and bool(places.package(self.stack[-1]))
-
     def of_workers(self) -> str:
         """Return a text about the failed threads and the worker processes for which the thread may wait.
 
-        If no worker is known to be awaited, it names the workers that run code of the user, or the only worker.
+        If no worker is known to be awaited, it names a worker that runs code of the user, or the only worker if the
+        thread waits in multiprocessing.
         """
         texts = [f"its {text}" for text in self.failed[:1]]
         awaited = [each for each in self.workers if each[0].awaited] or [each for each in self.workers if each[1]]
-        awaited = awaited or (self.workers if len(self.workers) == 1 and not self.failed else [])
-        if awaited and self.waits_outside:
+        if len(self.workers) == 1 and not self.failed and any("/multiprocessing/" in each.file for each in self.stack):
+            awaited = self.workers
+        waits_outside = bool(self.stack) and bool(places.package(self.stack[-1]))
+        if awaited and waits_outside and self.waits != places.COLLECTIVE:
             worker, place = awaited[0]
             where = f"is in {place}" if place else "is alive, but autoprof does not know what it does"
             texts.append(f"its {worker.name} (pid {worker.pid}) {where}")
@@ -377,7 +375,9 @@ def _hang(folder: Path) -> Hang:
         left_out.append(f"{len(paths) - MAX_PROCESSES} of {len(paths)} processes are not read")
     read = [found for path in paths[:MAX_PROCESSES] if (found := _process(path, left_out)) is not None]
     place_of = {(of.host, of.pid): of.place for of, by in read if by == BY_PY_SPY_OF_WORKER}
-    processes = [_with_places(of, place_of) for of, by in read if by != BY_PY_SPY_OF_WORKER]
+    processes = [of for of, by in read if by != BY_PY_SPY_OF_WORKER]
+    with_stacks = {(of.host, of.pid) for of in processes}
+    processes = [_with_places(of, place_of, with_stacks) for of in processes]
     # Remove ranks that several processes of a role have: without a launcher, all Ray actors have rank 0.
     ranks = Counter((process.role, process.rank) for process in processes if process.spans)
     processes = [
@@ -399,9 +399,15 @@ def _hang(folder: Path) -> Hang:
     return Hang(folder=folder_text, step=step, loop=loop, why=why, processes=processes, left_out=left_out)
 
 
-def _with_places(process: Process, place_of: Mapping[tuple[str, int], str]) -> Process:
-    """Return a process with the functions that its worker processes run, by host and pid."""
-    workers = [(worker, place_of.get((process.host, worker.pid), "")) for worker, _ in process.workers]
+def _with_places(
+    process: Process, place_of: Mapping[tuple[str, int], str], with_stacks: Container[tuple[str, int]]
+) -> Process:
+    """Return a process with the functions that its worker processes run. Omit workers that wrote stacks themselves."""
+    workers = [
+        (worker, place_of.get((process.host, worker.pid), ""))
+        for worker, _ in process.workers
+        if (process.host, worker.pid) not in with_stacks
+    ]
     return msgspec.structs.replace(process, workers=workers)
 
 
