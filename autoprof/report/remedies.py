@@ -131,6 +131,7 @@ class Remedy(NamedTuple):
     with_trace: str = ""
 
 
+_TERMINATED = " was killed by SIGTERM"
 _LOOK = "Look at the trace of this step"
 # The remedy for each kind of finding in `rules.KINDS`, and for the findings of comparisons.
 REMEDIES = {
@@ -291,6 +292,8 @@ def _trainer(versions: Mapping[str, str], command: str) -> tuple[str, str]:
 def _with_remedy(finding: Finding, run: Advised) -> Finding:
     advice, command, topics, with_trace = REMEDIES[finding.kind]
     advice = with_trace if with_trace and finding.step in run.captured else advice
+    if finding.kind == "death" and _TERMINATED in finding.text:
+        advice = "Find the sender of SIGTERM in the logs: a launcher, a scheduler at its time limit, or a user"
     names = [name for topic in topics for name in setting_names(run.trainer, run.version, topic)]
     named_settings = f" Settings of {run.trainer} {run.version}: {listed(names)}." if names else ""
     return msgspec.structs.replace(finding, remedy=f"{advice}.{named_settings}", command=command(run, finding))

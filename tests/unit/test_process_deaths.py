@@ -142,6 +142,9 @@ def test_commands_report_how_the_process_died(
     assert main.main(["report", run.path, "--json"]) == 0
     findings = json.loads(capsys.readouterr().out)["findings"]
     assert [finding["text"] for finding in findings] == ([text] if text else [])
+    assert [finding["remedy"].startswith("Find the sender of SIGTERM") for finding in findings] == [
+        status == -signal.SIGTERM for _ in findings
+    ]
     main.main(["report", run.path, "--md", "-"])
     # The finding shows no seconds.
     assert (f"\n- {markdown._safe(text)}\n" in capsys.readouterr().out) == bool(text)
