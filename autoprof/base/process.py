@@ -117,6 +117,44 @@ def reset() -> None:
         state.reset()
 
 
+class Latch:
+    """Variant of `threading.Event` that a signal handler may interrupt.
+
+    If the handler raises in `threading.Event.set`, the lock of the event may stay held, and the next `set` waits forever.
+    """
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def is_set(self) -> bool:
+        """Return True if `set` was called."""
+        return self._is_set
+
+    def set(self) -> None:
+        """Wake the threads that wait. May be called more than once."""
+        self._is_set = True
+        self._release(self._closed)
+
+    def clear(self) -> None:
+        """Let later calls of `wait` wait again."""
+        closed = _thread.allocate_lock()
+        closed.acquire()
+        self._is_set, self._closed = False, closed
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for `set`, at most `timeout_s`. Return True if `set` was called."""
+        closed = self._closed
+        if not self._is_set and closed.acquire(timeout=timeout_s):
+            self._release(closed)
+        return self._is_set
+
+    @staticmethod
+    def _release(closed: _thread.LockType) -> None:
+        if closed.locked():
+            with seam.suppress(RuntimeError):  # another thread was faster
+                closed.release()
+
+
 class _StackSizeState(State):
     """Lock for changes of `threading.stack_size`.
 

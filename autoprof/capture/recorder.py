@@ -111,7 +111,7 @@ class Capture:
         tool: Profiler that records.
         state: State of the capture.
         thread: Id of the thread that began the capture.
-        ended: Event that is set once the capture is stopped or written.
+        ended: Latch that is set once the capture is stopped or written.
         cut: If the capture must end as truncated even after a normal stop: the reason. Otherwise an empty text.
         artifacts: Files of the profiler.
         tried: True once the capture has begun, or an attempt to begin has failed.
@@ -127,7 +127,7 @@ class Capture:
         self.tool = tool
         self.state: State = "waiting"
         self.thread = threading.get_ident()
-        self.ended = threading.Event()
+        self.ended = process.Latch()
         self.cut = ""
         self.tried = False
         self.over_budget = False

@@ -42,7 +42,7 @@ class _ClockState(process.State):
     def reset(self) -> None:
         self.thread: threading.Thread | None = None
         self.asked_at: dict[str, float] = {}
-        self.stop = threading.Event()
+        self.stop = process.Latch()
 
 
 _state = _ClockState()

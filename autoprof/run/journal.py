@@ -88,6 +88,9 @@ class Span:
         self._life = timeline.life
         self.line = BegunLine(kind, name, step, role, rank, time.time_ns(), ids or {}, stage_kind)
         self.begun_ns = time.monotonic_ns()
+        # Set all attributes before the watcher can find the span. A signal handler may raise between two lines.
+        if kind == "step":
+            self.task = _current_task()
         if kind in AT_ONCE:
             self.thread = get_ident()
             timeline.announced.add(self)
@@ -95,7 +98,6 @@ class Span:
         elif kind == "timer" and step is not None:
             timeline.announce_early(self)
         if kind == "step":
-            self.task = _current_task()
             timeline.report_gap()
 
     def end(

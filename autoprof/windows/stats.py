@@ -35,7 +35,7 @@ class _StatsState(process.State):
     """Channels of this process, threads that read statistics, and the event that stops channels and threads."""
 
     def reset(self) -> None:
-        self.stop = threading.Event()
+        self.stop = process.Latch()
         self.threads: list[threading.Thread] = []
         self.channels: WeakSet[StatsChannel] = WeakSet()
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ast
+import sys
+import threading
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -101,6 +104,45 @@ def test_after_a_reset_nothing_is_known_of_what_was_before(caplog: pytest.LogCap
         assert cluster.announced_step("run") is None
         assert not files._state.group
     assert caplog.messages == ["said", "said"]
+
+
+@pytest.mark.parametrize("at", range(1, 30))
+def test_an_interrupted_latch_can_be_set_again(at: int) -> None:
+    latch, left = process.Latch(), at
+
+    def raise_once(frame: FrameType, event: str, arg: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            raise TimeoutError
+        return raise_once
+
+    sys.settrace(raise_once)
+    try:
+        latch.set()
+    except TimeoutError:
+        pass
+    finally:
+        sys.settrace(None)
+    again = threading.Thread(target=latch.set, daemon=True)
+    again.start()
+    again.join(10)
+    assert not again.is_alive()
+    assert latch.wait(10)
+    latch.clear()
+    assert not latch.wait(0.0)
+
+
+def test_a_latch_wakes_all_threads_that_wait() -> None:
+    latch = process.Latch()
+    answers: list[bool] = []
+    threads = [threading.Thread(target=lambda: answers.append(latch.wait(60))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    latch.set()
+    for thread in threads:
+        thread.join(60)
+    assert answers == [True] * 4
 
 
 def test_after_a_reset_nothing_ends_with_the_process(python: Any) -> None:

@@ -557,3 +557,10 @@ def test_a_journal_names_torch_and_the_driver(
     versions = written(run)[0]["versions"]
     assert versions["torch"] == "2.99.0"
     assert versions.get("nvidia driver") == version
+
+
+def test_a_step_that_is_interrupted_at_its_start_has_all_attributes_of_a_step(run: Runtime) -> None:
+    with mock.patch.object(run.timeline, "write", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+        begin(run, "step")
+    (span,) = run.timeline.open()
+    assert span.task is None
