@@ -120,7 +120,8 @@ def reset() -> None:
 class Latch:
     """Variant of `threading.Event` that a signal handler may interrupt.
 
-    If the handler raises in `threading.Event.set`, the lock of the event may stay held, and the next `set` waits forever.
+    If the handler raises in `threading.Event.set`, the lock of the event may stay held, and the next `set`
+    waits forever.
     """
 
     def __init__(self) -> None:

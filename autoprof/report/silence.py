@@ -1,6 +1,7 @@
 """Processes that did not answer the request for their stacks.
 
 A process can't answer while a thread holds the interpreter's lock, or while a signal or a debugger stops the process.
+From Python 3.13 on, it can't answer between a fork and its next span either (`run/watcher.py`).
 """
 
 from __future__ import annotations
@@ -131,7 +132,10 @@ def silent_sentences(
         yield text, evidence, process.file
 
 
-_HINT = "a process can't answer while C code, such as a regular expression, holds the interpreter's lock"
+_HINT = (
+    "a process can't answer while C code, such as a regular expression, holds the interpreter's lock, and on Python "
+    "3.13 and later from a fork to the next begin or end of a stage"
+)
 
 
 def _waiters(stuck: Stuck | None, others: Sequence[Process]) -> str:

@@ -272,6 +272,7 @@ def test_a_process_without_a_sign_of_life_in_a_stuck_step_did_not_answer(
     append(runs[1], sign_of_life(runs[1]))
     said = [doctor(run, capsys)[1]["problems"][0].partition(": ")[2] for run in runs]
     assert said[0].startswith("trainer rank 0 did not answer for ")
+    assert any("holds the interpreter's lock, and on Python 3.13" in line for line in finding_of(runs[0]).evidence)
     # Without a request of the watcher, the limit of the default settings has passed after 30 minutes.
     assert said[1].startswith("trainer rank 0 did not answer for " if minutes == 40 else "trainer has been in rollout")
 
