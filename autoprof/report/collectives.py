@@ -402,7 +402,7 @@ def _present_places(rank: int, others: Sequence[int], process_of: Mapping[int | 
     sides = [[rank], others]
     texts = []
     for side in sides:
-        side_places = {of.place for each in side if (of := process_of.get(each)) is not None and of.place}
+        side_places = _places(side, process_of)
         if len(side_places) != 1:
             return ""
         who = name_ranks(side, role) if len(side) == 1 else "the others"
@@ -410,6 +410,11 @@ def _present_places(rank: int, others: Sequence[int], process_of: Mapping[int | 
     if len({text.partition(" in ")[2] for text in texts}) == 1:
         return f"; all are in {texts[0].partition(' in ')[2]}"
     return f"; {', '.join(texts)}"
+
+
+def _places(ranks: Sequence[int], process_of: Mapping[int | None, Process]) -> set[str]:
+    """Return the functions in which ranks are."""
+    return {of.place for each in ranks if (of := process_of.get(each)) is not None and of.place}
 
 
 def _stage(ranks: Sequence[int], process_of: Mapping[int | None, Process]) -> str:
@@ -443,10 +448,12 @@ def collective(stuck: Stuck, processes: Sequence[Process]) -> Sentence:
     role = roles(processes).get(next(iter(process_of.values())).label, "") if process_of else ""
     call = stuck.name if stuck.number is None else f"{stuck.name} #{stuck.number}"
     group = f"process group {stuck.group}; autoprof compared the flight records"
-    waits = f"{plural(stuck.waiting, 'waits', 'wait')} {'for' if stuck.number is None else 'in'} it"
-    evidence = [f"{name_ranks(stuck.waiting, '')} {waits}", group]
-    if caller := places.best_frame(stuck.frames):
-        evidence[0] += f", called in {places.text(caller)}"
+    waits = f"{plural(stuck.waiting, 'waits', 'wait')} {'for' if stuck.number is None else 'in'} {call}"
+    evidence = [f"{name_ranks(stuck.waiting, role)} {waits}", group]
+    caller = places.best_frame(stuck.frames)
+    called_in = {places.text(caller)} if caller is not None else _places(stuck.waiting, process_of)
+    if len(called_in) == 1:
+        evidence[0] += f", called in {called_in.pop()}"
     if stuck.unknown:
         evidence.append(f"{name_ranks(stuck.unknown, role)} left no flight record")
     if stuck.late:
@@ -467,10 +474,10 @@ def collective(stuck: Stuck, processes: Sequence[Process]) -> Sentence:
     others = [each for each in stuck.waiting if each not in ranks]
     stage, other_stage = _stage(ranks, process_of), _stage(others, process_of)
     text = f"{name_ranks(ranks, role)} called {first_call} as #{stuck.number}{stage}"
-    text += f", {f'rank {others[0]}' if len(others) == 1 else 'the others'} {stuck.called}"
+    text += f", {name_ranks(others, role) if len(others) == 1 else 'the others'} {stuck.called}"
     text += other_stage if other_stage != stage else ""
     text += _present_places(ranks[0], others, process_of, role)
-    other_texts = [f"rank {each} called {other}" for each, other in other_calls if other != first_call]
+    other_texts = [f"{name_ranks([each], role)} called {other}" for each, other in other_calls if other != first_call]
     caller_process = process_of.get(rank)
     file = caller_process.file if caller_process is not None else ""
     return Sentence(text, [*other_texts[:5], *evidence], file)

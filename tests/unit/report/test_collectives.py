@@ -76,7 +76,7 @@ def test_each_side_of_two_collectives_has_its_own_stage_and_one_name(hung: HungR
         entries = [join(5, name="gloo:all_reduce" if rank == 1 else "gloo:all_gather")]
         hung.stack(ALL_REDUCE, rank=rank, role="actor", stage=stage, record=flight_record(entries, 2))
     assert said(hung) == (
-        "actor rank 1 called all_reduce as #5 in update_actor, rank 0 all_gather in save_checkpoint; "
+        "actor rank 1 called all_reduce as #5 in update_actor, actor rank 0 all_gather in save_checkpoint; "
         "all are in actor.py:300 update"
     )
 
@@ -87,7 +87,7 @@ def test_a_rank_between_its_stages_has_the_same_name_as_in_its_stage(hung: HungR
         frames = REWARD if rank == 1 else ALL_REDUCE
         hung.stack(frames, rank=rank, role="actor", stage=stage, record=flight_record(entries, 2))
     assert said(hung) == (
-        "actor rank 1 called barrier as #5, rank 0 all_reduce in update_actor; "
+        "actor rank 1 called barrier as #5, actor rank 0 all_reduce in update_actor; "
         "actor rank 1 is in reward.py:44 fetch_score, actor rank 0 is in actor.py:300 update"
     )
 
@@ -100,7 +100,14 @@ def test_a_rank_that_does_not_send_is_named_with_the_rank_that_waits(hung: HungR
         where, stage = (ALL_REDUCE, "update_actor") if name else (REWARD, "")
         hung.stack(where, rank=rank, role="actor", stage=stage, record=flight_record(entries, 4))
     assert said(hung) == "actor rank 3 has not called send to rank 2 in update_actor; it is in reward.py:44 fetch_score"
-    assert "rank 2 waits for it, called in actor.py:7 update" in finding_of(hung).evidence
+    assert "actor rank 2 waits for send to rank 2, called in actor.py:7 update" in finding_of(hung).evidence
+
+
+def test_the_evidence_has_name_call_and_place_of_the_rank_that_waits(hung: HungRun) -> None:
+    hung.stack(ALL_REDUCE, rank=0, role="actor", stage="update_actor", record=flight_record([join(5)], 2))
+    hung.stack(REWARD, rank=1, role="actor", record=flight_record([join(4, True)], 2))
+    first = finding_of(hung).evidence[0]
+    assert first.startswith("actor rank 0 waits in all_reduce #5, called in actor.py:")
 
 
 def test_a_rank_that_is_late_because_it_waits_for_another_one_is_not_the_first_named(tmp_path: Path) -> None:
@@ -131,7 +138,8 @@ def test_real_flight_records_of_two_ranks_tell_who_is_late(hung: HungRun, record
         hung.stack(REWARD if late else ALL_REDUCE, rank=rank, role="actor", stage=stage, record=content)
     finding = finding_of(hung)
     if shape:
-        assert "called all_reduce of [8] Float as #4 in update_actor, rank 0 all_reduce of [4] Float" in finding.text
+        calls = "called all_reduce of [8] Float as #4 in update_actor, actor rank 0 all_reduce of [4] Float"
+        assert calls in finding.text
     else:
         rest = "has not joined all_reduce #4 in update_actor; it is in reward.py:44 fetch_score"
         assert finding.text.endswith(f"actor rank 1 {rest}")
