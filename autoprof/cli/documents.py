@@ -47,6 +47,7 @@ class ListedSpan(Struct):
     name: str  # `step`, or the name of the stage.
     step: int | None  # The global step to which the span belongs; null if it is not known.
     age_s: float  # Seconds since the span began.
+    loop: int = 1  # The number of the step's loop in its process.
 
 
 class ListedRun(Struct):

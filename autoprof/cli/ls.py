@@ -13,6 +13,7 @@ from autoprof.cli.documents import Listed, ListedRun, ListedSpan
 from autoprof.rundir import processes, runs
 from autoprof.rundir.records import OpenSpan
 from autoprof.rundir.runs import CaptureFile
+from autoprof.traces.clocks import loop_of
 
 # Maximum number of runs, the latest ones, that are checked for dead processes. The check reads the timelines of the
 # runs, which takes time.
@@ -133,12 +134,13 @@ def _open_spans(run: runs.Run) -> list[ListedSpan]:
             if span.kind == kind and (not latest_spans or span.step in (None, latest_spans[0].step))
         ]
         latest_spans += sorted(candidates, key=lambda span: span.start_ns)[-1:]
-    return [ListedSpan(span.name, span.step, max(0.0, (now - span.start_ns) / 1e9)) for span in latest_spans]
+    loop = max(map(loop_of, latest_spans), default=1)
+    return [ListedSpan(span.name, span.step, max(0.0, (now - span.start_ns) / 1e9), loop) for span in latest_spans]
 
 
 def _open_texts(run: runs.Run) -> list[str]:
     """Return a text for the open step of a running run, and one for the open stage, such as `step 4 for 12 s`."""
     spans = _open_spans(run)
-    step = next((f" {span.step}" for span in spans if span.step is not None), "")
+    step = next((f" {runs.label(span.step, span.loop)}" for span in spans if span.step is not None), "")
     names = [f"step{step}" if span.name == "step" else span.name for span in spans]
     return [f"{name} for {units.seconds(span.age_s)}" for name, span in zip(names, spans, strict=True)]

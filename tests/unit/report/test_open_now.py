@@ -151,6 +151,13 @@ def test_ls_shows_the_open_step_and_stage_of_a_run_that_goes_on(
     assert listed["open"][1]["age_s"] >= 90
 
 
+def test_ls_names_the_loop_of_the_open_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = made(tmp_path)
+    run.process(8, [run.begun("step", "step", "trainer", 0, 1, ids={"loop": 2})], host="n2")
+    assert main(["ls", "--dir", str(tmp_path)]) == 0
+    assert "running, step 2 (loop 2) for " in " ".join(capsys.readouterr().out.split())
+
+
 def test_ls_says_nothing_of_what_is_open_of_a_run_that_has_ended(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
