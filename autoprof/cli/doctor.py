@@ -91,7 +91,7 @@ def show(report: Report, show_hooks: bool = False) -> None:
         print()
         console.show(["hook", "state", "reason"], _hook_rows(report.hooks))
     for title, lines, max_lines in (
-        ("does not work", report.problems, _MAX_PROBLEMS),
+        ("problems", report.problems, _MAX_PROBLEMS),
         ("notes", report.notes, _MAX_NOTES),
     ):
         if lines:
@@ -410,7 +410,8 @@ def _open_steps(open_spans: OpenSpans) -> list[str]:
 def _check_begun(report: Report, run: runs.Run, open_spans: OpenSpans) -> None:
     """Add a problem if no step of the run has begun.
 
-    If the run started recently, add a note instead, because the run may still be loading its model.
+    If the run started recently, add a note instead, because the run may still be loading its model. If a finding has
+    the duration and the place, add a note with the reason alone.
     """
     if _open_steps(open_spans):
         return
@@ -418,8 +419,10 @@ def _check_begun(report: Report, run: runs.Run, open_spans: OpenSpans) -> None:
         report.problems.append(f"no step was recorded: {_without_step(run)}")
         return
     age = open_spans.now_ns / 1e9 - run.info.started
-    text = f"no step has begun for {units.seconds(age)} since the run started: {_without_step(run)}"
-    (report.problems if age >= hangs.STILL_S else report.notes).append(text)
+    is_found = any(problem.startswith("no step has begun") for problem in report.problems)
+    duration = "" if is_found else f" for {units.seconds(age)} since the run started"
+    text = f"no step has begun{duration}: {_without_step(run)}"
+    (report.problems if age >= hangs.STILL_S and not is_found else report.notes).append(text)
 
 
 def _without_step(run: runs.Run) -> str:

@@ -6,6 +6,7 @@ in an earlier stage than other ranks.
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -600,17 +601,40 @@ def _finding(
         is_at_least: True if the step was stuck for longer, because the end of the run is unknown.
     """
     first, *others = sentences or [Sentence("no process reports where it is")]
+    tense = str if going_on else _past
     subject = "the run" if step is None else f"step {label(step, loop)}"
     duration = f"at least {seconds(age)}" if is_at_least else seconds(age)
     begin = f"{subject} {'has been' if going_on else 'was'} stuck for {duration}"
     return Finding(
         kind=HANG,
-        text=f"{begin}: {first.text}",
-        evidence=[*first.evidence, *(each.text for each in others[:4]), *evidence],
+        text=f"{begin}: {tense(first.text)}",
+        evidence=[*map(tense, [*first.evidence, *(each.text for each in others[:4])]), *evidence],
         seconds=age,
         step=step,
         file=first.file or folder or None,
     )
+
+
+# Verbs in the sentences, and their past.
+_PAST = [
+    (re.compile(rf"\b(?:{present})"), past)
+    for present, past in (
+        (r"is (?=in \S+:\d|in stage |in a step|stopped)", "was "),
+        (r"are (?=in \S+:\d)", "were "),
+        (r"(?:has|have) (?=not (?:joined|called) |been in |waited |\d+ requests? )", "had "),
+        (r"waits? (?=in |for )", "waited "),
+        (r"waits?(?=; it )", "waited"),
+        (r"blocks (?=the event loop)", "blocked "),
+        (r"which it holds\b", "which it held"),
+    )
+]
+
+
+def _past(text: str) -> str:
+    """Return a sentence in the past, for a step that is no longer stuck."""
+    for present, past in _PAST:
+        text = present.sub(past, text)
+    return text
 
 
 def open_step_of(opened: OpenSpans, states: Container[str] | None = None) -> tuple[float, OpenSpan] | None:

@@ -58,6 +58,7 @@ def best_frame(frames: Sequence[Frame]) -> Frame | None:
 
     It is the innermost function of the user. If the stack has none, it is the innermost function of a trainer.
     """
+    frames = _own_frames(frames)
     if (profiling := _profiling(frames)) is not None:
         return profiling
     user_frames = [frame for frame in frames if not package(frame)]
@@ -70,13 +71,14 @@ def best_frame(frames: Sequence[Frame]) -> Frame | None:
 
 
 def worker_frame(frames: Sequence[Frame]) -> Frame | None:
-    """Return the user's function that a worker process of multiprocessing runs. Return None if it runs none.
+    """Return the user's function that a worker process of multiprocessing runs. Return None if it runs none."""
+    return next((frame for frame in reversed(_own_frames(frames)) if not package(frame)), None)
 
-    The functions of its parent, on the stack of a forked worker, are left out.
-    """
+
+def _own_frames(frames: Sequence[Frame]) -> Sequence[Frame]:
+    """Return a stack without the functions of the parent process, which are on the stack of a forked worker."""
     starts = [index for index, frame in enumerate(frames) if name(frame) == "_bootstrap"]
-    own_frames = frames[starts[-1] :] if starts else frames
-    return next((frame for frame in reversed(own_frames) if not package(frame)), None)
+    return frames[starts[-1] :] if starts else frames
 
 
 def working_frame(frames: Sequence[Frame]) -> Frame | None:

@@ -64,8 +64,9 @@ def examine(run: Advised, finding: Finding) -> str:
 
 
 def show_stacks(run: Advised, finding: Finding) -> str:
-    """Return the command that shows where the processes are. In a run that has ended, doctor knows where they were."""
-    return f"autoprof stacks {run.name}" if run.going_on else examine(run, finding)
+    """Return the command that shows where the processes are. Doctor knows where they were in a step that has ended."""
+    is_over = not run.going_on or " was stuck for " in finding.text
+    return examine(run, finding) if is_over else f"autoprof stacks {run.name}"
 
 
 def watch(run: Advised, finding: Finding) -> str:

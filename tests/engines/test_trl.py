@@ -264,7 +264,7 @@ def test_a_rank_that_does_not_join_a_collective_is_named(ran: Callable[..., Ran]
     assert "missing ranks: {1}" in analysed.stdout + analysed.stderr
     assert len([line for line in late.output.splitlines() if "step 3 has taken" in line]) == 1
     where = (
-        r"step 3 was stuck for .*: reward rank 1 has not joined \w+ #\d+ in .*; it is in trainers.py:\d+ fetch_score"
+        r"step 3 was stuck for .*: reward rank 1 had not joined \w+ #\d+ in .*; it was in trainers.py:\d+ fetch_score"
     )
     assert re.fullmatch(where, problems(late.run)[0])
 

@@ -86,7 +86,7 @@ RIGHT = [
     late(
         "timeout",
         "time.sleep(600) # HERE",
-        "has not joined all_reduce #",
+        "had not joined all_reduce #",
         "@HERE",
         timeout_s=8,
         launcher=True,
@@ -96,13 +96,13 @@ RIGHT = [
     late(
         "launcher-term",
         "time.sleep(600) # HERE",
-        "has not joined",
+        "had not joined",
         "@HERE",
         launcher=True,
         act="TERM",
         notes=_TERMINATED,
     ),
-    late("ranks-term", "time.sleep(600) # HERE", "has not joined", "@HERE", act="TERM", notes=_TERMINATED),
+    late("ranks-term", "time.sleep(600) # HERE", "had not joined", "@HERE", act="TERM", notes=_TERMINATED),
     Row(
         "rank-fails",
         "def body(number):\n    if number == 4:\n        stuck()\n        if RANK == 0:\n            time.sleep(0.5)\n"
@@ -198,6 +198,7 @@ RIGHT = [
         "import small\ndef download():\n    stuck()\n    time.sleep(600) # HERE\ndownload()",
         "train.py",
         ("@HERE",),
+        notes=("no step has begun: no hook fired",),
         lib=True,
         wait_s=4,
         quick=True,
@@ -382,7 +383,7 @@ RIGHT = [
         f"{_TWO_LOOPS}        stuck()\n        time.sleep(600) # HERE\nsteps(body)",
         "actor rank 0",
         ("was killed by SIGTERM in update_actor of step 4 (loop 2); it was in", "@HERE"),
-        notes=("step 4 was stuck for 2.5",),
+        notes=("step 4 was stuck for 2.5", "actor rank 0 was in train.py"),
         act="TERM",
         wait_s=0.5,
         quick=True,

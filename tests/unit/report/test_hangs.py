@@ -15,7 +15,7 @@ import pytest
 
 from autoprof.base import identity
 from autoprof.cli.main import main
-from autoprof.report import build, findings, hang_state
+from autoprof.report import build, findings, hang_state, places
 from autoprof.report.model import Finding
 from autoprof.rundir import runs
 from autoprof.rundir.records import Frame, MemoryLine, MemoryState, Task, Thread
@@ -439,7 +439,30 @@ def test_a_run_that_was_killed_in_its_first_step_saw_a_step(tmp_path: Path, caps
 def test_a_step_that_stood_and_ended_is_told_as_over(tmp_path: Path) -> None:
     run = HungRun(tmp_path / "run", running=False)
     run.stack(REWARD, rank=0, role="trainer", stage="reward", process="python train.py")
-    assert finding_of(run).text.startswith("step 4 was stuck for ")
+    assert re.fullmatch(r"step 4 was stuck for .*: .* was in reward.py:44 fetch_score.*", finding_of(run).text)
+
+
+def test_all_verbs_about_a_step_that_is_over_are_in_the_past(tmp_path: Path) -> None:
+    run = HungRun(tmp_path / "run", running=False)
+    run.stack(ALL_REDUCE, rank=0, role="actor", stage="update_actor", record=flight_record([join(5)], 2))
+    run.stack(REWARD, rank=1, role="actor", record=flight_record([join(4, True)], 2))
+    finding = finding_of(run)
+    assert finding.text.endswith(
+        "actor rank 1 had not joined all_reduce #5 in update_actor; it was in reward.py:44 fetch_score"
+    )
+    assert finding.evidence[0].startswith("actor rank 0 waited in all_reduce #5")
+
+
+def test_an_idle_worker_that_was_forked_is_not_in_a_function_of_its_parent() -> None:
+    library = "/usr/lib/python3.11/multiprocessing"
+    frames = [
+        Frame("fetch_score", "/work/train.py", 13),
+        Frame("BaseProcess._bootstrap", f"{library}/process.py", 314),
+        Frame("Connection._recv", f"{library}/connection.py", 395),
+    ]
+    frame = places.best_frame(frames)
+    assert frame is not None
+    assert frame.function == "Connection._recv"
 
 
 def test_a_step_of_which_no_process_tells_stands_while_it_has_not_ended(tmp_path: Path) -> None:
