@@ -448,7 +448,8 @@ def collective(stuck: Stuck, processes: Sequence[Process]) -> Sentence:
     role = roles(processes).get(next(iter(process_of.values())).label, "") if process_of else ""
     call = stuck.name if stuck.number is None else f"{stuck.name} #{stuck.number}"
     group = f"process group {stuck.group}; autoprof compared the flight records"
-    waits = f"{plural(stuck.waiting, 'waits', 'wait')} {'for' if stuck.number is None else 'in'} {call}"
+    awaited = f"collective #{stuck.number}" if stuck.other else call
+    waits = f"{plural(stuck.waiting, 'waits', 'wait')} {'for' if stuck.number is None else 'in'} {awaited}"
     evidence = [f"{name_ranks(stuck.waiting, role)} {waits}", group]
     caller = places.best_frame(stuck.frames)
     called_in = {places.text(caller)} if caller is not None else _places(stuck.waiting, process_of)

@@ -90,6 +90,7 @@ def test_a_rank_between_its_stages_has_the_same_name_as_in_its_stage(hung: HungR
         "actor rank 1 called barrier as #5, actor rank 0 all_reduce in update_actor; "
         "actor rank 1 is in reward.py:44 fetch_score, actor rank 0 is in actor.py:300 update"
     )
+    assert finding_of(hung).evidence[0].startswith("actor ranks 0, 1 wait in collective #5")
 
 
 def test_a_rank_that_does_not_send_is_named_with_the_rank_that_waits(hung: HungRun) -> None:
