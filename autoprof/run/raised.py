@@ -54,6 +54,11 @@ _CONTAINED = re.compile(
     r"^The actor died unexpectedly|^The worker died unexpectedly|killed due to the node running low on memory",
     re.MULTILINE,
 )
+# Messages of torch's DataLoader about dead workers (torch 2.0 to 2.13, dataloader.py and DataLoader.cpp).
+_LOADER = re.compile(
+    r"DataLoader worker \(pid(?:\(s\))? (\d{1,9})[\d, ]{0,99}\) "
+    r"(?:exited unexpectedly|is killed by signal: ([\w ]{1,50}))"
+)
 _CUT = re.compile(r"\.\.\. \((\d+) more characters\)$")
 _UNITS = {"b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 # Beginning of the first line after a stack. This line names the exception and is not indented.
@@ -217,13 +222,15 @@ def _message_without_type(message: str, kind: str) -> str:
 
 
 def _named_processes(error: BaseException, text: str) -> list[NamedProcess]:
-    """Return the dead processes that an exception of Ray or torchrun names.
+    """Return the dead processes that an exception of Ray, torchrun or torch's DataLoader names.
 
     Omit a process of Ray if neither its pid nor the cause of its death is known.
     """
     failures = seam.attribute(error, "failures")
     if isinstance(failures, dict):
         return _processes_failed_in_torchrun(failures)
+    if "DataLoader worker (pid" in text:
+        return _dead_loader_workers(error, text)
     death = _ray_death(error)
     if not death and not _CONTAINED.search(text):
         return []
@@ -235,8 +242,21 @@ def _named_processes(error: BaseException, text: str) -> list[NamedProcess]:
     pids = _PID.findall(text[start.start() :] if (start := _CONTAINED.search(text)) else text)
     pid = int(pids[0]) if pids else 0
     actor = _ACTOR.search(text)
-    name = actor[1] if actor else ""
+    name = f"Ray actor {actor[1]}" if actor else ""
     return [NamedProcess(pid=pid, name=name, cause=cause, used_bytes=used, limit_bytes=limit)] if pid or cause else []
+
+
+def _dead_loader_workers(error: BaseException, text: str) -> list[NamedProcess]:
+    """Return the dead worker of a data loader. The signal is often only in the exception that caused `error`."""
+    import signal
+
+    cause = seam.cause_of(error)
+    found = _LOADER.findall(f"{text}\n{_text(cause)[0] if cause is not None else ''}")
+    signals = {signal.strsignal(each): each.name for each in signal.Signals}
+    workers: dict[str, str] = {}
+    for pid, words in found:
+        workers[pid] = signals.get(words, "") or workers.get(pid, "")
+    return [NamedProcess(pid=int(pid), name="data loader worker", signal=name) for pid, name in workers.items()]
 
 
 def _ray_death(error: Any) -> str:
@@ -265,12 +285,15 @@ def _processes_failed_in_torchrun(failures: dict[object, object]) -> list[NamedP
         failed_at = getattr(failure, "timestamp", 0)
         if not isinstance(status, int) or not isinstance(pid, int):
             continue
-        name = signal_name(-status) if status < 0 else ""
-        named = NamedProcess(
-            pid=pid, rank=rank if isinstance(rank, int) else None, signal=name, status=max(status, 0) or None
-        )
+        named = named_process(pid, status, rank=rank if isinstance(rank, int) else None)
         ranks.append((failed_at if isinstance(failed_at, int) else 0, named))
     return [named for _, named in sorted(ranks, key=lambda entry: entry[0])[:_MAX_NAMED]]
+
+
+def named_process(pid: int, status: int, **fields: Any) -> NamedProcess:
+    """Return the record of a dead process. `status` is its exit status, or the negative number of a signal."""
+    signal = signal_name(-status) if status < 0 else ""
+    return NamedProcess(pid=pid, signal=signal, status=max(status, 0) or None, **fields)
 
 
 def signal_name(number: int) -> str:

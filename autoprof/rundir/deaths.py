@@ -609,7 +609,7 @@ def _subject(death: Death, hosts: int) -> str:
     if death.started:
         return f"the process that started the run{on}"
     if death.name:
-        return f"Ray actor {death.name} (pid {death.pid}){on}"
+        return f"{death.name} (pid {death.pid}){on}"
     return f"process {death.pid}{on}"
 
 

@@ -50,11 +50,11 @@ class Frame(Struct, frozen=True, omit_defaults=True):
 
 
 class NamedProcess(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A dead process that an exception of Ray or torchrun names."""
+    """A dead process that an exception of Ray, torchrun, vLLM or torch's data loader names."""
 
     pid: Number = 0  # The process id; 0 if the exception does not contain the id.
     rank: Number | None = None  # The global rank of the process.
-    name: str = ""  # The class of the process's Ray actor.
+    name: str = ""  # The kind of process, such as `Ray actor Scorer` or `vLLM's EngineCore`.
     signal: str = ""  # The signal that ended the process, such as `SIGKILL`.
     status: Number | None = None  # The exit status of the process.
     # `memory` if Ray's memory monitor or the kernel killed the process because memory ran out; `node` if its node died.
@@ -89,7 +89,7 @@ class Death(Struct, frozen=True, kw_only=True, omit_defaults=True):
     host: str = ""  # The host of the process.
     pid: Number = 0  # The process id.
     role: str = ""  # The role of the last stage of the process.
-    name: str = ""  # The class of the process's Ray actor, if only an exception names the process.
+    name: str = ""  # The kind of process, such as `Ray actor Scorer`, if only an exception names the process.
     rank: Number | None = None  # The rank of the process.
     step: Number | None = None  # The step in which the process died.
     loop: Number = 1  # The number of the step's loop.

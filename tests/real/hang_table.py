@@ -590,9 +590,9 @@ BLIND = [
     loader(
         "loader-killed",
         "os.kill(os.getpid(), signal.SIGKILL)",
-        "DataLoader worker (pid",
-        "@THERE",
-        notes=("is killed by signal: Killed",),
+        "was killed by SIGKILL",
+        who="data loader worker (pid ",
+        notes=("then: actor rank 0 failed with RuntimeError: DataLoader worker (pid", "@THERE"),
         wait_s=60,
     ),
     loader("loader-raises", "raise KeyError('prompt') # HERE", "KeyError", "@THERE", wait_s=60),

@@ -283,6 +283,16 @@ def test_a_class_of_another_library_with_the_name_of_one_of_rays_names_none(name
         assert (raised.read_exception(each).type, raised.read_exception(each).named) == (name, [])
 
 
+def test_a_killed_worker_of_a_data_loader_is_named() -> None:
+    try:
+        raise RuntimeError("DataLoader worker (pid(s) 42, 43) exited unexpectedly") from RuntimeError(
+            "DataLoader worker (pid 42) is killed by signal: Killed. "
+        )
+    except RuntimeError as error:
+        (named,) = raised.read_exception(error).named
+    assert (named.pid, named.name, named.signal) == (42, "data loader worker", "SIGKILL")
+
+
 def test_torchs_out_of_memory_names_none() -> None:
     torch = pytest.importorskip("torch")
     text = "CUDA out of memory. Process 4242 has 79 GiB in use. The GPU is running low on memory, see pid=4242."

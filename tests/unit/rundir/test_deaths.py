@@ -123,7 +123,7 @@ def test_a_rank_that_ended_well_comes_before_one_that_lost_it(made: Made, done_m
 def test_an_actor_that_samples_lost_comes_before_the_trainer_that_misses_them(
     made: Made, lost_in: int, first: str
 ) -> None:
-    named = [{"pid": 72, "name": "Scorer"}]
+    named = [{"pid": 72, "name": "Ray actor Scorer"}]
     lost = raised("ActorDiedError", 20, "compute_score", "agent_loop", "died", named=named)
     failed = raised("RuntimeError", 30, "update_actor", "actor", "no samples")
     made.process(71, lost | {"span": "reward", "step": lost_in})
