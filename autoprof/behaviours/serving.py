@@ -234,6 +234,11 @@ class ServedEngine:
         await self._uninterrupted(self._give_way())
 
     @property
+    def step(self) -> int | None:
+        """Return the number of the open batch if batches are steps, or else None."""
+        return self._batches.count if self._busy and self._batches.are_steps else None
+
+    @property
     def _busy(self) -> bool:
         return self._batches.is_open and not self._over
 

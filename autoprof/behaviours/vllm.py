@@ -33,7 +33,7 @@ import msgspec
 from autoprof import _boot
 from autoprof.base import log, process, seam
 from autoprof.base.identity import own_rank
-from autoprof.base.originals import threading
+from autoprof.base.originals import threading, time
 from autoprof.behaviours import rollout, serving
 from autoprof.behaviours.rollout import ROLE, ObjectPatches, Request
 from autoprof.behaviours.serving import ANOTHER_CALLER, Batches
@@ -48,8 +48,9 @@ from autoprof.config.settings import Settings
 from autoprof.config.values import GENERATE
 from autoprof.hooks import dispatch
 from autoprof.hooks.behaviour import CALL, Around, Behaviour, Call, CallPath, Parameter, follow
-from autoprof.run import cluster, runtime
+from autoprof.run import cluster, raised, runtime
 from autoprof.run.journal import Span
+from autoprof.rundir.records import ENGINE, Raised, RaisedLine
 
 # Share of the stop timeout that the engine's own start or stop may take. The remaining time is for autoprof's work.
 ENGINE_STOP_SHARE = 0.75
@@ -368,6 +369,7 @@ class AddRequest(Behaviour):
     """The call brings a request to the engine. If the engine was idle, a generation batch begins."""
 
     def around(self, call: Call) -> Around:
+        _watch_cores(call.instance)
         if not _state.serving:
             yield CALL
             return
@@ -375,6 +377,39 @@ class AddRequest(Behaviour):
         outcome = yield CALL
         if outcome.error is not None:
             _end_if_idle(call.instance.output_processor)
+
+
+def _watch_cores(engine: Any) -> None:
+    """Record the death of an engine core of an `AsyncLLM`. Its requests then fail, but `vllm serve` ends with status 0.
+
+    vLLM (0.9 to 0.33) calls the method `propagate_error` once, when the engine can't continue.
+    """
+    # The method must not refer to the engine: vLLM shuts down when the engine has no references.
+    processor, resources = engine.output_processor, follow(engine, "engine_core.resources", None)
+
+    def before(*_: Any, **__: Any) -> contextlib.AbstractContextManager[Any]:
+        run = runtime.current()
+        if run is not None:
+            run.timeline.write(*_dead_cores(resources, processor))
+        return contextlib.nullcontext()
+
+    # `replace` does nothing if the method is already replaced.
+    ObjectPatches().replace(processor, "propagate_error", functools.partial(_with_context, before))
+
+
+def _dead_cores(resources: Any, processor: Any) -> list[RaisedLine]:
+    """Return the line about the engine core that died, if vLLM had not stopped it.
+
+    In a normal end with open requests, vLLM also calls `propagate_error`, but sets no `failed_proc_name`.
+    """
+    manager = getattr(resources, "engine_manager", None)
+    failed = getattr(manager, "failed_proc_name", None)
+    cores = [core for core in getattr(manager, "processes", ()) if core.name == failed and core.exitcode]
+    named = [raised.named_process(core.pid, core.exitcode, name=f"vLLM's {core.name}") for core in cores]
+    error = Raised(type="EngineDeadError", message=f"{len(processor.request_states)} requests failed", named=named)
+    server = getattr(processor, _SERVER, None)
+    step = server.step if server is not None else None
+    return [RaisedLine(time.time_ns(), ENGINE, str(failed), step, ROLE, None, error)] if named else []
 
 
 class Outputs(Behaviour):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 from typing import Any
 
 from autoprof.base import seam
@@ -19,8 +20,9 @@ from autoprof.capture.recorder import PassCapture
 from autoprof.config.selection import parse_iterations
 from autoprof.config.values import GENERATE
 from autoprof.hooks.behaviour import CALL, Around, Behaviour, Call, follow
-from autoprof.run import runtime, stacks
+from autoprof.run import raised, runtime, stacks
 from autoprof.run.stacks import EngineState, read_part
+from autoprof.rundir.records import ENGINE, RaisedLine
 
 
 class StandIn:
@@ -308,7 +310,8 @@ class ProcessStart(Behaviour):
     """`EngineCore.__init__` and `WorkerBase.__init__`. After the call, snapshots show the stacks of the process.
 
     Snapshots of an engine core also show the state of its scheduler. If the workers have separate processes, no other
-    hook is called in the processes of the engine core and the workers.
+    hook is called in the processes of the engine core and the workers. The exception that ends an engine core is
+    recorded, because multiprocessing catches it.
     """
 
     def around(self, call: Call) -> Around:
@@ -316,6 +319,22 @@ class ProcessStart(Behaviour):
         scheduler = getattr(call.instance, "scheduler", None)
         if scheduler is not None:
             stacks.register_scheduler(scheduler, read)
+            ObjectPatches().replace(call.instance, "_send_engine_dead", _with_exception)
+
+
+def _with_exception(send: Any) -> Any:
+    """Return the method with which an engine core reports that an exception ends it, and record the exception."""
+
+    def record_and_send(*args: Any, **kwargs: Any) -> Any:
+        error, run = sys.exc_info()[1], runtime.current()
+        with _guard():
+            if error is not None and run is not None:
+                exception = raised.read_exception(error)
+                line = RaisedLine(time.time_ns(), ENGINE, "EngineCore", None, ROLE, None, exception)
+                run.timeline.write(line)
+        return send(*args, **kwargs)
+
+    return record_and_send
 
 
 def read(scheduler: Any, left_out: list[str]) -> EngineState:

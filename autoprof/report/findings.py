@@ -16,7 +16,7 @@ from autoprof.report.model import Finding, RunFigures, StageShare, StepFigures, 
 from autoprof.report.overview import MIN_STEPS, REGULAR, own_seconds, own_stages, typical_steps, usual_stages
 from autoprof.report.rules import CAPTURE_RULES, KINDS, ROW_RULES, STEP_RULES, Around, matters
 from autoprof.rundir import deaths
-from autoprof.rundir.records import Death, RaisedLine
+from autoprof.rundir.records import ENGINE, Death, RaisedLine
 from autoprof.rundir.runs import Run
 
 DEATH = "death"
@@ -46,7 +46,7 @@ def failures_of_run(opened: OpenSpans) -> list[Finding]:
     """Return findings about exceptions that ended samples. Equal exceptions give one finding, for the first."""
     first_seen: dict[str, tuple[RaisedLine, str]] = {}
     for state in opened.states:
-        for line in state.lost:
+        for line in [line for line in state.lost if line.span != ENGINE]:
             text = f"{line.span} {line.name} ended with {deaths.exception_words(line.exception)}"
             if text not in first_seen or line.unix_ns < first_seen[text][0].unix_ns:
                 first_seen[text] = line, state.file

@@ -299,8 +299,8 @@ class Timeline:
         if (gap_began := self.gap_began) is not None:
             gap_began()
 
-    def write(self, *lines: BegunLine | DroppedLine | HookLine | ErrorLine | StacksLine) -> None:
-        """Write the line of a span that began or was dropped, or lines of hooks, errors and stacks.
+    def write(self, *lines: BegunLine | DroppedLine | HookLine | ErrorLine | StacksLine | RaisedLine) -> None:
+        """Write the line of a span that began or was dropped, or lines of hooks, errors, stacks and dead engines.
 
         If the disk is too slow, count the lines as lost instead.
         """

@@ -20,7 +20,7 @@ from autoprof.base.redact import hidden
 from autoprof.rundir import file_names, memory_state, processes
 from autoprof.rundir.layout import CRASHES
 from autoprof.rundir.processes import EXITED, GONE, ProcessState
-from autoprof.rundir.records import Death, Frame, Line, NamedProcess, OpenSpan, Raised, RunFile
+from autoprof.rundir.records import ENGINE, Death, Frame, Line, NamedProcess, OpenSpan, Raised, RaisedLine, RunFile
 from autoprof.rundir.runs import ENDED, FAILED, UNFINISHED, Run, exit_status, label
 
 EXCEPTION, EXIT, CRASH, KILLED, GONE_DEAD = "exception", "exit", "crash", "killed", "gone"
@@ -61,7 +61,12 @@ def find_in_run(run: Run) -> list[Death]:
         return [*_add_exit_status(latest, info, exit_status(path)), *earlier]
     if state == ENDED:
         # The program may have left spans open, and ended processes, on purpose.
-        return [death for death in deaths if death.how in (CRASH, KILLED) and death.signal != _SIGTERM]
+        return [
+            death
+            for death in deaths
+            if (death.how in (CRASH, KILLED) and death.signal != _SIGTERM)
+            or (death.how in (EXCEPTION, EXIT) and death.name)
+        ]
     if state == UNFINISHED:
         return [*_add_starter(latest, info, run.processes), *earlier]
     return [death for death in deaths if death.how != EXCEPTION]
@@ -106,6 +111,7 @@ def find(
         deaths[info.host, info.pid] = replace(starter, how=EXCEPTION, exception=exception, last_ns=now_ns)
     exceptions = [death.exception for death in deaths.values() if death.exception is not None]
     _add_named(deaths, states, info, [*exceptions, *([exception] if exception is not None else [])])
+    _add_engines(deaths, states, info)
     _add_places(deaths, states, info, [dump for dump in dumps if dump.how == KILLED])
     # A death in an earlier attempt cannot be the cause of a later one.
     attempts: dict[int, list[Death]] = {}
@@ -370,6 +376,23 @@ def _add_named(
             deaths[host, named.pid] = replace(death, rank=named.rank)
 
 
+def _add_engines(deaths: dict[tuple[str, int], Death], states: Sequence[ProcessState], info: RunFile) -> None:
+    """Add the dead engines of vLLM to `deaths`. The process behind an engine, or the engine itself, reported the death.
+
+    A server ends with status 0 after the death of its engine.
+    """
+    ends = [(state, line) for state in states for line in state.lost if line.span == ENGINE]
+    for state, line in ends:
+        found = {} if line.exception.named else {(state.host, state.pid): _death_by_engine(state, info, line)}
+        _add_named(found, states, info, [line.exception])
+        more = {"step": line.step, "last_ns": line.unix_ns, "exception": line.exception}
+        deaths |= {key: replace(death, **more) for key, death in found.items()}
+
+
+def _death_by_engine(state: ProcessState, info: RunFile, line: RaisedLine) -> Death:
+    return _death(state, info, EXCEPTION, name=f"vLLM's {line.name}", exception=line.exception)
+
+
 def _add_places(
     deaths: dict[tuple[str, int], Death], states: Sequence[ProcessState], info: RunFile, kills: Iterable[Death]
 ) -> None:
@@ -569,6 +592,8 @@ def evidence(deaths: Sequence[Death], hosts: int = 1) -> list[str]:
         else first_death.frames
     )
     lines += [f"at {frame_words(frame, full_path=True)}" for frame in reversed(frames[-_MAX_FRAMES:])]
+    if first_death.exception is not None and first_death.exception.named and first_death.how != EXCEPTION:
+        lines.append(f"then: {exception_words(first_death.exception)}")
     if first_death.exception is not None and first_death.exception.cause:
         lines.append(f"caused by {first_death.exception.cause}")
     lines += [f"{'' if other.earlier else 'then: '}{sentence(other, hosts)}" for other in other_deaths[:_MAX_OTHERS]]

@@ -443,8 +443,12 @@ class ExitLine(Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="e
     raised: Size = 0  # The number of `raised` lines that the process wrote.
 
 
+# Value of `RaisedLine.span` for the exception that ended an engine, which has no span.
+ENGINE = "engine"
+
+
 class RaisedLine(Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="raised"):
-    """An exception that left a step, a stage, a window, a reward or a sample.
+    """An exception that left a step, a stage, a window, a reward or a sample, or that ended an `engine` of vLLM.
 
     If an exception leaves several of these spans, only the innermost span gets a line. A process writes at most 50 such
     lines for stages and windows. For samples and rewards, a process writes at most 20 such lines per 1 MB of the file,

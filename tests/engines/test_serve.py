@@ -5,18 +5,23 @@ Windows open by number of the generation batch and by request, and close after a
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support import engines, servers
-from tests.support.helpers import clean_environment
+from tests.support.helpers import clean_environment, processes_of
 
 RELEASES = ["vllm", *(name for name in engines.NAMES if name.startswith("sglang-"))]
 # Command of each release of SGLang. Newer releases recommend `sglang serve`.
@@ -331,8 +336,29 @@ def test_a_batch_ends_when_its_last_client_goes_away(
     serving: Serving, server: servers.Server, batches: list[Any]
 ) -> None:
     began = time.time_ns()
-    # This is the last test, because SGLang 0.5.8 may continue to generate for a while.
+    # No test with SGLang follows, because SGLang 0.5.8 may continue to generate for a while.
     with serving.streaming():
         pass
     server.batch_since(began)
     assert serving.generate() == batches[0]
+
+
+@pytest.mark.fault(
+    "vLLM's engine core is killed", "its requests fail, the server ends", "nothing; doctor names the core"
+)
+def test_a_killed_engine_core_is_named_although_the_server_ends_with_status_0(vllm: servers.Server) -> None:
+    hooks = {process["pid"]: process["hooks"] for process in processes_of(vllm.run())}
+    (core,) = [pid for pid, found in hooks.items() if found.get("vllm/engine-core", {}).get("called")]
+    with contextlib.suppress(OSError, HTTPException), Serving(vllm, "vllm").streaming() as answer:
+        os.kill(core, signal.SIGKILL)
+        answer.read()
+    deadline = time.monotonic() + 60
+    while (state := json.loads((vllm.run() / "run.json").read_text())["state"]) == "running":
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    command = [sys.executable, "-m", "autoprof", "doctor", str(vllm.run())]
+    output = subprocess.run(command, capture_output=True, text=True, env=clean_environment()).stdout
+    assert (state, f"vLLM's EngineCore (pid {core}) was killed by SIGKILL in step " in output) == ("ended", True), (
+        output
+    )
+    assert " requests failed" in output

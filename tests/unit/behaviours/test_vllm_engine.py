@@ -320,3 +320,31 @@ def test_a_patch_of_another_library_is_kept(made: Any) -> None:
     vllm_engine.end_front_end(engine, "")
     assert engine.output_processor.process_outputs([]) == 5
     end.wait_for_files(run)
+
+
+@pytest.mark.parametrize("failed", ["EngineCore_DP1", None])
+def test_only_a_core_that_vllm_did_not_stop_is_recorded_as_dead(made: Any, mocker: Any, failed: str | None) -> None:
+    run, passed = made(), []
+    mocker.patch.object(vllm_engine.runtime, "current", return_value=run)
+    cores = [SimpleNamespace(name=f"EngineCore_DP{rank}", pid=rank + 70, exitcode=-9) for rank in range(2)]
+    manager = SimpleNamespace(failed_proc_name=failed, processes=cores)
+    processor = OutputProcessor()
+    engine = SimpleNamespace(
+        output_processor=processor,
+        engine_core=SimpleNamespace(resources=SimpleNamespace(engine_manager=manager)),
+    )
+    processor.request_states = dict.fromkeys("abcd")  # type: ignore[attr-defined]
+    OutputProcessor.propagate_error = lambda self, error: passed.append(error)  # type: ignore[attr-defined]
+    try:
+        for _ in range(2):
+            vllm_engine._watch_cores(engine)
+        processor.propagate_error("dead")  # type: ignore[attr-defined]
+    finally:
+        del OutputProcessor.propagate_error  # type: ignore[attr-defined]
+    assert passed == ["dead"]
+    journals = [path.read_text() for path in run.rundir.lines("journal")]
+    lines = [json.loads(line) for text in journals for line in text.splitlines()]
+    found = [line["exception"] for line in lines if line["kind"] == "raised"]
+    named = [{"pid": 71, "name": "vLLM's EngineCore_DP1", "signal": "SIGKILL"}]
+    expected = {"type": "EngineDeadError", "message": "4 requests failed", "named": named}
+    assert found == ([expected] if failed else [])

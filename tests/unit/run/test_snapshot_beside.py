@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import pickle
 import sys
@@ -211,6 +212,21 @@ def test_the_scheduler_of_an_engine_core_is_known_once_it_is_made() -> None:
     with pytest.raises(StopIteration):
         calls.send(Outcome(None, None))
     assert stacks.with_process_state(TAKEN, "/nonexistent").engine["running"] == 1
+
+
+def test_the_exception_that_ends_an_engine_core_is_recorded(made: Any, mocker: Any) -> None:
+    run, sent = made(), []
+    mocker.patch.object(vllm.runtime, "current", return_value=run)
+    send = vllm._with_exception(lambda: sent.append(True))
+    try:
+        raise KeyError("lost block")
+    except KeyError:
+        send()
+    send()
+    journals = [path.read_text() for path in run.rundir.lines("journal")]
+    lines = [json.loads(line) for text in journals for line in text.splitlines()]
+    found = [(line["span"], line["exception"]["message"]) for line in lines if line["kind"] == "raised"]
+    assert (sent, found) == ([True, True], [("engine", "'lost block'")])
 
 
 def test_an_engine_core_that_failed_to_start_is_not_known() -> None:

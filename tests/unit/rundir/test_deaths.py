@@ -135,6 +135,30 @@ def test_an_actor_that_samples_lost_comes_before_the_trainer_that_misses_them(
     assert len(found) == lost_in
 
 
+ENGINE = {"kind": "raised", "unix_ns": START + 20 * MS, "span": "engine", "name": "EngineCore", "role": "rollout"}
+KILLED = {"type": "EngineDeadError", "message": "4 requests failed"}
+KILLED |= {"named": [{"pid": 72, "name": "vLLM's EngineCore", "signal": "SIGKILL"}]}
+BUG = {"type": "KeyError", "message": "'a'", "frames": [{"function": "run", "file": "/home/u/core.py", "line": 4}]}
+
+
+@pytest.mark.parametrize(
+    ("pid", "error", "first", "more"),
+    [
+        (71, KILLED, "was killed by SIGKILL in step 3", "then: EngineDeadError: 4 requests failed"),
+        (72, BUG, "failed with KeyError: 'a' in core.py:4 run, in step 3", "at /home/u/core.py:4 run"),
+    ],
+)
+def test_an_engine_that_died_is_named_although_the_server_ended_with_status_0(
+    made: Made, pid: int, error: dict[str, Any], first: str, more: str
+) -> None:
+    line = ENGINE | {"step": 3, "rank": None, "exception": error}
+    for each in (71, 72):
+        made.process(each, *([line] if each == pid else []))
+    found = deaths.find_in_run(made.info("ended", 0, pid=71))
+    assert text(found) == f"vLLM's EngineCore (pid 72) {first}"
+    assert more in deaths.evidence(found)
+
+
 def test_a_process_with_nothing_open_that_is_gone_is_none(made: Made) -> None:
     made.process(ACTOR, begun("update_actor", 5), span("update_actor", 5, 9))
     assert deaths.find_in_run(made.info("running", pid=os.getpid(), ticks=0)) == []
