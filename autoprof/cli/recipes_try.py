@@ -112,11 +112,13 @@ def uncovered(all_spans: Iterable[JournalSpans]) -> Uncovered | None:
 def _functions(directory: Path, process: str, gaps: Union) -> Counter[str]:
     """Return the functions on the stack while a step, but no stage, was running, with the number of samples.
 
-    Functions that contain the steps or the stages are left out: they are also on the stack at other times.
+    Functions that contain the steps or the stages are left out: they are also on the stack at other times, or in nearly
+    every sample but rarely the innermost function. No rule needs exact counts: the time of a sample is a little later
+    than its stack, so a few samples are on the wrong side.
     """
     inside: Counter[str] = Counter()
     innermost: Counter[str] = Counter()
-    outside: set[str] = set()
+    outside: Counter[str] = Counter()
     for path in (directory / runtime.CALLS).glob(f"{process}.*{try_stacks.ENDING}"):
         for text in path.read_text(encoding="utf-8").splitlines():
             try:
@@ -127,10 +129,14 @@ def _functions(directory: Path, process: str, gaps: Union) -> Counter[str]:
                 inside.update(set(names))
                 innermost.update(names[:1])
             else:
-                outside.update(names)
-    if not outside:  # no stage, and nothing outside of the steps: leave out what contains every step
-        outside = {name for name, count in inside.items() if count == max(inside.values())}
-    return Counter({name: count for name, count in inside.items() if name not in outside}) or innermost
+                outside.update(set(names))
+    samples = innermost.total()
+    kept = {
+        name: count
+        for name, count in inside.items()
+        if outside[name] <= count / 10 and (count < samples * 0.9 or innermost[name] > count / 2)
+    }
+    return Counter(kept) or innermost
 
 
 def uncovered_text(time: Uncovered) -> list[str]:

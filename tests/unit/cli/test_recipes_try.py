@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 
+from autoprof.base.intervals import Union
+from autoprof.cli import recipes_try
+from autoprof.run import runtime, try_stacks
 from tests.support.helpers import Autoprof
 
 LOOP = """
@@ -187,6 +190,18 @@ def test_the_time_without_a_stage_names_its_functions(autoprof: Autoprof, tmp_pa
     assert uncovered["seconds"] == pytest.approx(uncovered["steps_s"], rel=0.1)
     assert next(iter(uncovered["functions"])).endswith("mysterious")
     assert "no stage hook" not in done.stderr
+
+
+def test_a_few_samples_on_the_wrong_side_of_a_stage_change_no_function(tmp_path: Path) -> None:
+    inner, outer = ["t:mysterious", "t:train_step", "t:fit"], ["t:train_step", "t:fit"]
+    stacks = [inner] * 50 + [outer] + [["zipimport:init"]] + [inner] * 3 + [["t:sample", *outer]]
+    moments = [*range(52), 200, 201, 202, 203]
+    folder = tmp_path / runtime.CALLS
+    folder.mkdir()
+    lines = [json.dumps([moment, names]) for moment, names in zip(moments, stacks, strict=True)]
+    (folder / f"h-1.x{try_stacks.ENDING}").write_text("\n".join(lines))
+    found = recipes_try._functions(tmp_path, "h-1", Union([(0, 100)]))
+    assert found == {"t:mysterious": 50, "zipimport:init": 1}
 
 
 def test_values_that_a_sample_hook_did_not_read_are_shown(autoprof: Autoprof, tmp_path: Path) -> None:
