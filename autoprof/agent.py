@@ -19,7 +19,7 @@ from autoprof.capture import recorder
 # fork, the child would wait for that import forever. Python's import also loses an `OSError` of a signal handler.
 from autoprof.capture.profilers import foreign, memory, npu, nsys, torch  # noqa: F401
 from autoprof.hooks import dispatch, patching, recipe, registry, returned  # noqa: F401
-from autoprof.run import end, runtime, stacks, torchrun, watcher
+from autoprof.run import end, runtime, snapshot, torchrun, watcher
 from autoprof.run.runtime import Runtime
 
 
@@ -98,7 +98,7 @@ def join() -> Runtime | None:
                 stats.attach(run)
             if watcher.hang_limits(run.settings.when)[0]:
                 # Torch reads these variables when it makes the first process group, long after its import.
-                stacks.enable_flight_record(os.environ)
+                snapshot.enable_flight_record(os.environ)
             if run.settings.memory.oom:
                 memory.watch_out_of_memory(run, recorder.subject)
             if run.started_here or not _boot.COMMAND.ray_worker:

@@ -42,9 +42,9 @@ from autoprof.config.values import GENERATE
 from autoprof.hooks.behaviour import CALL, Around, Behaviour, Call, Reply, follow
 from autoprof.hooks.dispatch import Coroutine
 from autoprof.hooks.wrapper import wrapped_by
-from autoprof.run import runtime, stacks
+from autoprof.run import runtime, snapshot
 from autoprof.run.journal import Span
-from autoprof.run.stacks import EngineState, read_part
+from autoprof.run.snapshot import EngineState, read_part
 
 # Attribute that a `TokenizerManager` has while autoprof records its engine. Its value is the `_EngineCapture`.
 OPEN = "_autoprof_open"
@@ -472,7 +472,7 @@ class SchedulerPass(Behaviour):
         session = _state.session
         if not _state.registered:
             _state.registered = True
-            stacks.register_scheduler(call.instance, read)
+            snapshot.register_scheduler(call.instance, read)
         if session is None:
             yield CALL
             return

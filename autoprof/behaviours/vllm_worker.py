@@ -20,8 +20,8 @@ from autoprof.capture.recorder import PassCapture
 from autoprof.config.selection import parse_iterations
 from autoprof.config.values import GENERATE
 from autoprof.hooks.behaviour import CALL, Around, Behaviour, Call, follow
-from autoprof.run import raised, runtime, stacks
-from autoprof.run.stacks import EngineState, read_part
+from autoprof.run import raised, runtime, snapshot
+from autoprof.run.snapshot import EngineState, read_part
 from autoprof.rundir.records import ENGINE, RaisedLine
 
 
@@ -318,7 +318,7 @@ class ProcessStart(Behaviour):
         yield CALL
         scheduler = getattr(call.instance, "scheduler", None)
         if scheduler is not None:
-            stacks.register_scheduler(scheduler, read)
+            snapshot.register_scheduler(scheduler, read)
             ObjectPatches().replace(call.instance, "_send_engine_dead", _with_exception)
 
 

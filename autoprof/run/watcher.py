@@ -26,7 +26,7 @@ from autoprof.base.originals import os, time
 from autoprof.base.units import seconds as in_words
 from autoprof.config.selection import HANG, Condition
 from autoprof.config.settings import Settings
-from autoprof.run import stacks
+from autoprof.run import snapshot
 from autoprof.run.gaps import GapSampler
 from autoprof.run.journal import Span, Timeline
 from autoprof.rundir import file_names, layout
@@ -532,7 +532,7 @@ class Watcher:
         for folder in self._requests():
             if folder not in self._answered:
                 self._answered.add(folder)
-                self._call_guarded(lambda: stacks.write_snapshot(self._run.rundir, self._run.timeline, folder))  # noqa: B023
+                self._call_guarded(lambda: snapshot.write_snapshot(self._run.rundir, self._run.timeline, folder))  # noqa: B023
 
     def _call_guarded(self, work: Callable[[], None]) -> None:
         """Call `work`. If `work` raises an error of autoprof, log the error, so that the caller continues."""
@@ -653,7 +653,7 @@ def start(run: WatchedRun, hook_called: bool) -> None:
         _state.crashes_seen = True
         begin_crash_file(run.rundir)
     if _state.watcher is None:
-        stacks.watch_threads()
+        snapshot.watch_threads()
         _state.watcher = Watcher(run)
         _state.watcher.start()
         _state.register_at_exit()

@@ -253,7 +253,7 @@ SEAMS = ("hooks/dispatch.py", "_boot/__init__.py")
 # These catch every OSError. `files.status` and similar functions raise the exceptions of handlers.
 ASKS = {f"os.path.{name}" for name in ("exists", "lexists", "isfile", "isdir", "islink")}
 # Only the main thread runs signal handlers. `_boot` may not import `files` (docs/limits.md).
-OTHER_THREADS = ("run/watcher.py", "run/stacks.py")
+OTHER_THREADS = ("run/watcher.py", "run/stacks.py", "run/snapshot.py")
 BEFORE = ("_boot/",)
 
 

@@ -46,13 +46,13 @@ for child in children:
 for child in children[1:]:
     os.waitid(os.P_PID, child._popen.pid, os.WEXITED | os.WNOWAIT)
 Child.read.clear()
-alive, ended = sys.modules["autoprof.run.stacks"].read_workers()
+alive, ended = sys.modules["autoprof.run.snapshot"].read_workers()
 pids = [child._popen.pid for child in children]
 print(Child.read, [(pids.index(each.pid), each.name) for each in alive], *ended)
 print(os.waitpid(pids[1], 0)[1] >> 8)
 os.kill(pids[0], 9)
 """
-TELL = 'print(*sys.modules["autoprof.run.stacks"]._failed_threads.texts, sep="\\n")\n'
+TELL = 'print(*sys.modules["autoprof.run.snapshot"]._failed_threads.texts, sep="\\n")\n'
 
 
 def outputs(folder: Path, code: str, on: str) -> tuple[list[str], str]:

@@ -19,10 +19,10 @@ import msgspec
 import pytest
 
 from autoprof.base import identity
-from autoprof.run import stacks, watcher
+from autoprof.run import snapshot, stacks, watcher
 from autoprof.run.journal import Span
 from autoprof.run.runtime import Runtime
-from autoprof.rundir.records import MAX_STACKS_BYTES, Frame, ProcessStacks, Task, Thread
+from autoprof.rundir.records import MAX_STACKS_BYTES, Frame, OpenSpan, ProcessStacks, Task, Thread
 from tests.support.helpers import Python
 
 HERE = __file__
@@ -39,7 +39,7 @@ def run(joined: Callable[..., Runtime]) -> Iterator[Runtime]:
 def taken(run: Runtime) -> ProcessStacks:
     """Take the snapshot in another thread, because a snapshot omits its own thread."""
     found: list[ProcessStacks] = []
-    watcher = threading.Thread(target=lambda: found.append(stacks.take_snapshot(run.timeline)), name="as-the-watcher")
+    watcher = threading.Thread(target=lambda: found.append(snapshot.take_snapshot(run.timeline)), name="as-the-watcher")
     watcher.start()
     watcher.join(LONG_S)
     return found[0]
@@ -334,7 +334,7 @@ def test_secrets_and_what_was_said_are_not_told(run: Runtime, hooked: Callable[.
         await named
 
     told = while_going(run, main)
-    text = stacks.encoded(told).decode()
+    text = snapshot.encoded(told).decode()
     for secret in ("the prompt", "the token", "hunter2", "hf_abcdefgh"):
         assert secret not in text
     assert "api_key=***" in text
@@ -416,7 +416,7 @@ def test_200_threads_and_5000_tasks_fit_into_a_file(run: Runtime, tmp_path: Path
         made = [asyncio.create_task(outer(end), name=f"a-task-of-many-{n}") for n in range(5_000)]
         await asyncio.sleep(0)
         look()
-        stacks.write_snapshot(run.rundir, run.timeline, str(run.rundir.path / "stacks" / "now"))
+        snapshot.write_snapshot(run.rundir, run.timeline, str(run.rundir.path / "stacks" / "now"))
         end.set_result(None)
         await asyncio.gather(*made)
 
@@ -442,11 +442,11 @@ def test_whatever_there_is_fits(letter: str) -> None:
         host="h",
         pid=1,
         unix_ns=1,
-        spans=[stacks.OpenSpan(kind="sample", name="x", ids={"sample": n}) for n in range(9_000)],
+        spans=[OpenSpan(kind="sample", name="x", ids={"sample": n}) for n in range(9_000)],
         threads=[Thread(name=f"t{n}", frames=frames(140, n), spans=[n]) for n in range(256)],
         tasks=[Task(name=f"t{n}", frames=frames(20, n), spans=[n]) for n in range(9_000)],
     )
-    content = stacks.encoded(told)
+    content = snapshot.encoded(told)
     assert MAX_STACKS_BYTES // 2 < len(content) < MAX_STACKS_BYTES
     kept = msgspec.json.decode(content, type=ProcessStacks)
     assert kept.threads[0] == msgspec.structs.replace(told.threads[0], frames=told.threads[0].frames[-15:])
@@ -461,7 +461,7 @@ def test_a_full_disk_leaves_no_half_file(run: Runtime, monkeypatch: pytest.Monke
     folder = run.rundir.path / "stacks" / "now"
     folder.mkdir(parents=True)
     with room_for(100), pytest.raises(OSError, match="large"):
-        stacks.write_snapshot(run.rundir, run.timeline, str(folder))
+        snapshot.write_snapshot(run.rundir, run.timeline, str(folder))
     assert list(folder.iterdir()) == []
 
 
@@ -471,7 +471,7 @@ def test_a_fork_in_between_has_a_snapshot_of_its_own(run: Runtime) -> None:
         if pid == 0:
             status = 1
             try:
-                stacks.write_snapshot(run.rundir, run.timeline, str(run.rundir.path / "stacks" / "child"))
+                snapshot.write_snapshot(run.rundir, run.timeline, str(run.rundir.path / "stacks" / "child"))
                 status = 0
             finally:
                 os._exit(status)

@@ -19,7 +19,7 @@ from autoprof.base import identity
 from autoprof.behaviours import sglang
 from autoprof.behaviours import vllm_worker as vllm
 from autoprof.hooks.behaviour import CALL, Outcome
-from autoprof.run import stacks
+from autoprof.run import snapshot
 from autoprof.rundir import memory_state
 from autoprof.rundir.records import MAX_STACKS_BYTES, MemoryState, ProcessStacks
 
@@ -27,7 +27,7 @@ TAKEN = ProcessStacks(host="h", pid=1, unix_ns=1, left_out=["native stacks"])
 
 
 def test_the_memory_of_this_process_is_known() -> None:
-    sizes = stacks.with_process_state(TAKEN, "/nonexistent").memory
+    sizes = snapshot.with_process_state(TAKEN, "/nonexistent").memory
     assert 0 < sizes["resident"] <= sizes["peak_resident"]
     assert 0 < sizes["used"] < sizes["limit"]
 
@@ -44,11 +44,11 @@ def test_devices_are_asked_for_where_they_are_in_use_alone(monkeypatch: pytest.M
 
     monkeypatch.setattr(memory_state, "state", MemoryState)
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=backend(False), npu=backend(True)))  # type: ignore[arg-type]
-    assert stacks.with_process_state(TAKEN, "/nonexistent").memory == {"device_used": 500, "device_total": 2000}
+    assert snapshot.with_process_state(TAKEN, "/nonexistent").memory == {"device_used": 500, "device_total": 2000}
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=backend(False)))  # type: ignore[arg-type]
-    assert stacks.with_process_state(TAKEN, "/nonexistent").memory == {}
+    assert snapshot.with_process_state(TAKEN, "/nonexistent").memory == {}
     monkeypatch.delitem(sys.modules, "torch")
-    assert stacks.with_process_state(TAKEN, "/nonexistent").memory == {}
+    assert snapshot.with_process_state(TAKEN, "/nonexistent").memory == {}
 
 
 class Distributed:
@@ -93,7 +93,7 @@ def written(folder: Path) -> dict[str, Any]:
 def test_the_record_of_nccl_and_that_of_other_backends_are_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     nccl, gloo = record(entry(1), entry(3), **{"7": {"name": "7"}}), record(entry(2), **{"": {"name": ""}})
     fake = Distributed(monkeypatch, _dump_nccl_trace=nccl, _dump_fr_trace=gloo)
-    assert stacks.write_flight_record(str(tmp_path)).endswith("-rank_3")
+    assert snapshot.write_flight_record(str(tmp_path)).endswith("-rank_3")
     found = written(tmp_path)
     assert [each["record_id"] for each in found["entries"]] == [1, 2, 3]
     # Gloo's groups have no names in torch's own record (2.13).
@@ -106,14 +106,14 @@ def test_where_torch_has_recorded_nothing_there_is_no_file(
     records: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     Distributed(monkeypatch, **records)
-    assert stacks.write_flight_record(str(tmp_path)) == ""
+    assert snapshot.write_flight_record(str(tmp_path)) == ""
     assert list(tmp_path.iterdir()) == []
 
 
 def test_of_a_record_that_is_too_large_the_end_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     entries = [entry(number, f"{number} {'x' * 1000}") for number in range(3000)]
     Distributed(monkeypatch, _dump_fr_trace=record(*entries))
-    stacks.write_flight_record(str(tmp_path))
+    snapshot.write_flight_record(str(tmp_path))
     kept = [each["record_id"] for each in written(tmp_path)["entries"]]
     assert kept == list(range(3000 - len(kept), 3000))
     assert len(kept) > 250
@@ -137,7 +137,7 @@ def test_torch_records_where_it_does_not_by_default_and_nobody_has_said_otherwis
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(__version__=version))  # type: ignore[arg-type]
     environ = dict(given)
-    stacks.enable_flight_record(environ)
+    snapshot.enable_flight_record(environ)
     assert environ.get("TORCH_NCCL_TRACE_BUFFER_SIZE") == size
 
 
@@ -170,15 +170,15 @@ def of_sglang(**more: Any) -> Scheduler:
 @pytest.mark.parametrize(("made", "read", "counts"), [(of_vllm, vllm.read, (1, 2)), (of_sglang, sglang.read, (2, 1))])
 def test_the_state_of_an_engine_is_told(made: Any, read: Any, counts: tuple[int, int]) -> None:
     scheduler = made()
-    stacks.register_scheduler(scheduler, read)
-    found = stacks.with_process_state(TAKEN, "/nonexistent")
+    snapshot.register_scheduler(scheduler, read)
+    found = snapshot.with_process_state(TAKEN, "/nonexistent")
     assert (found.engine["running"], found.engine["waiting"]) == counts
     assert (found.engine["free_blocks"], found.engine["total_blocks"], found.engine["longest"]) == (5, 64, "b")
     assert 500 <= float(found.engine["longest_s"]) < 900
     assert found.left_out == TAKEN.left_out
     del scheduler
     gc.collect()
-    assert stacks.with_process_state(TAKEN, "/nonexistent").engine == {}
+    assert snapshot.with_process_state(TAKEN, "/nonexistent").engine == {}
 
 
 @pytest.mark.parametrize(
@@ -191,14 +191,14 @@ def test_the_state_of_an_engine_is_told(made: Any, read: Any, counts: tuple[int,
     ],
 )
 def test_what_another_release_lacks_is_named(scheduler: Scheduler, read: Any, left_out: list[str]) -> None:
-    stacks.register_scheduler(scheduler, read)
-    found = stacks.with_process_state(TAKEN, "/nonexistent").left_out[1:]
+    snapshot.register_scheduler(scheduler, read)
+    found = snapshot.with_process_state(TAKEN, "/nonexistent").left_out[1:]
     assert [said[: len(begin)] for said, begin in zip(found, left_out, strict=True)] == left_out
 
 
 def test_what_fails_leaves_the_rest(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     Distributed(monkeypatch, _dump_fr_trace=record(entry(1)))
-    found = stacks.with_process_state(TAKEN, str(tmp_path / "nonexistent"))
+    found = snapshot.with_process_state(TAKEN, str(tmp_path / "nonexistent"))
     assert found.flight_record == ""
     assert found.left_out[1].startswith("flight_record: FileNotFoundError: ")
     assert found.memory["resident"] > 0
@@ -211,7 +211,7 @@ def test_the_scheduler_of_an_engine_core_is_known_once_it_is_made() -> None:
     core.scheduler = of_vllm()
     with pytest.raises(StopIteration):
         calls.send(Outcome(None, None))
-    assert stacks.with_process_state(TAKEN, "/nonexistent").engine["running"] == 1
+    assert snapshot.with_process_state(TAKEN, "/nonexistent").engine["running"] == 1
 
 
 def test_the_exception_that_ends_an_engine_core_is_recorded(made: Any, mocker: Any) -> None:
@@ -234,4 +234,4 @@ def test_an_engine_core_that_failed_to_start_is_not_known() -> None:
     next(calls)
     with pytest.raises(StopIteration):
         calls.send(Outcome(None, ValueError()))
-    assert stacks.with_process_state(TAKEN, "/nonexistent").engine == {}
+    assert snapshot.with_process_state(TAKEN, "/nonexistent").engine == {}
