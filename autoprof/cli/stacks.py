@@ -433,7 +433,8 @@ def _running_run(parsed: argparse.Namespace) -> runs.Run:
             if run.is_running:
                 return run
     if not chosen_run.is_running:
-        raise runs.NotFound(f"run {chosen_run.id} is not running: its state is {chosen_run.outcome}")
+        examine = f"autoprof doctor {chosen_run.id} shows how it ended, and processes that are still running"
+        raise runs.NotFound(f"run {chosen_run.id} is not running: its state is {chosen_run.outcome}; {examine}")
     return chosen_run
 
 

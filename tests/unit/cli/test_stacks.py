@@ -150,6 +150,7 @@ def test_a_run_that_is_over_is_not_asked(run: Run) -> None:
     done = autoprof("stacks", cwd=run.folder)
     assert done.returncode == 1
     assert "is not running: its state is " in done.stderr
+    assert "; autoprof doctor " in done.stderr
     assert autoprof("stacks", "nothing", cwd=run.folder).returncode == 1
     assert autoprof("stacks", "--wait", "-1", cwd=run.folder).returncode == 2
 
