@@ -336,6 +336,14 @@ def test_a_finding_names_its_step_once(text: str, shown: str) -> None:
     assert "#step-5" not in {a["href"] for tag, a in read.elements if tag == "a"}
 
 
+def test_a_death_names_its_step_once() -> None:
+    figures = report_pages.figures(steps=5, details=1)
+    text = "actor rank 0 was killed by SIGTERM in update_actor of step 5"
+    finding = msgspec.structs.replace(figures.findings[0], kind="death", text=text, step=5)
+    read = Read(html.page(msgspec.structs.replace(figures, findings=[finding])))
+    assert "Actor rank 0 was killed by SIGTERM in update_actor of step 5" in read.text
+
+
 def test_a_finding_shows_its_remedy_and_its_command() -> None:
     figures = report_pages.figures()
     (finding,) = figures.findings
