@@ -17,6 +17,7 @@ from autoprof.report.model import OpenSpanRow
 from autoprof.rundir import layout, processes
 from autoprof.rundir.processes import ProcessState
 from autoprof.rundir.records import (
+    ANSWER,
     BY_PY_SPY,
     BY_PY_SPY_OF_WORKER,
     HANGS,
@@ -29,7 +30,7 @@ from autoprof.rundir.records import (
     Task,
     Thread,
     Why,
-    Worker,
+    WorkerProcess,
 )
 from autoprof.rundir.runs import ENDED, Run
 from autoprof.traces.clocks import loop_of
@@ -260,7 +261,7 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     title: str = ""
     lines: list[str] = []
     failed: list[str] = []
-    workers: list[tuple[Worker, str]] = []
+    workers: list[tuple[WorkerProcess, str]] = []
     peer: str = ""
     alone: str = ""
     is_rank: bool = False
@@ -277,12 +278,13 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.stack) and self.stack[-1].file.endswith(("/threading.py", "/queue.py"))
 
     def of_workers(self) -> str:
-        """Return a text about the failed threads and the worker processes for which the thread may wait.
+        """Return a text about the server, the failed threads and the worker processes for which the thread may wait.
 
         If no worker is known to be awaited, it names a worker that runs code of the user, or the only worker if the
         thread waits in multiprocessing.
         """
-        texts = [f"its {text}" for text in self.failed[:1]]
+        texts = [f"it waits for an {self.peer}"] if self.peer.startswith(ANSWER) else []
+        texts += [f"its {text}" for text in self.failed[:1]]
         awaited = [each for each in self.workers if each[0].awaited] or [each for each in self.workers if each[1]]
         if len(self.workers) == 1 and not self.failed and any("/multiprocessing/" in each.file for each in self.stack):
             awaited = self.workers

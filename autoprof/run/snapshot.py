@@ -29,7 +29,7 @@ from autoprof.run.journal import Span, Timeline, process_title
 from autoprof.rundir import memory_state
 from autoprof.rundir.deaths import exception_words
 from autoprof.rundir.layout import RunDir
-from autoprof.rundir.records import MAX_STACKS_BYTES, Frame, OpenSpan, ProcessStacks, Task, Thread, Worker
+from autoprof.rundir.records import MAX_STACKS_BYTES, Frame, OpenSpan, ProcessStacks, Task, Thread, WorkerProcess
 
 _encoder = msgspec.json.Encoder()
 # Limits for a snapshot that is too large for a file: the number of functions of each stack, the bytes of all spans.
@@ -128,7 +128,7 @@ class _FailedThreads(process.State):
         module._make_invoke_excepthook = lambda: self._recording(former())
         for thread_ref in list(module._dangling.data):
             if (thread := thread_ref()) is not None:
-                members = _members(thread)
+                members = stacks.members_of(thread)
                 members["_invoke_excepthook"] = self._recording(members["_invoke_excepthook"])
 
     def _recording(self, invoke: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -181,7 +181,7 @@ _ENDED = "ended"
 _STOPPED = "is stopped, by a signal such as SIGSTOP or by a debugger"
 
 
-def read_workers() -> tuple[list[Worker], list[str]]:
+def read_workers() -> tuple[list[WorkerProcess], list[str]]:
     """Return the living processes that this process has started with multiprocessing, and sentences about the others.
 
     The sentences name processes that died or are stopped. Processes that ended with status 0 are left out.
@@ -195,20 +195,15 @@ def read_workers() -> tuple[list[Worker], list[str]]:
         if end := _end_of_child(pid):
             texts += [stacks.place_text(f"{name} (pid {pid}) {end}")] if end != _ENDED else []
         else:
-            alive.append(Worker(pid=pid, name=stacks.place_text(name), awaited=awaited))
+            alive.append(WorkerProcess(pid=pid, name=stacks.place_text(name), awaited=awaited))
     return sorted(alive, key=lambda worker: not worker.awaited)[:_MAX_WORKERS], texts[:_MAX_FAILED]
 
 
 def _child(child: Any) -> tuple[int, str] | None:
     """Return the pid and the name of a process object of multiprocessing. None if this process did not start it."""
-    members = _members(child)
-    pid, name = _members(members.get("_popen")).get("pid"), members.get("_name")
+    members = stacks.members_of(child)
+    pid, name = stacks.members_of(members.get("_popen")).get("pid"), members.get("_name")
     return (pid, name) if type(pid) is int and type(name) is str and members["_parent_pid"] == os.getpid() else None
-
-
-def _members(value: Any) -> dict[str, Any]:
-    """Return the attributes of an object. No code of its class runs, because the class may be the user's."""
-    return {} if value is None else object.__getattribute__(value, "__dict__")
 
 
 def _end_of_child(pid: int) -> str:
@@ -231,7 +226,7 @@ def _loader_workers() -> dict[int, tuple[str, bool]]:
         while frame is not None:
             code = frame.f_code
             if code.co_name == "_try_get_data" and code.co_filename.endswith("torch/utils/data/dataloader.py"):
-                loader = _members(stacks.locals_of(frame, "self")[0])
+                loader = stacks.members_of(stacks.locals_of(frame, "self")[0])
                 awaited = loader.get("_task_info", {}).get(loader.get("_rcvd_idx"), (None,))[0]
                 for number, child in enumerate(loader.get("_workers", ())):
                     if known := _child(child):
@@ -249,7 +244,7 @@ def _replaced_workers() -> list[str]:
     module: Any = sys.modules.get("multiprocessing.pool")
     texts = []
     for thread in list(threading._active.values()) if module is not None else ():  # type: ignore[attr-defined]
-        members = _members(thread)
+        members = stacks.members_of(thread)
         target = members.get("_target")
         if type(target) is MethodType and target.__func__ is module.Pool._handle_workers.__func__:
             workers, max_tasks = members["_args"][5], members["_args"][10]

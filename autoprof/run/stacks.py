@@ -22,7 +22,7 @@ from autoprof.base import seam
 from autoprof.base.originals import threading
 from autoprof.base.redact import hidden, writable
 from autoprof.run.journal import Span
-from autoprof.rundir.records import Frame, Task, Thread
+from autoprof.rundir.records import ANSWER, Frame, Task, Thread
 
 _call = operator.methodcaller("__call__")
 
@@ -416,8 +416,13 @@ _PEERS = {"recv": ("src", "group_src", "from"), "send": ("dst", "group_dst", "to
 
 
 def _peer_in_frame(frame: FrameType) -> str:
-    """Return a text about the rank for which a frame waits, such as `recv from rank 1`. Empty if it waits for none."""
+    """Return a text about the rank or the server for which a frame waits, or an empty text.
+
+    Examples: `recv from rank 1`, `answer from 10.0.0.2:8000`.
+    """
     code = frame.f_code
+    if code.co_name == "readinto" and code.co_filename.endswith("/socket.py"):
+        return _server_of(members_of(locals_of(frame, "self")[0]).get("_sock"))
     if code.co_name not in _PEERS or not code.co_filename.endswith("torch/distributed/distributed_c10d.py"):
         return ""
     *variables, preposition = _PEERS[code.co_name]
@@ -425,3 +430,18 @@ def _peer_in_frame(frame: FrameType) -> str:
     if type(rank) is int:
         return f"{code.co_name} {preposition} rank {rank}"
     return f"{code.co_name} {preposition} rank {group_rank} of its group" if type(group_rank) is int else ""
+
+
+def _server_of(connection: Any) -> str:
+    """Return a text about the server at the other end of a socket. Empty if it is a Unix socket or not connected."""
+    module: Any = sys.modules["socket"]
+    with seam.suppress(OSError, TypeError, AttributeError):
+        address = module.SocketType.getpeername(connection)
+        if isinstance(address, tuple):
+            return f"{ANSWER} {address[0]}:{address[1]}"
+    return ""
+
+
+def members_of(value: Any) -> dict[str, Any]:
+    """Return the attributes of an object. No code of its class runs, because the class may be the user's."""
+    return {} if value is None else object.__getattribute__(value, "__dict__")

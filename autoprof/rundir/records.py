@@ -605,6 +605,10 @@ class OpenSpan(Struct, frozen=True, kw_only=True, omit_defaults=True):
         )
 
 
+# Beginning of `Thread.peer` for a server.
+ANSWER = "answer from"
+
+
 class Thread(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A thread and its stack, the outermost function first."""
 
@@ -614,7 +618,9 @@ class Thread(Struct, frozen=True, kw_only=True, omit_defaults=True):
     main: bool = False  # True for the main thread.
     frames: list[Frame] = []  # The functions on the stack.
     spans: list[Number] = []  # The spans that the thread works on, as indexes into `spans` of the file.
-    peer: str = ""  # The rank for which the thread waits in a send or recv of torch.distributed: `recv from rank 1`.
+    # The rank for which the thread waits in a send or recv of torch.distributed, or the server for which it waits in a
+    # read from a socket: `recv from rank 1`, `answer from 10.0.0.2:8000`.
+    peer: str = ""
 
 
 class Task(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -627,7 +633,7 @@ class Task(Struct, frozen=True, kw_only=True, omit_defaults=True):
     thread: Number = 0  # Python's id of the thread that runs the task now; 0 if the task waits.
 
 
-class Worker(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class WorkerProcess(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A living process that this process has started with multiprocessing, such as a worker of a data loader."""
 
     pid: Number  # The process id.
@@ -669,7 +675,7 @@ class ProcessStacks(Struct, frozen=True, kw_only=True, omit_defaults=True):
     # The threads and tasks that ended with an exception that no code has caught, and the worker processes that died or
     # are stopped, one sentence each.
     failed: list[str] = []
-    workers: list[Worker] = []  # The worker processes of multiprocessing that are alive.
+    workers: list[WorkerProcess] = []  # The worker processes of multiprocessing that are alive.
     # Sizes in bytes by name: `resident`, `peak_resident`, `used`, `limit`, `device_used`, `device_total`. `used` and
     # `limit` mean the same as `used_bytes` and `limit_bytes` of `MemoryState`. The device sizes are sums over the
     # devices that the process uses. `device_used` is the memory that torch has reserved on these devices.

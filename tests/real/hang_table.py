@@ -135,7 +135,12 @@ RIGHT = [
     late("segfault", "import ctypes; ctypes.string_at(0) # HERE", "SIGSEGV", "@HERE", launcher=True, wait_s=60),
     late("value-error", 'raise ValueError("no score") # HERE', "no score", "@HERE", launcher=True, wait_s=60),
     late("exit", "os._exit(3)", "exited with status 3", "in update_actor", launcher=True, wait_s=60),
-    late("http", _SERVER + 'import urllib.request\nurllib.request.urlopen(f"http://localhost:{port}") # HERE', "@HERE"),
+    late(
+        "http",
+        _SERVER + 'import urllib.request\nurllib.request.urlopen(f"http://localhost:{port}") # HERE',
+        "@HERE",
+        "it waits for an answer from 127.0.0.1:",
+    ),
     Row(
         "first-step",
         "def body(number):\n    if RANK == 1:\n        stuck()\n        time.sleep(600) # HERE\n"
