@@ -31,8 +31,7 @@ from autoprof.rundir.journal import Journal
 from autoprof.rundir.layout import RunDir
 from autoprof.rundir.processes import ProcessState, merged_hooks, open_until_now
 from autoprof.rundir.records import CollectedFile, HookLine, Line, OutOfMemoryMeta
-from autoprof.rundir.runs import UNFINISHED, CaptureFile, Run
-from autoprof.traces.clocks import loop_of
+from autoprof.rundir.runs import UNFINISHED, CaptureFile, Run, loop_of
 from autoprof.windows import requests
 
 

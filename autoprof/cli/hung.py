@@ -25,8 +25,7 @@ from autoprof.rundir import file_names, layout, processes
 from autoprof.rundir.layout import RunDir
 from autoprof.rundir.processes import ProcessState
 from autoprof.rundir.records import BY_PY_SPY_OF_ACTOR, BY_PY_SPY_OF_WORKER, HANGS, Thread, Why
-from autoprof.rundir.runs import Run, label
-from autoprof.traces.clocks import loop_of
+from autoprof.rundir.runs import Run, label, loop_of
 
 
 def ask_late(run: Run, open_spans: OpenSpans, ended_s: Mapping[hangs.LoopStep, float]) -> None:

@@ -12,8 +12,7 @@ from autoprof.cli import arguments, console
 from autoprof.cli.documents import Listed, ListedRun, ListedSpan
 from autoprof.rundir import processes, runs
 from autoprof.rundir.records import OpenSpan
-from autoprof.rundir.runs import CaptureFile
-from autoprof.traces.clocks import loop_of
+from autoprof.rundir.runs import CaptureFile, loop_of
 
 # Maximum number of runs, the latest ones, that are checked for dead processes. The check reads the timelines of the
 # runs, which takes time.

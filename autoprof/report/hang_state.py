@@ -32,8 +32,7 @@ from autoprof.rundir.records import (
     Why,
     WorkerProcess,
 )
-from autoprof.rundir.runs import ENDED, Run
-from autoprof.traces.clocks import loop_of
+from autoprof.rundir.runs import ENDED, Run, loop_of
 
 # Maximum number of open spans in a report.
 MAX_ROWS = 200

@@ -26,8 +26,7 @@ from autoprof.rundir import journal, layout, processes
 from autoprof.rundir.layout import RunDir
 from autoprof.rundir.processes import ProcessState
 from autoprof.rundir.records import Line, OpenSpan
-from autoprof.rundir.runs import label
-from autoprof.traces.clocks import loop_of
+from autoprof.rundir.runs import label, loop_of
 
 # A sample is reported as waiting if it is older than `OLD_S`, and older than WAITING_RATIO times the median duration of
 # spans of the same kind.

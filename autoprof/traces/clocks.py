@@ -18,8 +18,8 @@ from autoprof.base.redact import writable
 from autoprof.rundir import file_names
 from autoprof.rundir.journal import EVER, Journal, lines
 from autoprof.rundir.layout import RunDir
-from autoprof.rundir.records import CaptureMeta, Line, Offset, OpenSpan
-from autoprof.rundir.runs import CaptureFile, Run, Step
+from autoprof.rundir.records import CaptureMeta, Line, Offset
+from autoprof.rundir.runs import CaptureFile, Run, Step, loop_of
 from autoprof.traces.reader import NO_JSON, Reader, TraceError
 
 BASE = "baseTimeNanoseconds"
@@ -242,12 +242,6 @@ def programs_of(run: Run, files: Sequence[Journal]) -> dict[int, str]:
 
 _DRIVER_KINDS = ("step", "timer", "stage")
 NO_PROGRAMS: Mapping[int, str] = {}
-
-
-def loop_of(step: Line | OpenSpan) -> int:
-    """Return the number of a step's loop in its process."""
-    loop = step.ids.get("loop")
-    return loop if isinstance(loop, int) and loop > 0 else 1
 
 
 def is_of(line: Line, since_ns: int, until_ns: int) -> bool:

@@ -284,6 +284,8 @@ def test_workers_of_pools_are_looked_at_too(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(shutil, "which", lambda name, path: None)
     worker = multiprocessing.get_context(method).Process(target=time.sleep, args=(60,))
     worker.start()
+    while not Path(f"/proc/{worker.pid}/cmdline").read_bytes():  # it is being replaced by its program
+        time.sleep(0.01)
     try:
         reasons = {each.pid: each.reason for each in asked(tmp_path / "run").absent}
     finally:
