@@ -21,7 +21,7 @@ from autoprof.base import files, seam
 from autoprof.report import places
 from autoprof.report.hang_state import Process, Sentence, roles
 from autoprof.report.model import name_ranks, plural
-from autoprof.rundir.records import ANSWER, MAX_STACKS_BYTES, Frame
+from autoprof.rundir.records import MAX_STACKS_BYTES, Frame
 
 # Collectives that all ranks call with the same sizes.
 _SAME_SIZES = (
@@ -462,8 +462,7 @@ def collective(stuck: Stuck, processes: Sequence[Process]) -> Sentence:
         late_places = list(dict.fromkeys(process.place for process in late_processes if process.place))
         here = f"; {plural(stuck.late, 'it is', 'they are')} in {late_places[0]}" if len(late_places) == 1 else ""
         if len(late_processes) == 1:
-            peer = late_processes[0].peer
-            here += f", in {peer}" if peer and not peer.startswith(ANSWER) else ""
+            here += f", in {late_processes[0].peer}" if late_processes[0].peer else ""
             here += late_processes[0].of_workers()
         joined = "called" if stuck.number is None else "joined"
         text = f"{name_ranks(stuck.late, role)} {plural(stuck.late, 'has', 'have')} not {joined} {call}"

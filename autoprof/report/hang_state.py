@@ -17,7 +17,6 @@ from autoprof.report.model import OpenSpanRow
 from autoprof.rundir import layout, processes
 from autoprof.rundir.processes import ProcessState
 from autoprof.rundir.records import (
-    ANSWER,
     BY_PY_SPY,
     BY_PY_SPY_OF_WORKER,
     HANGS,
@@ -214,6 +213,7 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
         failed: Sentences about its threads and tasks that ended with an exception, and its workers that died.
         workers: Its living worker processes of multiprocessing, each with the function that it runs, if known.
         peer: The rank for which the thread waits in a send or recv. Empty if it waits in neither.
+        awaits: The server or the process of `subprocess` for which the thread waits. Empty if it is unknown.
         alone: A sentence about threads of the process that wait for themselves or for each other: a lock that is taken
             twice, or a pool whose threads all wait for futures. Empty if no such threads were found.
         is_rank: True if the process is a rank that a launcher or torch has numbered.
@@ -262,6 +262,7 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     failed: list[str] = []
     workers: list[tuple[WorkerProcess, str]] = []
     peer: str = ""
+    awaits: str = ""
     alone: str = ""
     is_rank: bool = False
     silent_s: float | None = None
@@ -282,7 +283,7 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
         If no worker is known to be awaited, it names a worker that runs code of the user, or the only worker if the
         thread waits in multiprocessing.
         """
-        texts = [f"it waits for an {self.peer}"] if self.peer.startswith(ANSWER) else []
+        texts = [f"it waits for {self.awaits}"] if self.awaits else []
         texts += [f"its {text}" for text in self.failed[:1]]
         awaited = [each for each in self.workers if each[0].awaited] or [each for each in self.workers if each[1]]
         if len(self.workers) == 1 and not self.failed and any("/multiprocessing/" in each.file for each in self.stack):
@@ -437,6 +438,7 @@ def _process(path: Path, left_out: list[str]) -> tuple[Process, str] | None:
         failed=[writable(text) for text in stacks.failed],
         workers=[(msgspec.structs.replace(each, name=writable(each.name)), "") for each in stacks.workers],
         peer=writable(worker.peer) if worker is not None else "",
+        awaits=writable(worker.awaits) if worker is not None else "",
         alone=writable(places.lock_taken_twice(stacks.threads) or places.full_pool(stacks.threads)),
         rank=stacks.rank,
         unix_ns=stacks.unix_ns,

@@ -22,7 +22,7 @@ from autoprof.base import seam
 from autoprof.base.originals import threading
 from autoprof.base.redact import hidden, writable
 from autoprof.run.journal import Span
-from autoprof.rundir.records import ANSWER, Frame, Task, Thread
+from autoprof.rundir.records import Frame, Task, Thread
 
 _call = operator.methodcaller("__call__")
 
@@ -382,32 +382,40 @@ def thread_stacks(names: Names, own: int) -> tuple[list[tuple[Thread, list[Span]
     # Drop each frame once it is read, because it keeps the locals of its function alive.
     while frames:
         ident, frame = frames.popitem()
-        stack, spans, peer = _read_thread(frame)
+        stack, spans, awaited = _read_thread(frame)
         del frame
         thread = known_threads.get(ident)
-        rows.append((ident != main, not spans, ident, thread, stack, spans, peer))
+        rows.append((ident != main, not spans, ident, thread, stack, spans, awaited))
     rows.sort(key=lambda row: row[:3])
     stacks = []
-    for is_other, _, ident, thread, stack, spans, peer in rows[:_MAX_THREADS]:
+    for is_other, _, ident, thread, stack, spans, awaited in rows[:_MAX_THREADS]:
         name = place_text(thread.name) if thread is not None else ""
         native = (thread.native_id or 0) if thread is not None else 0
-        frames_of_thread = names.frames(stack)
-        record = Thread(name=name, ident=ident, native=native, main=not is_other, frames=frames_of_thread, peer=peer)
+        record = Thread(
+            name=name,
+            ident=ident,
+            native=native,
+            main=not is_other,
+            frames=names.frames(stack),
+            peer=awaited[0],
+            awaits=awaited[1],
+        )
         stacks.append((record, spans))
     return stacks, len(rows)
 
 
-def _read_thread(innermost: FrameType) -> tuple[list[Place], list[Span], str]:
+def _read_thread(innermost: FrameType) -> tuple[list[Place], list[Span], tuple[str, str]]:
+    """Return the places and spans of a thread, and the fields `peer` and `awaits` of its record."""
     stack: list[Place] = []
     spans: list[Span] = []
-    peer = ""
+    peer = awaits = ""
     frame: FrameType | None = innermost
     while frame is not None and len(stack) < MAX_DEPTH:
         stack.append((frame.f_code, frame.f_lineno or 0))
         spans += spans_in_frame(frame)
-        peer = peer or _peer_in_frame(frame)
+        peer, awaits = peer or _peer_in_frame(frame), awaits or _awaited_in_frame(frame)
         frame = frame.f_back
-    return stack, spans, peer
+    return stack, spans, (peer, awaits)
 
 
 # Dict from a function of torch.distributed that waits for one rank, to the locals with the rank and with the rank in
@@ -416,13 +424,8 @@ _PEERS = {"recv": ("src", "group_src", "from"), "send": ("dst", "group_dst", "to
 
 
 def _peer_in_frame(frame: FrameType) -> str:
-    """Return a text about the rank or the server for which a frame waits, or an empty text.
-
-    Examples: `recv from rank 1`, `answer from 10.0.0.2:8000`.
-    """
+    """Return a text about the rank for which a frame waits, such as `recv from rank 1`. Empty if it waits for none."""
     code = frame.f_code
-    if code.co_name == "readinto" and code.co_filename.endswith("/socket.py"):
-        return _server_of(members_of(locals_of(frame, "self")[0]).get("_sock"))
     if code.co_name not in _PEERS or not code.co_filename.endswith("torch/distributed/distributed_c10d.py"):
         return ""
     *variables, preposition = _PEERS[code.co_name]
@@ -432,13 +435,27 @@ def _peer_in_frame(frame: FrameType) -> str:
     return f"{code.co_name} {preposition} rank {group_rank} of its group" if type(group_rank) is int else ""
 
 
+def _awaited_in_frame(frame: FrameType) -> str:
+    """Return the server or the process for which a frame of the standard library waits, or an empty text."""
+    code = frame.f_code
+    if code.co_name == "readinto" and code.co_filename.endswith("/socket.py"):
+        return _server_of(members_of(locals_of(frame, "self")[0]).get("_sock"))
+    if code.co_name in ("wait", "communicate") and code.co_filename.endswith("/subprocess.py"):
+        members = members_of(locals_of(frame, "self")[0])
+        command = members.get("args")
+        program = command[0] if type(command) in (list, tuple) and command else command
+        name = program.split()[0].rpartition("/")[2] if type(program) is str and program.strip() else ""
+        return place_text(f"process {members.get('pid')}{f' ({name})' if name else ''}")
+    return ""
+
+
 def _server_of(connection: Any) -> str:
     """Return a text about the server at the other end of a socket. Empty if it is a Unix socket or not connected."""
     module: Any = sys.modules["socket"]
     with seam.suppress(OSError, TypeError, AttributeError):
         address = module.SocketType.getpeername(connection)
         if isinstance(address, tuple):
-            return f"{ANSWER} {address[0]}:{address[1]}"
+            return f"an answer from {address[0]}:{address[1]}"
     return ""
 
 

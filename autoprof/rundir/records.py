@@ -605,10 +605,6 @@ class OpenSpan(Struct, frozen=True, kw_only=True, omit_defaults=True):
         )
 
 
-# Beginning of `Thread.peer` for a server.
-ANSWER = "answer from"
-
-
 class Thread(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A thread and its stack, the outermost function first."""
 
@@ -618,9 +614,10 @@ class Thread(Struct, frozen=True, kw_only=True, omit_defaults=True):
     main: bool = False  # True for the main thread.
     frames: list[Frame] = []  # The functions on the stack.
     spans: list[Number] = []  # The spans that the thread works on, as indexes into `spans` of the file.
-    # The rank for which the thread waits in a send or recv of torch.distributed, or the server for which it waits in a
-    # read from a socket: `recv from rank 1`, `answer from 10.0.0.2:8000`.
-    peer: str = ""
+    peer: str = ""  # The rank for which the thread waits in a send or recv of torch.distributed: `recv from rank 1`.
+    # The server or the process of `subprocess` for which the thread waits: `an answer from 10.0.0.2:8000`,
+    # `process 12 (cat)`.
+    awaits: str = ""
 
 
 class Task(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -305,7 +305,13 @@ RIGHT = [
         "async def main():\n    await asyncio.gather(ask(), asyncio.sleep(0.1))\nasyncio.run(main())",
         "@HERE",
     ),
-    alone("pipe-full", 'import subprocess\nchild = subprocess.Popen(["yes"], stdout=-1)\nchild.wait() # HERE', "@HERE"),
+    alone(
+        "pipe-full",
+        'import subprocess\nchild = subprocess.Popen(["yes"], stdout=-1)\nchild.wait() # HERE',
+        "@HERE",
+        "it waits for process ",
+        " (yes)",
+    ),
     alone(
         "flock",
         'import fcntl\none, two = open("l", "w"), open("l", "w")\nfcntl.flock(one, 2)\nfcntl.flock(two, 2) # HERE',
@@ -545,7 +551,7 @@ BLIND = [
         "@HERE",
     ),
     alone("pause", "signal.pause() # HERE", "@HERE"),
-    alone("child-reads", "import subprocess\nsubprocess.Popen(['cat'], stdin=-1).wait() # HERE", "@HERE"),
+    alone("child-reads", "import subprocess\nsubprocess.Popen(['cat'], stdin=-1).wait() # HERE", "@HERE", " (cat)"),
     alone(
         "async-lock",
         "import asyncio\nasync def main():\n    lock = asyncio.Lock()\n    async with lock:\n        await lock.acquire() # HERE\nasyncio.run(main())",
