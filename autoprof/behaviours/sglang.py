@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import inspect
 import sys
 from contextlib import AbstractContextManager
@@ -29,7 +30,7 @@ from typing import Any
 import msgspec
 
 from autoprof import _boot
-from autoprof.base import log, process
+from autoprof.base import log, process, seam
 from autoprof.base.originals import time
 from autoprof.behaviours import rollout, serving
 from autoprof.behaviours.rollout import MARK, ROLE, ObjectPatches, Request, awaited_problem, problem_of
@@ -42,9 +43,10 @@ from autoprof.config.values import GENERATE
 from autoprof.hooks.behaviour import CALL, Around, Behaviour, Call, Reply, follow
 from autoprof.hooks.dispatch import Coroutine
 from autoprof.hooks.wrapper import wrapped_by
-from autoprof.run import runtime, snapshot
+from autoprof.run import raised, runtime, snapshot
 from autoprof.run.journal import Span
 from autoprof.run.snapshot import EngineState, read_part
+from autoprof.rundir.records import ENGINE, Raised, RaisedLine
 
 # Attribute that a `TokenizerManager` has while autoprof records its engine. Its value is the `_EngineCapture`.
 OPEN = "_autoprof_open"
@@ -208,6 +210,9 @@ class Tokenized(Behaviour):
     """
 
     def around(self, call: Call) -> Around:
+        watchdog = getattr(call.instance, "_subprocess_watchdog", None)
+        # `replace` does nothing if the method is already replaced.
+        ObjectPatches().replace(watchdog, "stop", functools.partial(_with_deaths, call.instance, watchdog))
         outcome = yield CALL
         server = getattr(call.instance, _SERVER, None)
         if server is None or outcome.error is not None:
@@ -225,6 +230,34 @@ class Released(Behaviour):
         server = getattr(call.instance, _SERVER, None)
         if server is not None and call.instance._readers == 0:
             server.idle()
+
+
+def _with_deaths(manager: Any, watchdog: Any, stop: Any) -> Any:
+    """Return the watchdog's method `stop`, and record the processes of the engine that have died before the call.
+
+    If a process of the engine has died, SGLang calls the method, and then kills the server with all its processes.
+    """
+
+    def record_and_stop(*args: Any, **kwargs: Any) -> Any:
+        run = runtime.current()
+        with seam.guard("the deaths of SGLang's processes can't be recorded", log.error_once):
+            if run is not None:
+                run.timeline.write(*_dead_processes(manager, watchdog))
+        return stop(*args, **kwargs)
+
+    return record_and_stop
+
+
+def _dead_processes(manager: Any, watchdog: Any) -> list[RaisedLine]:
+    """Return the line about the processes of the engine that died. The list is empty if all live or ended normally."""
+    named = [
+        raised.named_process(each.pid, each.exitcode, name=f"SGLang's {name}")
+        for each, name in zip(watchdog._processes, watchdog._names, strict=True)
+        if each.exitcode
+    ]
+    error = Raised(type="SGLang", message="the server ends, and kills its processes", named=named)
+    step = getattr(getattr(manager, _SERVER, None), "step", None)
+    return [RaisedLine(time.time_ns(), ENGINE, "SGLang's server", step, ROLE, None, error)] if named else []
 
 
 def _set_up(manager: Any, app: Any) -> None:
@@ -466,19 +499,20 @@ class Scheduler(Behaviour):
 
 
 class SchedulerPass(Behaviour):
-    """The scheduler's method that runs one forward pass."""
+    """The scheduler's method that runs one forward pass. An exception in a pass ends the scheduler."""
 
     def around(self, call: Call) -> Around:
         session = _state.session
         if not _state.registered:
             _state.registered = True
             snapshot.register_scheduler(call.instance, read)
-        if session is None:
-            yield CALL
-            return
-        stage = _stage(call.argument("batch"))
-        with session.passing(call.instance, stage) or contextlib.nullcontext():
-            yield CALL
+        stage = _stage(call.argument("batch")) if session is not None else ""
+        with (session and session.passing(call.instance, stage)) or contextlib.nullcontext():
+            outcome = yield CALL
+        # SGLang does not handle exceptions such as `KeyboardInterrupt`, which Ctrl-C raises.
+        if isinstance(outcome.error, Exception) and (run := runtime.current()) is not None:
+            exception = raised.read_exception(outcome.error)
+            run.timeline.write(RaisedLine(time.time_ns(), ENGINE, "SGLang's scheduler", None, ROLE, None, exception))
 
 
 def _carry_out(holder: Any, request: Request) -> str:

@@ -330,7 +330,7 @@ def _with_exception(send: Any) -> Any:
         with _guard():
             if error is not None and run is not None:
                 exception = raised.read_exception(error)
-                line = RaisedLine(time.time_ns(), ENGINE, "EngineCore", None, ROLE, None, exception)
+                line = RaisedLine(time.time_ns(), ENGINE, "vLLM's EngineCore", None, ROLE, None, exception)
                 run.timeline.write(line)
         return send(*args, **kwargs)
 

@@ -377,9 +377,9 @@ def _add_named(
 
 
 def _add_engines(deaths: dict[tuple[str, int], Death], states: Sequence[ProcessState], info: RunFile) -> None:
-    """Add the dead engines of vLLM to `deaths`. The process behind an engine, or the engine itself, reported the death.
+    """Add the dead engines to `deaths`. The process behind an engine, or the engine itself, reported the death.
 
-    A server ends with status 0 after the death of its engine.
+    After the death of its engine, a server of vLLM ends with status 0. A server of SGLang kills itself.
     """
     ends = [(state, line) for state in states for line in state.lost if line.span == ENGINE]
     for state, line in ends:
@@ -390,7 +390,7 @@ def _add_engines(deaths: dict[tuple[str, int], Death], states: Sequence[ProcessS
 
 
 def _death_by_engine(state: ProcessState, info: RunFile, line: RaisedLine) -> Death:
-    return _death(state, info, EXCEPTION, name=f"vLLM's {line.name}", exception=line.exception)
+    return _death(state, info, EXCEPTION, name=line.name, exception=line.exception)
 
 
 def _add_places(
@@ -451,7 +451,8 @@ def _add_exit_status(deaths: list[Death], info: RunFile, status: int | None) -> 
 def _add_starter(deaths: list[Death], info: RunFile, states: Sequence[ProcessState]) -> list[Death]:
     """Return the deaths of an unfinished run, and add the process that started the run, if that process vanished.
 
-    The end of that process also ends the other processes. So it comes before all deaths except likelier causes.
+    The end of that process also ends the other processes. So it comes before all deaths except likelier causes, and
+    except dead engines that a process has reported.
     """
     own_death = next((death for death in deaths if death.started), None)
     starter = next((state for state in states if (state.host, state.pid) == (info.host, info.pid)), None)
@@ -466,10 +467,19 @@ def _add_starter(deaths: list[Death], info: RunFile, states: Sequence[ProcessSta
             place = {"step": trainer.step, "loop": trainer.loop, "stage": trainer.stage}
             own_death = replace(own_death, last_ns=trainer.last_ns, **place)
     other_deaths = [death for death in deaths if not death.started]
-    likelier_deaths = [death for death in other_deaths if _cause_rank(death, another_process_failed=True) < _GONE_RANK]
+    likelier_deaths = [
+        death
+        for death in other_deaths
+        if _cause_rank(death, another_process_failed=True) < _GONE_RANK or _was_reported(death)
+    ]
     if own_death.how != GONE_DEAD:
         return deaths
     return [*likelier_deaths, own_death, *(death for death in other_deaths if death not in likelier_deaths)]
+
+
+def _was_reported(death: Death) -> bool:
+    """Return True if another process reported the death of an engine while that process was running."""
+    return death.how in (KILLED, EXIT) and death.exception is not None and bool(death.exception.named)
 
 
 # Dict from a text of faulthandler to the signal that it names (`faulthandler_handlers` in CPython's

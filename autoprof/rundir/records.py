@@ -50,7 +50,7 @@ class Frame(Struct, frozen=True, omit_defaults=True):
 
 
 class NamedProcess(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A dead process that an exception of Ray, torchrun, vLLM or torch's data loader names."""
+    """A dead process that an exception of Ray, torchrun, vLLM, SGLang or torch's data loader names."""
 
     pid: Number = 0  # The process id; 0 if the exception does not contain the id.
     rank: Number | None = None  # The global rank of the process.
@@ -448,7 +448,7 @@ ENGINE = "engine"
 
 
 class RaisedLine(Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="raised"):
-    """An exception that left a step, a stage, a window, a reward or a sample, or that ended an `engine` of vLLM.
+    """An exception that left a step, a stage, a window, a reward or a sample, or that ended an `engine`.
 
     If an exception leaves several of these spans, only the innermost span gets a line. A process writes at most 50 such
     lines for stages and windows. For samples and rewards, a process writes at most 20 such lines per 1 MB of the file,

@@ -356,9 +356,30 @@ def test_a_killed_engine_core_is_named_although_the_server_ends_with_status_0(vl
     while (state := json.loads((vllm.run() / "run.json").read_text())["state"]) == "running":
         assert time.monotonic() < deadline
         time.sleep(0.2)
-    command = [sys.executable, "-m", "autoprof", "doctor", str(vllm.run())]
-    output = subprocess.run(command, capture_output=True, text=True, env=clean_environment()).stdout
+    output = doctor(vllm)
     assert (state, f"vLLM's EngineCore (pid {core}) was killed by SIGKILL in step " in output) == ("ended", True), (
         output
     )
     assert " requests failed" in output
+
+
+@pytest.mark.fault("SGLang's scheduler is killed", "the server kills itself", "nothing; doctor names the scheduler")
+def test_a_killed_scheduler_is_named_and_not_the_server_that_then_kills_itself(sglang: servers.Server) -> None:
+    found = processes_of(sglang.run())
+    if found[0]["versions"]["sglang"] == "0.5.8":
+        pytest.skip("this release does not watch its processes")
+    (scheduler,) = [process["pid"] for process in found if process["hooks"].get("sglang/pass", {}).get("called")]
+    with contextlib.suppress(OSError, HTTPException), Serving(sglang, "sglang-0.5.23").streaming() as answer:
+        os.kill(scheduler, signal.SIGKILL)
+        answer.read()
+    deadline = time.monotonic() + 60
+    while "SGLang's scheduler_0" not in (output := doctor(sglang)) or "then: the process that started" not in output:
+        assert time.monotonic() < deadline, output
+        time.sleep(0.5)
+    first = f"SGLang's scheduler_0 (pid {scheduler}) was killed by SIGKILL in step "
+    assert output.index(first) < output.index("then: the process that started the run vanished in step ")
+
+
+def doctor(server: servers.Server) -> str:
+    command = [sys.executable, "-m", "autoprof", "doctor", str(server.run())]
+    return subprocess.run(command, capture_output=True, text=True, env=clean_environment()).stdout

@@ -6,11 +6,13 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
 from autoprof.behaviours import sglang as sglang_scheduler
 from autoprof.behaviours.rollout import Request
+from autoprof.hooks.behaviour import CALL, Call, Outcome
 from autoprof.run.runtime import Runtime
 from tests.support.sglang_schedulers import DECODES, NOTHING, Scheduler, found, passes, receive, start, stop
 
@@ -31,6 +33,50 @@ def test_the_passes_that_were_asked_for_are_recorded(run: Runtime, iterations: s
     assert (meta["state"], meta["reason"], meta["rank"], meta["replica"]) == ("complete", "", 5, 2)
     assert names.count("work") == sum(name.startswith("run_batch") for name in names) == recorded
     assert names.count("run_batch EXTEND") == (iterations in ("all", "0:3", ":1"))
+
+
+def test_an_exception_in_a_pass_is_recorded_as_the_end_of_the_scheduler(run: Runtime) -> None:
+    for error in (KeyboardInterrupt(), KeyError("a")):
+        around = sglang_scheduler.SchedulerPass().around(Call("k", Scheduler.run_batch, (Scheduler(), None), {}))
+        assert next(around) is CALL
+        with pytest.raises(StopIteration):
+            around.send(Outcome(None, error))
+    assert raised_lines(run) == [("engine", "SGLang's scheduler", {"type": "KeyError", "message": "'a'"})]
+
+
+@pytest.mark.parametrize(
+    ("statuses", "named"),
+    [
+        ((None, None), []),
+        ((None, 0), []),
+        ((-9, None), [{"pid": 70, "name": "SGLang's scheduler_0", "signal": "SIGKILL"}]),
+        ((None, 3), [{"pid": 71, "name": "SGLang's detokenizer", "status": 3}]),
+    ],
+)
+def test_the_death_of_a_process_is_recorded_before_sglang_ends_the_server(
+    run: Runtime, statuses: tuple[int | None, ...], named: list[dict[str, Any]]
+) -> None:
+    class Watchdog:
+        _names = ("scheduler_0", "detokenizer")
+        _processes = tuple(SimpleNamespace(pid=70 + i, exitcode=status) for i, status in enumerate(statuses))
+
+        def stop(self) -> int:
+            return len(raised_lines(run))
+
+    manager = SimpleNamespace(_subprocess_watchdog=Watchdog())
+    for _ in range(2):
+        around = sglang_scheduler.Tokenized().around(Call("k", lambda self: None, (manager,), {}))
+        assert next(around) is CALL
+    # The line is written before the watchdog's own method runs.
+    assert manager._subprocess_watchdog.stop() == bool(named)
+    error = {"type": "SGLang", "message": "the server ends, and kills its processes", "named": named}
+    assert raised_lines(run) == ([("engine", "SGLang's server", error)] if named else [])
+
+
+def raised_lines(run: Runtime) -> list[tuple[str, str, dict[str, Any]]]:
+    texts = [text for path in run.rundir.lines("journal") for text in path.read_bytes().splitlines()]
+    lines = [line for line in map(msgspec.json.decode, texts) if line["kind"] == "raised"]
+    return [(line["span"], line["name"], line["exception"]) for line in lines]
 
 
 def test_two_windows_without_a_restart(run: Runtime) -> None:

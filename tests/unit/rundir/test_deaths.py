@@ -135,7 +135,9 @@ def test_an_actor_that_samples_lost_comes_before_the_trainer_that_misses_them(
     assert len(found) == lost_in
 
 
-ENGINE = {"kind": "raised", "unix_ns": START + 20 * MS, "span": "engine", "name": "EngineCore", "role": "rollout"}
+ENGINE = {"kind": "raised", "unix_ns": START + 20 * MS, "span": "engine", "role": "rollout"} | {
+    "name": "vLLM's EngineCore"
+}
 KILLED = {"type": "EngineDeadError", "message": "4 requests failed"}
 KILLED |= {"named": [{"pid": 72, "name": "vLLM's EngineCore", "signal": "SIGKILL"}]}
 BUG = {"type": "KeyError", "message": "'a'", "frames": [{"function": "run", "file": "/home/u/core.py", "line": 4}]}
@@ -157,6 +159,31 @@ def test_an_engine_that_died_is_named_although_the_server_ended_with_status_0(
     found = deaths.find_in_run(made.info("ended", 0, pid=71))
     assert text(found) == f"vLLM's EngineCore (pid 72) {first}"
     assert more in deaths.evidence(found)
+
+
+@pytest.mark.parametrize(
+    ("pid", "error", "first"),
+    [
+        (71, {"signal": "SIGKILL"}, "was killed by SIGKILL in step 3"),
+        (71, {"status": 1}, "exited with status 1 in step 3"),
+        (72, BUG, "failed with KeyError: 'a' in core.py:4 run, in step 3"),
+    ],
+)
+def test_an_engine_whose_server_then_killed_itself_comes_first(
+    made: Made, pid: int, error: dict[str, Any], first: str
+) -> None:
+    name = "SGLang's scheduler_0"
+    exception = error if "type" in error else {"type": "SGLang", "named": [error | {"pid": 72, "name": name}]}
+    line = ENGINE | {"name": name, "step": 3, "rank": None, "exception": exception}
+    for each in (71, 72):
+        made.process(
+            each,
+            *([begun("step", 10, "rollout", None, "step", 3)] if each == 71 else []),
+            *([line] if each == pid else []),
+        )
+    engine, server = deaths.find_in_run(made.info("running", pid=71))
+    assert deaths.sentence(engine) == f"{name} (pid 72) {first}"
+    assert deaths.sentence(server).startswith("the process that started the run vanished in step 3")
 
 
 def test_a_process_with_nothing_open_that_is_gone_is_none(made: Made) -> None:
