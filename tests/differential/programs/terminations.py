@@ -115,14 +115,6 @@ def own_handler_and_faulthandler_that_unregisters():
     _kill()
 
 
-#: differs: without a handler, the kernel ends the process instead of waking a thread that waits for an unblocked signal
-def waits_for_an_unblocked_signal():
-    Trainer().fit()
-    timer = threading.Timer(0.5, lambda: subprocess.run(["kill", "-TERM", str(os.getpid())], check=True))
-    timer.start()
-    print(signal.sigwait({TERM}))
-
-
 def event_loop():
     async def main():
         loop, done = asyncio.get_running_loop(), asyncio.Event()
