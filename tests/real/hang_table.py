@@ -286,7 +286,7 @@ RIGHT = [
     ),
     alone(
         "pool-worker-dead",
-        "import multiprocessing\npool = multiprocessing.get_context('fork').Pool(2)\n"
+        "import multiprocessing\npool = multiprocessing.get_context('fork').Pool(2)\ntime.sleep(0.3)\n"
         "def die(_): os.kill(os.getpid(), signal.SIGKILL)\nglobals()['die'] = die\ndie.__qualname__ = 'die'\n"
         "pool.map(die, [1]) # HERE",
         "@HERE",
