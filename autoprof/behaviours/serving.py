@@ -370,7 +370,7 @@ async def answer_trainer(server: ServedEngine, body: bytes) -> tuple[int, dict[s
 def window_of(body: bytes) -> tuple[int | None, float | None]:
     """Return the step and the window's duration in seconds from the body of `/start_profile`.
 
-    A value that the body does not contain is None.
+    If the body does not contain a value, return None for it.
 
     Raises:
         ValueError: A field is invalid. The message names the field, its value and the allowed values.

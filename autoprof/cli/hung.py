@@ -21,7 +21,7 @@ from autoprof.report import hang_state, hangs, places, silence
 from autoprof.report.hang_state import Hang, OpenSpans
 from autoprof.run import watcher
 from autoprof.run.journal import MAX_SILENCE_NS
-from autoprof.rundir import file_names, layout, processes
+from autoprof.rundir import layout, processes
 from autoprof.rundir.layout import RunDir
 from autoprof.rundir.processes import ProcessState
 from autoprof.rundir.records import BY_PY_SPY_OF_ACTOR, BY_PY_SPY_OF_WORKER, HANGS, Thread, Why
@@ -41,7 +41,7 @@ def ask_late(run: Run, open_spans: OpenSpans, ended_s: Mapping[hangs.LoopStep, f
     silent, is_over_limit = _without_sign_of_life(run, open_spans, ended_s)
     is_stuck = is_over_limit or any(hangs.findings_of_open_step(run.path, open_spans, ended_s, age_s, step))
     number, loop = step.step or 0, loop_of(step)
-    folder = Path(run.path, HANGS, f"step_{number:06d}{f'{file_names.LOOP}{loop}' if loop > 1 else ''}")
+    folder = Path(run.path, HANGS, layout.hang_name(number, loop))
     if not silent or not is_stuck or folder.exists():
         return
     why = Why(

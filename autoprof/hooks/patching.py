@@ -223,8 +223,8 @@ def owner_of(root: Any, path: str) -> tuple[Any, str, Any]:
     """Find the module or class that contains the last name of a path.
 
     Returns:
-        The module or class, the last name of the path, and the metadata of Ray's actor class. For another class or a
-        module, the metadata is None.
+        The module or class, the last name of the path, and the metadata of Ray's actor class. The metadata is None for
+        another class or a module.
 
     Raises:
         LookupError: Another name of the path than the last does not exist.

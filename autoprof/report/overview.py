@@ -29,7 +29,7 @@ REGULAR = "regular"
 
 
 def typical_steps(rows: Sequence[StepRow]) -> list[StepRow]:
-    """Return the regular steps. If there are none, return the steps that autoprof made slower, else the warm-ups."""
+    """Return the regular steps, or else the steps that autoprof made slower, or else the warm-ups."""
     regular_rows = [row for row in rows if row.kind == REGULAR]
     return regular_rows or [row for row in rows if row.kind in (CAPTURED, WRITING)] or list(rows)
 

@@ -111,7 +111,7 @@ def text(frame: Frame) -> str:
     return f"autoprof, which starts or ends a profiler, {place}" if _OWN.search(frame.file) else place
 
 
-# Maximum number of functions of libraries in a row that are shown. Of more, only the last one is shown.
+# Maximum number of functions of libraries in a row that are shown. In a longer row, only the last one is shown.
 _MAX_IN_A_ROW = 2
 
 
@@ -208,7 +208,7 @@ class _Wait(NamedTuple):
 
 
 def deadlock(threads: Sequence[Thread]) -> str:
-    """Return a sentence about two threads that wait for each other's locks. Return an empty text if there are none.
+    """Return a sentence about two threads that wait for each other's locks, or an empty text.
 
     The locks are found in the source code. The caller replaces `{process}` in the sentence by the name of the process.
     """
@@ -225,7 +225,7 @@ def deadlock(threads: Sequence[Thread]) -> str:
 
 
 def lock_taken_twice(threads: Sequence[Thread]) -> str:
-    """Return a sentence about a thread that waits for a lock which it holds. Return an empty text if there is none.
+    """Return a sentence about a thread that waits for a lock which it holds, or an empty text.
 
     The caller replaces `{process}` in the sentence by the name of the process.
     """
@@ -249,9 +249,9 @@ _FUTURE_FILES = ("concurrent/futures/_base.py",)
 
 
 def full_pool(threads: Sequence[Thread]) -> str:
-    """Return a sentence about a thread pool whose threads all wait for futures. Return an empty text if there is none.
+    """Return a sentence about a thread pool whose threads all wait for futures, or an empty text.
 
-    There is none if a thread of another pool works, because that thread may give the result.
+    The text is empty if a thread of another pool works, because that thread may give the result.
     """
     pools: dict[str, list[Thread]] = {}
     for thread in threads:

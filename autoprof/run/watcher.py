@@ -150,7 +150,7 @@ class HangWatch:
         loop = line.ids.get("loop") if line.span == "step" else None
         # In a later loop, a process without steps may have asked before under the name of the step alone.
         may_be_known = line.step is None or loop is not None
-        name = NO_STEP if line.step is None else f"step_{line.step:06d}{f'{file_names.LOOP}{loop}' if loop else ''}"
+        name = NO_STEP if line.step is None else layout.hang_name(line.step, loop if isinstance(loop, int) else 1)
         if name in self._seen:
             return
         duration_s = (time.monotonic_ns() - span.begun_ns) / 1e9

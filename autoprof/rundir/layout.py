@@ -233,8 +233,13 @@ def step_folder(name: str) -> StepFolder | None:
     return folder if name == _step(folder.number, folder.loop) else None
 
 
-def _step(number: int, loop: int = 1) -> str:
-    return f"{file_names.STEP}{number:06d}" + (f"{file_names.LOOP}{loop}" if loop > 1 else "")
+def _step(number: int, loop: int = 1, prefix: str = file_names.STEP) -> str:
+    return f"{prefix}{number:06d}" + (f"{file_names.LOOP}{loop}" if loop > 1 else "")
+
+
+def hang_name(step: int, loop: int) -> str:
+    """Return the name of the folder in `hangs/` for a step that takes too long."""
+    return _step(step, loop, "step_")
 
 
 class RunDir:

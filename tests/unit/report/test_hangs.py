@@ -456,7 +456,7 @@ def test_all_verbs_about_a_step_that_is_over_are_in_the_past(tmp_path: Path) -> 
 def test_an_idle_worker_that_was_forked_is_not_in_a_function_of_its_parent() -> None:
     library = "/usr/lib/python3.11/multiprocessing"
     frames = [
-        Frame("fetch_score", "/work/train.py", 13),
+        Frame("fetch_score", "/data/train.py", 13),
         Frame("BaseProcess._bootstrap", f"{library}/process.py", 314),
         Frame("Connection._recv", f"{library}/connection.py", 395),
     ]
