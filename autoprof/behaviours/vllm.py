@@ -406,7 +406,9 @@ def _dead_cores(resources: Any, processor: Any) -> list[RaisedLine]:
     failed = getattr(manager, "failed_proc_name", None)
     cores = [core for core in getattr(manager, "processes", ()) if core.name == failed and core.exitcode]
     named = [raised.named_process(core.pid, core.exitcode, name=f"vLLM's {core.name}") for core in cores]
-    error = Raised(type="EngineDeadError", message=f"{len(processor.request_states)} requests failed", named=named)
+    failing = len(processor.request_states)
+    message = f"{failing} requests failed" if failing else "no request was open"
+    error = Raised(type="EngineDeadError", message=message, named=named)
     server = getattr(processor, _SERVER, None)
     step = server.step if server is not None else None
     return [RaisedLine(time.time_ns(), ENGINE, str(failed), step, ROLE, None, error)] if named else []

@@ -322,8 +322,17 @@ def test_a_patch_of_another_library_is_kept(made: Any) -> None:
     end.wait_for_files(run)
 
 
-@pytest.mark.parametrize("failed", ["EngineCore_DP1", None])
-def test_only_a_core_that_vllm_did_not_stop_is_recorded_as_dead(made: Any, mocker: Any, failed: str | None) -> None:
+@pytest.mark.parametrize(
+    ("failed", "open_requests", "message"),
+    [
+        ("EngineCore_DP1", "abcd", "4 requests failed"),
+        ("EngineCore_DP1", "", "no request was open"),
+        (None, "abcd", ""),
+    ],
+)
+def test_only_a_core_that_vllm_did_not_stop_is_recorded_as_dead(
+    made: Any, mocker: Any, failed: str | None, open_requests: str, message: str
+) -> None:
     run, passed = made(), []
     mocker.patch.object(vllm_engine.runtime, "current", return_value=run)
     cores = [SimpleNamespace(name=f"EngineCore_DP{rank}", pid=rank + 70, exitcode=-9) for rank in range(2)]
@@ -333,7 +342,7 @@ def test_only_a_core_that_vllm_did_not_stop_is_recorded_as_dead(made: Any, mocke
         output_processor=processor,
         engine_core=SimpleNamespace(resources=SimpleNamespace(engine_manager=manager)),
     )
-    processor.request_states = dict.fromkeys("abcd")  # type: ignore[attr-defined]
+    processor.request_states = dict.fromkeys(open_requests)  # type: ignore[attr-defined]
     OutputProcessor.propagate_error = lambda self, error: passed.append(error)  # type: ignore[attr-defined]
     try:
         for _ in range(2):
@@ -346,5 +355,5 @@ def test_only_a_core_that_vllm_did_not_stop_is_recorded_as_dead(made: Any, mocke
     lines = [json.loads(line) for text in journals for line in text.splitlines()]
     found = [line["exception"] for line in lines if line["kind"] == "raised"]
     named = [{"pid": 71, "name": "vLLM's EngineCore_DP1", "signal": "SIGKILL"}]
-    expected = {"type": "EngineDeadError", "message": "4 requests failed", "named": named}
+    expected = {"type": "EngineDeadError", "message": message, "named": named}
     assert found == ([expected] if failed else [])
