@@ -40,9 +40,15 @@ class Child(multiprocessing.get_context("fork").Process):
     pid = name = exitcode = property(lambda self: Child.read.append("property"))
     def __getattr__(self, name): Child.read.append(name)
     def __repr__(self): Child.read.append("repr")
-children = [Child(target=time.sleep, args=(600,)), Child(target=os._exit, args=(3,)), Child(target=int)]
+reader, writer = os.pipe()
+def ends_with(status):
+    os.read(reader, 1)
+    status and os._exit(status)
+targets = [(time.sleep, 600), (ends_with, 3), (ends_with, 0)]
+children = [Child(target=target, args=(value,), daemon=True) for target, value in targets]
 for child in children:
     child.start()
+os.write(writer, b"gg")  # a child that ended earlier would be collected by the next start
 for child in children[1:]:
     os.waitid(os.P_PID, child._popen.pid, os.WEXITED | os.WNOWAIT)
 Child.read.clear()
