@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Awaitable, Callable, Generator, Iterator
+import itertools
+from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import msgspec
 
 from autoprof.base import log, process, seam
+from autoprof.base.originals import time
 from autoprof.capture.artifacts import Subject
 from autoprof.capture.profilers.torch import TorchTool
 from autoprof.capture.recorder import Capture
@@ -22,8 +24,9 @@ from autoprof.config.values import GENERATE
 from autoprof.hooks import dispatch
 from autoprof.hooks.behaviour import CALL, Around, Behaviour, Call, CallPath, Reply, Wait, follow
 from autoprof.hooks.dispatch import RayCalls, ask
-from autoprof.run import cluster, runtime
+from autoprof.run import cluster, raised, runtime
 from autoprof.run.journal import Span
+from autoprof.rundir.records import ENGINE, Raised, RaisedLine
 
 ROLE = "rollout"
 # Prefix that marks a text of autoprof, in a request to SGLang (`output_dir`) and in SGLang's answer (`message`).
@@ -174,6 +177,51 @@ class ObjectPatches:
         for owner, name in self._patched:
             vars(owner).pop(name, None)
         self._patched.clear()
+
+
+def watch_processes(
+    owner: Any,
+    processes: Sequence[tuple[str, Any]],
+    engine: str,
+    message: Callable[[], str],
+    step: Callable[[], int | None] = lambda: None,
+) -> None:
+    """Record the processes of an engine that have died by themselves.
+
+    If a process dies, the engine calls a method of the owner that stops all of them. Only the first call counts: an
+    engine kills processes that do not stop in time.
+
+    Args:
+        owner: The object that stops the processes. Its method is `shutdown` or `close` (vLLM 0.9 to 0.33), or `stop`
+            (SGLang).
+        processes: The name of each process, and its object of multiprocessing.
+        engine: The name of the engine.
+        message: Function that returns a text about the consequence.
+        step: Function that returns the number of the current step.
+    """
+    calls = itertools.count()
+
+    def record() -> None:
+        for _, each in processes:
+            each.join(0.001)  # reads the exit status of a process that has just ended
+        named = [raised.named_process(each.pid, each.exitcode, name=name) for name, each in processes if each.exitcode]
+        run = runtime.current()
+        if named and run is not None:
+            error = Raised(type=engine, message=message(), named=named)
+            run.timeline.write(RaisedLine(time.time_ns(), ENGINE, named[0].name, step(), ROLE, None, error))
+
+    def recording(stop: Any) -> Any:
+        def record_and_stop(*args: Any, **kwargs: Any) -> Any:
+            with seam.guard("the deaths of an engine's processes can't be recorded", log.error_once):
+                if next(calls) == 0:
+                    record()
+            return stop(*args, **kwargs)
+
+        return record_and_stop
+
+    # `replace` does nothing if the method is already replaced.
+    for name in ("shutdown", "close", "stop"):
+        ObjectPatches().replace(owner, name, recording)
 
 
 class EngineActor(Behaviour):

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import inspect
 import sys
 from contextlib import AbstractContextManager
@@ -30,7 +29,7 @@ from typing import Any
 import msgspec
 
 from autoprof import _boot
-from autoprof.base import log, process, seam
+from autoprof.base import log, process
 from autoprof.base.originals import time
 from autoprof.behaviours import rollout, serving
 from autoprof.behaviours.rollout import MARK, ROLE, ObjectPatches, Request, awaited_problem, problem_of
@@ -46,7 +45,7 @@ from autoprof.hooks.wrapper import wrapped_by
 from autoprof.run import raised, runtime, snapshot
 from autoprof.run.journal import Span
 from autoprof.run.snapshot import EngineState, read_part
-from autoprof.rundir.records import ENGINE, Raised, RaisedLine
+from autoprof.rundir.records import ENGINE, RaisedLine
 
 # Attribute that a `TokenizerManager` has while autoprof records its engine. Its value is the `_EngineCapture`.
 OPEN = "_autoprof_open"
@@ -210,9 +209,7 @@ class Tokenized(Behaviour):
     """
 
     def around(self, call: Call) -> Around:
-        watchdog = getattr(call.instance, "_subprocess_watchdog", None)
-        # `replace` does nothing if the method is already replaced.
-        ObjectPatches().replace(watchdog, "stop", functools.partial(_with_deaths, call.instance, watchdog))
+        _watch_processes(call.instance)
         outcome = yield CALL
         server = getattr(call.instance, _SERVER, None)
         if server is None or outcome.error is not None:
@@ -232,32 +229,17 @@ class Released(Behaviour):
             server.idle()
 
 
-def _with_deaths(manager: Any, watchdog: Any, stop: Any) -> Any:
-    """Return the watchdog's method `stop`, and record the processes of the engine that have died before the call.
-
-    If a process of the engine has died, SGLang calls the method, and then kills the server with all its processes.
-    """
-
-    def record_and_stop(*args: Any, **kwargs: Any) -> Any:
-        run = runtime.current()
-        with seam.guard("the deaths of SGLang's processes can't be recorded", log.error_once):
-            if run is not None:
-                run.timeline.write(*_dead_processes(manager, watchdog))
-        return stop(*args, **kwargs)
-
-    return record_and_stop
-
-
-def _dead_processes(manager: Any, watchdog: Any) -> list[RaisedLine]:
-    """Return the line about the processes of the engine that died. The list is empty if all live or ended normally."""
-    named = [
-        raised.named_process(each.pid, each.exitcode, name=f"SGLang's {name}")
-        for each, name in zip(watchdog._processes, watchdog._names, strict=True)
-        if each.exitcode
-    ]
-    error = Raised(type="SGLang", message="the server ends, and kills its processes", named=named)
-    step = getattr(getattr(manager, _SERVER, None), "step", None)
-    return [RaisedLine(time.time_ns(), ENGINE, "SGLang's server", step, ROLE, None, error)] if named else []
+def _watch_processes(manager: Any) -> None:
+    """Record the deaths of the engine's processes. SGLang then kills the server with all its processes."""
+    watchdog = getattr(manager, "_subprocess_watchdog", None)
+    named = zip(getattr(watchdog, "_names", ()), getattr(watchdog, "_processes", ()), strict=True)
+    rollout.watch_processes(
+        watchdog,
+        [(f"SGLang's {name}", each) for name, each in named],
+        "SGLang",
+        lambda: "the server ends, and kills its processes",
+        lambda: getattr(getattr(manager, _SERVER, None), "step", None),
+    )
 
 
 def _set_up(manager: Any, app: Any) -> None:

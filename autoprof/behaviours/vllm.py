@@ -24,6 +24,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import weakref
 from collections.abc import Callable, Coroutine
 from contextvars import ContextVar
 from typing import Any, Literal
@@ -33,7 +34,7 @@ import msgspec
 from autoprof import _boot
 from autoprof.base import log, process, seam
 from autoprof.base.identity import own_rank
-from autoprof.base.originals import threading, time
+from autoprof.base.originals import threading
 from autoprof.behaviours import rollout, serving
 from autoprof.behaviours.rollout import ROLE, ObjectPatches, Request
 from autoprof.behaviours.serving import ANOTHER_CALLER, Batches
@@ -48,9 +49,8 @@ from autoprof.config.settings import Settings
 from autoprof.config.values import GENERATE
 from autoprof.hooks import dispatch
 from autoprof.hooks.behaviour import CALL, Around, Behaviour, Call, CallPath, Parameter, follow
-from autoprof.run import cluster, raised, runtime
+from autoprof.run import cluster, runtime
 from autoprof.run.journal import Span
-from autoprof.rundir.records import ENGINE, Raised, RaisedLine
 
 # Share of the stop timeout that the engine's own start or stop may take. The remaining time is for autoprof's work.
 ENGINE_STOP_SHARE = 0.75
@@ -380,38 +380,20 @@ class AddRequest(Behaviour):
 
 
 def _watch_cores(engine: Any) -> None:
-    """Record the death of an engine core of an `AsyncLLM`. Its requests then fail, but `vllm serve` ends with status 0.
+    """Record the deaths of engine cores. Their requests then fail, but `vllm serve` ends with status 0."""
+    manager = follow(engine, "engine_core.resources.engine_manager", None)
+    # A strong reference to the processor would keep the engine: vLLM shuts down when the engine has no references.
+    processor = weakref.ref(engine.output_processor)
 
-    vLLM (0.9 to 0.33) calls the method `propagate_error` once, when the engine can't continue.
-    """
-    # The method must not refer to the engine: vLLM shuts down when the engine has no references.
-    processor, resources = engine.output_processor, follow(engine, "engine_core.resources", None)
+    def message() -> str:
+        failing = len(getattr(processor(), "request_states", ()))
+        return f"{failing} requests failed" if failing else "no request was open"
 
-    def before(*_: Any, **__: Any) -> contextlib.AbstractContextManager[Any]:
-        run = runtime.current()
-        if run is not None:
-            run.timeline.write(*_dead_cores(resources, processor))
-        return contextlib.nullcontext()
+    def step() -> int | None:
+        return getattr(getattr(processor(), _SERVER, None), "step", None)
 
-    # `replace` does nothing if the method is already replaced.
-    ObjectPatches().replace(processor, "propagate_error", functools.partial(_with_context, before))
-
-
-def _dead_cores(resources: Any, processor: Any) -> list[RaisedLine]:
-    """Return the line about the engine core that died, if vLLM had not stopped it.
-
-    In a normal end with open requests, vLLM also calls `propagate_error`, but sets no `failed_proc_name`.
-    """
-    manager = getattr(resources, "engine_manager", None)
-    failed = getattr(manager, "failed_proc_name", None)
-    cores = [core for core in getattr(manager, "processes", ()) if core.name == failed and core.exitcode]
-    named = [raised.named_process(core.pid, core.exitcode, name=f"vLLM's {core.name}") for core in cores]
-    failing = len(processor.request_states)
-    message = f"{failing} requests failed" if failing else "no request was open"
-    error = Raised(type="EngineDeadError", message=message, named=named)
-    server = getattr(processor, _SERVER, None)
-    step = server.step if server is not None else None
-    return [RaisedLine(time.time_ns(), ENGINE, str(failed), step, ROLE, None, error)] if named else []
+    cores = [(f"vLLM's {core.name}", core) for core in getattr(manager, "processes", ())]
+    rollout.watch_processes(manager, cores, "vLLM", message, step)
 
 
 class Outputs(Behaviour):
@@ -470,6 +452,7 @@ class OfflineRequest(Behaviour):
     """The call brings a request to the engine. If the engine was idle, a generation batch begins."""
 
     def around(self, call: Call) -> Around:
+        _watch_cores(call.instance)
         offline = _offline(call.instance)
         offline.request(call.run)
         outcome = yield CALL

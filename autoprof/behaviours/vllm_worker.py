@@ -14,7 +14,7 @@ from typing import Any
 
 from autoprof.base import seam
 from autoprof.base.originals import time
-from autoprof.behaviours.rollout import ROLE, ObjectPatches, Request, problem_of
+from autoprof.behaviours.rollout import ROLE, ObjectPatches, Request, problem_of, watch_processes
 from autoprof.capture import profilers
 from autoprof.capture.recorder import PassCapture
 from autoprof.config.selection import parse_iterations
@@ -320,6 +320,11 @@ class ProcessStart(Behaviour):
         if scheduler is not None:
             snapshot.register_scheduler(scheduler, read)
             ObjectPatches().replace(call.instance, "_send_engine_dead", _with_exception)
+            executor = getattr(call.instance, "model_executor", None)
+            # Workers in the process of the executor, or in Ray actors, have no `proc`.
+            workers = [worker.proc for worker in getattr(executor, "workers", None) or () if hasattr(worker, "proc")]
+            named = [(f"vLLM's {worker.name}", worker) for worker in workers]
+            watch_processes(executor, named, "vLLM", lambda: "the engine core stops its workers")
 
 
 def _with_exception(send: Any) -> Any:

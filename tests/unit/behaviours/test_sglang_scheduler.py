@@ -58,7 +58,9 @@ def test_the_death_of_a_process_is_recorded_before_sglang_ends_the_server(
 ) -> None:
     class Watchdog:
         _names = ("scheduler_0", "detokenizer")
-        _processes = tuple(SimpleNamespace(pid=70 + i, exitcode=status) for i, status in enumerate(statuses))
+        _processes = tuple(
+            SimpleNamespace(pid=70 + i, exitcode=status, join=lambda _: 0) for i, status in enumerate(statuses)
+        )
 
         def stop(self) -> int:
             return len(raised_lines(run))
@@ -70,7 +72,7 @@ def test_the_death_of_a_process_is_recorded_before_sglang_ends_the_server(
     # The line is written before the watchdog's own method runs.
     assert manager._subprocess_watchdog.stop() == bool(named)
     error = {"type": "SGLang", "message": "the server ends, and kills its processes", "named": named}
-    assert raised_lines(run) == ([("engine", "SGLang's server", error)] if named else [])
+    assert raised_lines(run) == ([("engine", named[0]["name"], error)] if named else [])
 
 
 def raised_lines(run: Runtime) -> list[tuple[str, str, dict[str, Any]]]:

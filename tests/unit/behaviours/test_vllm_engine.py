@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import torch
 
+from autoprof.behaviours import rollout, vllm_worker
 from autoprof.behaviours import vllm as vllm_engine
-from autoprof.behaviours import vllm_worker
 from autoprof.behaviours.vllm_worker import StandIn
 from autoprof.capture import recorder
 from autoprof.capture.artifacts import Subject
@@ -322,38 +322,37 @@ def test_a_patch_of_another_library_is_kept(made: Any) -> None:
     end.wait_for_files(run)
 
 
+@pytest.mark.parametrize("stops", ["shutdown", "close"])
 @pytest.mark.parametrize(
-    ("failed", "open_requests", "message"),
-    [
-        ("EngineCore_DP1", "abcd", "4 requests failed"),
-        ("EngineCore_DP1", "", "no request was open"),
-        (None, "abcd", ""),
-    ],
+    ("status", "open_requests", "message"),
+    [(-9, "abcd", "4 requests failed"), (-9, "", "no request was open"), (None, "abcd", ""), (0, "abcd", "")],
 )
 def test_only_a_core_that_vllm_did_not_stop_is_recorded_as_dead(
-    made: Any, mocker: Any, failed: str | None, open_requests: str, message: str
+    made: Any, mocker: Any, stops: str, status: int | None, open_requests: str, message: str
 ) -> None:
-    run, passed = made(), []
-    mocker.patch.object(vllm_engine.runtime, "current", return_value=run)
-    cores = [SimpleNamespace(name=f"EngineCore_DP{rank}", pid=rank + 70, exitcode=-9) for rank in range(2)]
-    manager = SimpleNamespace(failed_proc_name=failed, processes=cores)
-    processor = OutputProcessor()
+    run = made()
+    mocker.patch.object(rollout.runtime, "current", return_value=run)
+    cores = [
+        SimpleNamespace(name=f"EngineCore_DP{rank}", pid=rank + 70, exitcode=status if rank else None, join=lambda _: 0)
+        for rank in range(2)
+    ]
+
+    def kill(manager: Any) -> None:
+        for core in manager.processes:
+            core.exitcode = -9
+
+    manager = type("Manager", (), {stops: kill, "processes": cores})()
     engine = SimpleNamespace(
-        output_processor=processor,
+        output_processor=OutputProcessor(),
         engine_core=SimpleNamespace(resources=SimpleNamespace(engine_manager=manager)),
     )
-    processor.request_states = dict.fromkeys(open_requests)  # type: ignore[attr-defined]
-    OutputProcessor.propagate_error = lambda self, error: passed.append(error)  # type: ignore[attr-defined]
-    try:
-        for _ in range(2):
-            vllm_engine._watch_cores(engine)
-        processor.propagate_error("dead")  # type: ignore[attr-defined]
-    finally:
-        del OutputProcessor.propagate_error  # type: ignore[attr-defined]
-    assert passed == ["dead"]
+    engine.output_processor.request_states = dict.fromkeys(open_requests)
+    for _ in range(2):
+        vllm_engine._watch_cores(engine)
+        getattr(manager, stops)()
+    assert cores[0].exitcode == -9
     journals = [path.read_text() for path in run.rundir.lines("journal")]
     lines = [json.loads(line) for text in journals for line in text.splitlines()]
     found = [line["exception"] for line in lines if line["kind"] == "raised"]
     named = [{"pid": 71, "name": "vLLM's EngineCore_DP1", "signal": "SIGKILL"}]
-    expected = {"type": "EngineDeadError", "message": message, "named": named}
-    assert found == ([expected] if failed else [])
+    assert found == ([{"type": "vLLM", "message": message, "named": named}] if message else [])

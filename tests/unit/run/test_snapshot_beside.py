@@ -229,6 +229,24 @@ def test_the_exception_that_ends_an_engine_core_is_recorded(made: Any, mocker: A
     assert (sent, found) == ([True, True], [("engine", "'lost block'")])
 
 
+def test_a_killed_worker_of_an_engine_core_is_recorded(made: Any, mocker: Any) -> None:
+    run = made()
+    mocker.patch.object(vllm.runtime, "current", return_value=run)
+    processes = [SimpleNamespace(name=f"VllmWorker-{n}", pid=70 + n, exitcode=None, join=lambda _: 0) for n in range(2)]
+    workers = [SimpleNamespace(proc=each) for each in processes]
+    executor = type("Executor", (), {"shutdown": lambda self: "theirs", "workers": workers})()
+    core = SimpleNamespace(scheduler=of_vllm(), model_executor=executor)
+    calls = vllm.ProcessStart().around(SimpleNamespace(instance=core))  # type: ignore[arg-type]
+    next(calls)
+    with pytest.raises(StopIteration):
+        calls.send(Outcome(None, None))
+    processes[1].exitcode = -9
+    assert executor.shutdown() == "theirs"
+    journals = [path.read_text() for path in run.rundir.lines("journal")]
+    (line,) = [json.loads(line) for text in journals for line in text.splitlines() if '"raised"' in line]
+    assert line["exception"]["named"] == [{"pid": 71, "name": "vLLM's VllmWorker-1", "signal": "SIGKILL"}]
+
+
 def test_an_engine_core_that_failed_to_start_is_not_known() -> None:
     calls = vllm.ProcessStart().around(SimpleNamespace(instance=SimpleNamespace()))  # type: ignore[arg-type]
     next(calls)
