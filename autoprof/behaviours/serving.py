@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import urllib.error
 import urllib.request
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from concurrent.futures.thread import ThreadPoolExecutor
 from http.client import HTTPException
@@ -53,10 +54,20 @@ class Batches:
         count: Number of batches begun.
         are_steps: False if a trainer of the same run counts the steps and takes the requests of `autoprof trigger`.
         captured: True while the engine records a batch.
+        outputs: Number of outputs of the engine, if no other function shows that the engine works.
     """
 
-    def __init__(self, engine: Any, start: Start, stop: Stop) -> None:
+    def __init__(self, engine: Any, start: Start, stop: Stop, work: Callable[[], object] | None = None) -> None:
+        """Args:
+        engine: The engine.
+        start: Function that starts a recording.
+        stop: Function that stops a recording.
+        work: Function whose result changes while the engine works. It must not refer to an engine that a script may
+            delete. Default: the number of outputs.
+        """
         self.count = 0
+        self.outputs: Counter[str] = Counter()
+        self._work = work or self.outputs.total
         self.are_steps = True
         self.captured = False
         self._engine = engine
@@ -106,6 +117,7 @@ class Batches:
         # Numbers of batches must not be confused with steps of the trainer.
         kind = "step" if self.are_steps else "batch"
         self._span = Span(run.timeline, kind, kind, step=self.count, role=ROLE, rank=None)
+        run.timeline.work = self._work
         if not self.are_steps:
             return None
         self._chooser.step_began(run, self.count, self.count)
@@ -162,8 +174,8 @@ class Batches:
 class ServedEngine:
     """The engine behind a server, and the recording of the engine: of a batch, or of a requested window."""
 
-    def __init__(self, engine: Any, start: Start, stop: Stop) -> None:
-        self._batches = Batches(engine, start, stop)
+    def __init__(self, engine: Any, start: Start, stop: Stop, work: Callable[[], object] | None = None) -> None:
+        self._batches = Batches(engine, start, stop, work)
         # True if the last request of the batch is finished, and a task is about to end the batch.
         self._over = False
         # True if a trainer opens the windows of the engine. Then batches are counted, but not captured.
@@ -191,6 +203,10 @@ class ServedEngine:
             await self._uninterrupted(self._handle_request(run, must_look))
         finally:
             self._waiting -= 1
+
+    def put_out(self) -> None:
+        """Count an output of the engine."""
+        self._batches.outputs["outputs"] += 1
 
     def idle(self) -> None:
         """End the batch, because the engine has no request left. The caller runs in the engine's event loop."""

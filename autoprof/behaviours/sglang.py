@@ -249,7 +249,7 @@ def _set_up(manager: Any, app: Any) -> None:
     if lock is None or getattr(manager.server_args, "tokenizer_worker_num", 1) != 1:
         log.info("the server has several tokenizers or nodes; autoprof does not record from this process")
         return
-    server = serving.ServedEngine(manager, start, stop)
+    server = serving.ServedEngine(manager, start, stop, lambda: getattr(manager, "last_receive_tstamp", None))
     if wrapped_by(type(lock).release_reader):
         setattr(manager, _SERVER, server)
         setattr(lock, _SERVER, server)

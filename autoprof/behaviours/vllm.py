@@ -406,8 +406,10 @@ class Outputs(Behaviour):
 
 def _end_if_idle(processor: Any) -> None:
     server = getattr(processor, _SERVER, None)
-    if server is not None and not processor.has_unfinished_requests():
-        server.idle()
+    if server is not None:
+        server.put_out()
+        if not processor.has_unfinished_requests():
+            server.idle()
 
 
 def _server_of(engine: Any) -> serving.ServedEngine:
@@ -554,7 +556,8 @@ class _OfflineEngine:
             self._start(self._batches.begin(run))
 
     def look(self) -> None:
-        """End the batch if the engine has no request left."""
+        """Count an output of the engine. End the batch if the engine has no request left."""
+        self._batches.outputs["outputs"] += 1
         if self._batch_open and not self.inside and not self._unfinished():
             self._end()
 

@@ -367,6 +367,8 @@ LEAST_S = 60.0
 STILL_S = 600.0
 # The loop and the number of a step.
 LoopStep: TypeAlias = tuple[int, int]
+# The role of the steps of an engine without a trainer.
+_ENGINE = "rollout"
 _MAYBE_RUNNING = (processes.RUNNING, processes.ELSEWHERE)
 _MAX_NOTES = 5
 
@@ -526,6 +528,8 @@ def _finding_between_steps(run_path: str, opened: OpenSpans, ended_s: Mapping[Lo
     if not opened.going_on or not drivers or layout.switched_off(RunDir(Path(run_path))):
         return
     end_ns, driver = max(drivers, key=lambda each: each[0])
+    if driver.stepped is not None and driver.stepped.role == _ENGINE:  # it may have no requests
+        return
     usual_s = median(ended_s.values()) if ended_s else 0.0
     if driver.stepped is None or opened.still_s() < max(STILL_S, TIMES * usual_s):
         return
@@ -639,12 +643,14 @@ def _past(text: str) -> str:
 def open_step_of(opened: OpenSpans, states: Container[str] | None = None) -> tuple[float, OpenSpan] | None:
     """Return the age in seconds and the span of the open step that began last. Return None if no step is open.
 
+    A batch of an engine lasts until the engine is idle. Its age counts from the last sign that the engine works.
+
     Args:
         opened: The open spans.
         states: The states of the processes to consider. If None, all processes are considered.
     """
     steps = [
-        (age_s, span)
+        (age_s - max(0, state.moved_ns - span.start_ns) / 1e9 if span.role == _ENGINE else age_s, span)
         for age_s, state, span in opened.aged()
         if span.kind == "step" and span.step is not None and (states is None or state.state in states)
     ]

@@ -237,6 +237,8 @@ class Timeline:
         stage_ended_ns: The time at which the last stage or timer ended, by `time.monotonic_ns`.
         gap_began: Callback that is called when a step begins, and when a stage or timer ends, or None. Never raises.
         listener: The object that gets each ended span, or None. A forked child has no listener.
+        work: Function whose result changes while the engine of this process works on a batch; None without an engine.
+        moved_ns: The last `look` that found a change of this result, by `time.monotonic_ns`; 0 before.
     """
 
     def __init__(
@@ -262,6 +264,9 @@ class Timeline:
         self.announced: set[Span] = set()
         self.durations_ns: dict[tuple[str, str], deque[int]] = {}
         self.listener: Listener | None = None
+        self.work: Callable[[], object] | None = None
+        self._work_done: object = None
+        self.moved_ns = 0
         self.wake: Callable[[], None] | None = None
         self.stage_ended_ns = 0
         self.gap_began: Callable[[], None] | None = None
@@ -398,8 +403,12 @@ class Timeline:
                 self._sync_or_close(self._file.close)
         now = time.monotonic_ns()
         silent = bool(self.announced) and now - self._written > MAX_SILENCE_NS
-        if self.has_file and (line := self._memory.look(silent or is_moved)) is not None:
-            self._lines.append(line)
+        earlier, self._work_done = self._work_done, self.work() if self.work is not None else None
+        has_worked = bool(self.announced) and self._work_done != earlier
+        if has_worked:
+            self.moved_ns = now
+        if self.has_file and (line := self._memory.look(silent or is_moved or has_worked)) is not None:
+            self._lines.append(msgspec.structs.replace(line, moved=has_worked))
         room = max(_MAX_OPEN - len(self.announced), 0)
         long_spans = [span for span in self.open() if span not in self.announced and now - span.begun_ns > _LONG_NS]
         for span in long_spans[:room]:

@@ -80,16 +80,15 @@ class Limit(NamedTuple):
     seconds: float = 0.0
     factor: float = 0.0
 
-    def passed(self, took: float, usual: float | None, may_last: bool = False) -> bool:
+    def passed(self, took: float, usual: float | None) -> bool:
         """Return True if a duration exceeds the limit.
 
         Args:
             took: The duration in seconds.
             usual: The median of such durations, in seconds; None if the median is unknown.
-            may_last: True if the span may run without an end although nothing hangs.
         """
         if usual is None:
-            return bool(self.seconds) and took > self.seconds and not (may_last and self.factor)
+            return bool(self.seconds) and took > self.seconds
         return took > self.seconds and took > self.factor * usual
 
 
@@ -153,12 +152,13 @@ class HangWatch:
         name = NO_STEP if line.step is None else layout.hang_name(line.step, loop if isinstance(loop, int) else 1)
         if name in self._seen:
             return
-        duration_s = (time.monotonic_ns() - span.begun_ns) / 1e9
+        # A batch of an engine lasts until the engine is idle. It hangs if the engine does not work.
+        is_batch = line.span == "step" and line.role == "rollout"
+        begun_ns = max(span.begun_ns, self._run.timeline.moved_ns) if is_batch else span.begun_ns
+        duration_s = (time.monotonic_ns() - begun_ns) / 1e9
         judged_s = duration_s if line.step is not None else duration_s - _NO_STEP_DELAY_S
         median_s = usual_s(self._run.timeline.durations_ns, line.span, line.name)
-        # A batch of a rollout server ends only when the server is idle.
-        endless = line.span == "step" and line.role == "rollout"
-        limit = next((limit for limit in self._limits if limit.passed(judged_s, median_s, endless)), None)
+        limit = next((limit for limit in self._limits if limit.passed(judged_s, median_s)), None)
         if limit is None or (may_be_known and self._asked_since(time.time_ns() - round(duration_s * 1e9))):
             return
         times = f", {duration_s / median_s:.1f} times the median of {in_words(median_s)}" if median_s else ""
@@ -167,18 +167,21 @@ class HangWatch:
             pid=os.getpid(),
             unix_ns=time.time_ns(),
             step=line.step,
-            since_ns=line.start_ns,
+            since_ns=line.start_ns + begun_ns - span.begun_ns,
             condition=limit.text,
-            reason=f"{_subject(line)} has taken {in_words(duration_s)}{times}",
+            reason=f"{_subject(line)} has {'had no output for' if is_batch else 'taken'} {in_words(duration_s)}{times}",
         )
         self._ask_once(name, why)
 
     def _check_stillness(self) -> None:
         """Ask for the stacks of all processes if no span has begun or ended in the run for longer than a limit.
 
-        Only the process that logs the messages for the run checks this, and the process that drives the steps.
+        Only the process that logs the messages for the run checks this, and the process that drives the steps. An
+        engine without requests is not checked.
         """
         timeline, run = self._run.timeline, self._run
+        if timeline.work is not None:
+            return
         drives = run.decides and any(kind == "step" for kind, _ in timeline.durations_ns)
         if NO_STEP in self._seen or not (run.speaks or drives) or not timeline.written_ns:
             return

@@ -53,7 +53,8 @@ class ProcessState(Struct, kw_only=True):
         spans: The open spans, the oldest first.
         begun_ns: The time of the first journal line.
         last_ns: The last sign of life: the latest time in the journal, or the time of the crash.
-        moved_ns: The last time at which a span began or ended, or at which the process began or exited.
+        moved_ns: The last time at which a span began or ended, at which an engine was seen to work on its batch, or at
+            which the process began or exited.
         exception: The exception that ended the process, with its stack.
         raised: The last exception that left a step or a stage; None if an outer span shows that it was caught.
         ended: The stage that ended last.
@@ -396,6 +397,8 @@ class _History:
                 pass
             case MemoryLine():
                 self.state.memory = self.state.memory[0], line.memory
+                if line.moved:
+                    self._note_progress(line.unix_ns)
             case ExitLine():
                 self._exit = line
             case RaisedLine(span="step" | "stage"):

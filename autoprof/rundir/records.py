@@ -473,6 +473,7 @@ class MemoryLine(Struct, frozen=True, omit_defaults=True, tag_field="kind", tag=
 
     unix_ns: Ns  # The time of the check, in nanoseconds since the epoch.
     memory: MemoryState  # The memory of the process.
+    moved: bool = False  # True if the engine of the process has worked on its open batch since the last check.
 
 
 # The index in `StacksLine.periods` of a time in which the sampler waited for the interpreter's lock.

@@ -313,14 +313,31 @@ def test_growing_memory_does_not_mean_that_something_happens(tmp_path: Path) -> 
     assert finding_of(run).text.startswith("step 1 has been stuck for 12 min")
 
 
-def between(folder: Path, minutes: float, took_s: float = 10.0, running: bool = True) -> HungRun:
+def between(
+    folder: Path, minutes: float, took_s: float = 10.0, running: bool = True, driver: str = "trainer"
+) -> HungRun:
     """A run whose fourth step ended so long ago, and that has begun no other one."""
-    run = HungRun(folder / "run", minutes, running)
-    append(run, run.line("step", "step", "trainer", 0, run.began - round(took_s * 1e9), took_s, step=4))
+    run = HungRun(folder / "run", minutes, running, driver=driver)
+    append(run, run.line("step", "step", driver, 0, run.began - round(took_s * 1e9), took_s, step=4))
     drop = run.folder / "journal" / f"{identity.HOST}-{os.getpid()}.jsonl"
     lines = [line for line in drop.read_bytes().splitlines(keepends=True) if b'"begun"' not in line]
     drop.write_bytes(b"".join(lines))
     return run
+
+
+@pytest.mark.parametrize(("moved_minutes", "stuck"), [(0.5, ""), (3, "step 4 has been stuck for 3 min")])
+def test_a_batch_of_an_engine_is_stuck_if_the_engine_does_not_work(
+    tmp_path: Path, moved_minutes: float, stuck: str
+) -> None:
+    run = HungRun(tmp_path / "run", minutes=12, driver="rollout")
+    append(run, MemoryLine(run.now - round(moved_minutes * MIN), MemoryState(), moved=True))
+    texts = [finding.text for finding in build.figures(runs.read(run.folder)).findings]
+    assert [text[: len(stuck)] for text in texts] == ([stuck] if stuck else [])
+
+
+def test_an_engine_without_requests_is_not_stuck(tmp_path: Path) -> None:
+    run = between(tmp_path, minutes=40, driver="rollout")
+    assert build.figures(runs.read(run.folder)).findings == []
 
 
 def change(run: HungRun, **fields: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import threading
@@ -90,11 +91,29 @@ def test_what_hangs_goes_on_hanging(took: float, usual: float | None, more: floa
         assert not limit.passed(took, usual) or limit.passed(took + more, usual)
 
 
-def test_a_batch_of_a_server_that_is_never_idle_is_no_hang_by_default(made: Made) -> None:
+@pytest.mark.parametrize("works", [True, False])
+def test_a_batch_of_a_server_that_is_never_idle_is_no_hang_while_the_server_works(made: Made, works: bool) -> None:
     run = run_with(made)
     begin(run, role="rollout", ago_ns=HOUR)
+    outputs = itertools.count()
+    run.timeline.work = (lambda: next(outputs)) if works else (lambda: None)
+    watcher = Watcher(run)
+    for _ in range(2):
+        watcher.look()
+    assert folders(run) == ([] if works else ["step_000041"])
+    assert ('"moved":true' in run.rundir.process_file("journal").read_text()) is works
+
+
+@pytest.mark.parametrize("serves", [True, False])
+def test_a_server_without_requests_is_no_hang(made: Made, serves: bool) -> None:
+    run = run_with(made, "hang>10m")
+    begin(run).end()
+    run.timeline.work = (lambda: None) if serves else None
+    run.timeline._written = time.monotonic_ns() - HOUR
+    journal_of = run.rundir.process_file("journal")
+    os.utime(journal_of, (0, 0))
     HangWatch(run).look()
-    assert folders(run) == []
+    assert folders(run) == ([] if serves else ["no_step"])
 
 
 def test_a_step_that_takes_too_long_asks_all_processes_once(made: Made) -> None:
