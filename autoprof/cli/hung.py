@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,12 +28,15 @@ from autoprof.rundir.processes import ProcessState
 from autoprof.rundir.records import BY_PY_SPY_OF_ACTOR, BY_PY_SPY_OF_WORKER, HANGS, Thread, Why
 from autoprof.rundir.runs import Run, label, loop_of
 
+# Seconds in which a process writes its stacks after its watcher has seen the request.
+_ANSWER_S = 3.0
+
 
 def ask_late(run: Run, open_spans: OpenSpans, ended_s: Mapping[hangs.LoopStep, float]) -> None:
     """Request the stacks of all processes for a step that is stuck although no watcher has requested them.
 
-    A watcher can't run while C code holds the interpreter's lock. Do nothing if the watchers may still do it, or if the
-    hang can't be recorded in the run's directory.
+    The limit of the watchers may be far away, and a watcher can't run while C code holds the interpreter's lock. Do
+    nothing if the hang can't be recorded in the run's directory.
     """
     found = hangs.open_step_of(open_spans, (processes.RUNNING,))
     if found is None or not open_spans.going_on or layout.switched_off(RunDir(Path(run.path))):
@@ -42,7 +46,7 @@ def ask_late(run: Run, open_spans: OpenSpans, ended_s: Mapping[hangs.LoopStep, f
     is_stuck = is_over_limit or any(hangs.findings_of_open_step(run.path, open_spans, ended_s, age_s, step))
     number, loop = step.step or 0, loop_of(step)
     folder = Path(run.path, HANGS, layout.hang_name(number, loop))
-    if not silent or not is_stuck or folder.exists():
+    if not is_stuck or folder.exists():
         return
     why = Why(
         host=identity.HOST,
@@ -55,6 +59,15 @@ def ask_late(run: Run, open_spans: OpenSpans, ended_s: Mapping[hangs.LoopStep, f
     )
     with contextlib.suppress(OSError):
         nodes.make_question(str(folder), msgspec.json.encode(why) + b"\n")
+        living = [state for state in run.processes if state.state == processes.RUNNING and state.host == identity.HOST]
+        asked: list[dict[str, Any]] = [
+            {"host": each.host, "pid": each.pid}
+            for each in living
+            if each not in silent and not silence.is_stopped(each)
+        ]
+        nodes.wait_for_answers(str(folder), asked, layout.look_s() + _ANSWER_S)
+        if not silent and len(list(folder.iterdir())) < 2:
+            shutil.rmtree(folder)
 
 
 def _without_sign_of_life(

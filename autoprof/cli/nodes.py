@@ -81,7 +81,7 @@ def ask(directory: str, name: str, why: bytes, wait_s: float, native: bool, othe
             for key, process in running.items()
             if py_spy_path
         }
-        _wait_for_answers(folder, awaited_processes, wait_s)
+        wait_for_answers(folder, awaited_processes, wait_s)
     problems = []
     for key, future in spy_results.items():
         threads, problem, unix_ns = future.result()
@@ -288,7 +288,7 @@ def read_silent(folder: str, silent: list[Process]) -> None:
                 _add_threads(folder, process, threads, time.time_ns())
 
 
-def _wait_for_answers(folder: str, processes: list[Process], wait_s: float) -> None:
+def wait_for_answers(folder: str, processes: list[Process], wait_s: float) -> None:
     """Wait until all `processes` have answered or ended, but at most `wait_s` seconds."""
     deadline = time.monotonic() + wait_s
     while time.monotonic() < deadline:

@@ -421,6 +421,8 @@ def _finding_of_hang(
         if is_between_steps:
             return None, hang.left_out
         going_on = False
+    if took_s is not None and not hang.why.condition and hang.why.unix_ns:
+        return None, hang.left_out  # autoprof doctor requested the stacks of a step that was slow
     if took_s is not None:
         # The step has ended. If a process wrote its stacks after the end, the stacks show the next step.
         processes = [process for process in processes if process.unix_ns <= since_ns + took_s * 1e9]
@@ -454,7 +456,9 @@ def _finding_of_hang(
     ]
     sentences = sentences or list(busy(processes)) or list(waiting(processes)) or list(_innermost(spans))
     evidence = [f"{process.name}: {text}" for process in processes for text in process.failed[:2]][:4]
-    evidence += [f"the stacks of all processes are in {hang.folder}"]
+    old_s = (opened.now_ns - written_ns) / 1e9
+    ago = f", from {seconds(old_s)} ago" if going_on and old_s >= LEAST_S else ""
+    evidence += [f"the stacks of all processes are in {hang.folder}{ago}"]
     is_at_least = not going_on and took_s is None and (open_s is not None or not opened.ended_ns)
     finding = _finding(hang.step, hang.loop, age, going_on, sentences, evidence, hang.folder, is_at_least)
     if is_between_steps:

@@ -28,16 +28,17 @@ def silent_processes(hang: Hang, opened: OpenSpans) -> list[Process]:
     answered = {(process.host, process.pid) for process in hang.processes if process.silent_s is None}
     waited_s = (_until_ns(opened) - hang.why.unix_ns) / 1e9
     found_by_doctor = hang.why.silent
-    if not hang.why.unix_ns or (waited_s < 2 * layout.look_s() and not found_by_doctor):
+    may_answer = waited_s < 2 * layout.look_s() and not found_by_doctor
+    if not hang.why.unix_ns:
         return []
     read_from_outside = {(process.host, process.pid): process for process in hang.processes}
     ranks = _own_ranks(opened.states)
     silent = []
     for state in opened.states:
         key = state.host, state.pid
-        if key in answered or not (_was_at_work(state, hang) or _is_stopped(state)):
+        if key in answered or not (is_stopped(state) or (_was_at_work(state, hang) and not may_answer)):
             continue
-        if found_by_doctor and f"{state.host}-{state.pid}" not in found_by_doctor:
+        if found_by_doctor and f"{state.host}-{state.pid}" not in found_by_doctor and not is_stopped(state):
             continue
         known = read_from_outside.get(key)
         spans = known.spans if known is not None else state.spans
@@ -66,7 +67,7 @@ def silent_processes(hang: Hang, opened: OpenSpans) -> list[Process]:
                 joined_as=rank,
                 file=known.file if known is not None else state.file,
                 silent_s=max(waited_s, (_until_ns(opened) - state.last_ns) / 1e9) if found_by_doctor else waited_s,
-                stopped=_is_stopped(state),
+                stopped=is_stopped(state),
             )
         )
     return silent
@@ -96,7 +97,8 @@ def _own_ranks(states: Sequence[ProcessState]) -> dict[tuple[str, int], int]:
     return {key: own[1] for key, own in ranks.items() if taken.count(own) == 1}
 
 
-def _is_stopped(state: ProcessState) -> bool:
+def is_stopped(state: ProcessState) -> bool:
+    """Return True if a signal or a debugger has stopped a process of this host."""
     if state.state != processes.RUNNING or state.host != identity.HOST:
         return False
     return files.text(f"/proc/{state.pid}/stat").rpartition(")")[2].split()[:1] in (["T"], ["t"])

@@ -9,11 +9,13 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import msgspec
 import pytest
 
 from autoprof.base import identity
+from autoprof.cli import hung as cli_hung
 from autoprof.cli.main import main
 from autoprof.report import build, findings, hang_state, places
 from autoprof.report.model import Finding
@@ -279,8 +281,31 @@ def test_a_process_without_a_sign_of_life_in_a_stuck_step_did_not_answer(
 
 def doctor(run: HungRun, capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, Any]]:
     """The exit status of `autoprof doctor`, and its report."""
-    status = main(["doctor", str(run.folder), "--json"])
+    with mock.patch.dict(os.environ, AUTOPROF_LOOK_MS="200"), mock.patch.object(cli_hung, "_ANSWER_S", 0.1):
+        status = main(["doctor", str(run.folder), "--json"])
     return status, json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_doctor_asks_the_processes_of_a_step_that_takes_far_longer_than_the_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], mocker: Any, answers: bool
+) -> None:
+    run = HungRun(tmp_path / "run", minutes=3)
+    append(run, run.begun("stage", "reward", "actor", 0, 3), sign_of_life(run))
+
+    def answer(folder: str, asked: list[Any], wait_s: float) -> None:
+        assert [each["pid"] for each in asked] == [os.getpid()]
+        if answers:
+            run.stack(REWARD, rank=0, role="actor", stage="reward", minutes=3)
+
+    mocker.patch.object(cli_hung.nodes, "wait_for_answers", answer)
+    (problem,) = doctor(run, capsys)[1]["problems"]
+    place = "actor rank 0 is in reward.py:44 fetch_score" if answers else "actor has been in reward for 3 min"
+    assert place in problem
+    assert (run.folder / "hangs" / "step_000004").exists() is answers
+    # The step was slow.
+    append(run, run.line("step", "step", "trainer", 0, run.began, 181.0))
+    assert [finding.kind for finding in build.figures(runs.read(run.folder)).findings] != ["hang"]
 
 
 def test_a_first_step_in_which_nothing_happens_is_stuck(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
