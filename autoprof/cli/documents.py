@@ -58,7 +58,9 @@ class ListedRun(Struct):
     info: dict[str, Any]  # The content of `run.json`, a [RunFile](files.md#runfile).
     steps: list[ListedStep]  # The captured steps, in the order of their numbers.
     left_out: list[str]  # Files or parts of files that could not be read, one line each.
-    state: str  # The state now. If the process that started the run is gone, it is `unfinished`, unlike in `info`.
+    # The state now, with the reason of a failure and the number of processes that outlive the run. If the process that
+    # started the run is gone, it is `unfinished`, unlike in `info`.
+    state: str
     bytes: int  # The size of all captures of the run.
     open: list[ListedSpan] = []  # If the run is running: the open step, and the stage that began last in that step.
 

@@ -99,10 +99,8 @@ def _without_sign_of_life(
 def without_end(run: Run) -> list[str]:
     """Return a sentence for each process of this host that has ended its work and is still running."""
     texts = []
-    for state in processes.without_end(run.processes):
+    for state in run.without_end:
         ended_s = time.time() - state.last_ns / 1e9
-        if ended_s < 2 * layout.look_s():
-            continue
         threads = msgspec.convert(nodes.read_threads(state.pid), list[Thread])
         frame = next((places.best_frame(thread.frames) for thread in threads if thread.main), None)
         where = f"it is in {places.text(frame)}" if frame is not None else "autoprof does not know where it is"

@@ -50,7 +50,7 @@ def _state(capture: CaptureFile) -> str:
 def _show(listed_runs: list[runs.Run], as_json: bool, captures: bool) -> int:
     if as_json:
         documents = [
-            run.described() | {"state": run.state, "bytes": run.bytes, "open": msgspec.to_builtins(_open_spans(run))}
+            run.described() | {"state": run.outcome, "bytes": run.bytes, "open": msgspec.to_builtins(_open_spans(run))}
             for run in listed_runs
         ]
         console.print_json(Listed(runs=msgspec.convert(documents, list[ListedRun])))

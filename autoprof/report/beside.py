@@ -112,7 +112,7 @@ def _row(run: Run, timeline: RunTimeline, steps: Sequence[Step]) -> RunRow:
     return RunRow(
         id=writable(run.id),
         path=writable(run.path),
-        state=run.state,
+        state=run.outcome,
         started_ns=round(run.info.started * 1e9) or None,
         command=run.info.command,
         steps=len(overview.rows),

@@ -251,7 +251,7 @@ class _Reading:
             id=writable(run.id),
             path=writable(run.path),
             command=run.info.command,
-            state=run.state,
+            state=run.outcome,
             started_ns=round(run.info.started * 1e9) or None,
             hosts=list(dict.fromkeys([*run.info.hosts, *(file.host for file in self._files)])),
             versions=versions_of(run),

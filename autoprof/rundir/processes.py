@@ -17,7 +17,7 @@ from typing import Any
 from msgspec import Struct, structs
 
 from autoprof.base import files, identity, seam
-from autoprof.base.originals import io, os
+from autoprof.base.originals import io, os, time
 from autoprof.base.redact import redacted, writable
 from autoprof.rundir import file_names, journal, layout
 from autoprof.rundir.layout import CRASHES, RunDir, Stamp
@@ -523,8 +523,14 @@ def _live_state(host: str, pid: int, namespace: int, ticks: int) -> str:
     return RUNNING if is_alive(pid, ticks) else GONE
 
 
-def without_end(states: Sequence[ProcessState]) -> list[ProcessState]:
-    """Return the processes that wrote an exit line and are running on this host. `states` are those of a run."""
+def without_end(run: str | Path) -> list[ProcessState]:
+    """Return the processes of a run that wrote an exit line some time ago and are running on this host.
+
+    Only the journals of pids that exist are read, because `autoprof ls` calls this function for every run.
+    """
+    paths = [path for path in RunDir(Path(run)).lines("journal") if _is_pid_alive(path)]
+    states = [state for path in paths if (state := fold(path)) is not None]
+    written_before_ns = time.time_ns() - round(2e9 * layout.look_s())
     last_begin_ns = {
         (state.host, state.pid): state.begun_ns for state in sorted(states, key=lambda each: each.begun_ns)
     }
@@ -532,10 +538,16 @@ def without_end(states: Sequence[ProcessState]) -> list[ProcessState]:
         state
         for state in states
         if state.state == EXITED
+        and state.last_ns < written_before_ns
         and _live_state(state.host, state.pid, state.namespace, state.ticks) == RUNNING
         # Otherwise the process has become another program by `os.exec`.
         and last_begin_ns[state.host, state.pid] == state.begun_ns
     ]
+
+
+def _is_pid_alive(journal: Path) -> bool:
+    host, pid = file_names.process_of(journal.name)
+    return host == identity.HOST and is_alive(pid, 0)
 
 
 def is_alive(pid: int, ticks: int) -> bool:

@@ -351,6 +351,11 @@ class Run:
         return f"{current} (off)" if current == "running" and layout.switched_off(RunDir(Path(self.path))) else current
 
     @cached_property
+    def without_end(self) -> list[ProcessState]:
+        """Return the processes of this host that have reported their end and are still running."""
+        return processes.without_end(self.path)
+
+    @cached_property
     def survivors(self) -> list[ProcessState]:
         """Return the processes that are running although the process that started the run vanished."""
         if self.state != UNFINISHED:
@@ -364,15 +369,15 @@ class Run:
 
     @property
     def outcome(self) -> str:
-        """Return the state of the run. If the state is `failed`, add the type of the exception and the exit status."""
+        """Return the state of the run, its exception, its exit status and the number of processes that outlive it."""
         current = self.state
-        if self.survivors:
-            return f"{current} ({units.count(len(self.survivors), 'process', 'processes')} still running)"
-        if current != FAILED:
-            return current
-        status = exit_status(Path(self.path))
-        reason = ", ".join(filter(None, [self.info.error, f"exit status {status}" if status else ""]))
-        return f"{current} ({reason})"
+        alive = self.survivors or (self.without_end if current in (ENDED, FAILED) else [])
+        reasons = [f"{units.count(len(alive), 'process', 'processes')} still running"] if alive else []
+        if current == FAILED:
+            status = exit_status(Path(self.path))
+            reasons = [self.info.error, f"exit status {status}" if status else "", *reasons]
+        reason = ", ".join(filter(None, reasons))
+        return f"{current} ({reason})" if reason else current
 
     def described(self) -> dict[str, Any]:
         """Read all files of the run, and return the run as a dict that can be written as JSON."""

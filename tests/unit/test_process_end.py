@@ -7,16 +7,18 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from autoprof.base.identity import HOST
 from autoprof.cli import main
+from autoprof.report import build
 from autoprof.rundir import layout, runs
 from autoprof.rundir.layout import RunDir, write_json
 from autoprof.rundir.records import RunFile
-from tests.support.helpers import Python
+from tests.support.helpers import Python, clean_environment
 from tests.support.small_trainer import metas, warnings
 
 
@@ -191,3 +193,33 @@ def test_a_run_whose_process_is_a_zombie_is_unfinished(tmp_path: Path) -> None:
     info = layout.record({"state": "running", "host": HOST, "pid": child.pid}, RunFile)
     assert runs.state(info, tmp_path) == "unfinished"
     child.wait()
+
+
+def test_a_process_that_has_ended_its_run_and_lives_is_in_every_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = """
+import atexit
+atexit.register(lambda: (print("ends", flush=True), input()))
+import autoprof
+with autoprof.step(1):
+    pass
+"""
+    command = [sys.executable, "-c", script]
+    environment = clean_environment(AUTOPROF="1", AUTOPROF_STEPS="")
+    monkeypatch.setenv("AUTOPROF_LOOK_MS", "0")
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, stdin=pipe, stdout=pipe, stderr=pipe) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ends\n"
+        run = the_run(tmp_path)
+        assert run.state == "ended"
+        assert main.main(["ls", run.path]) == 0
+        assert "ended (1 process still running)" in capsys.readouterr().out
+        assert main.main(["doctor", run.path]) == 1
+        told = capsys.readouterr().out
+        assert "state: ended (1 process still running)" in told
+        assert "reported its end " in told
+        assert build.report_figures(build.ReportRequest(run=run)).state == "ended (1 process still running)"
+        process.communicate(b"\n", timeout=60)
+    assert the_run(tmp_path).outcome == "ended"
