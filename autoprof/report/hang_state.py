@@ -424,6 +424,7 @@ def _process(path: Path, left_out: list[str]) -> tuple[Process, str] | None:
         return None
     worker = _worker(stacks)
     frames = worker.frames if worker is not None else []
+    peer = (worker.peer if worker is not None else "") or places.pending_transfer(frames)
     best_frame = places.best_frame(frames)
     if stacks.by == BY_PY_SPY_OF_WORKER:
         best_frame = places.worker_frame(frames)
@@ -437,7 +438,7 @@ def _process(path: Path, left_out: list[str]) -> tuple[Process, str] | None:
         lines=[writable(text) for text in places.folded(frames, _MAX_LINES)],
         failed=[writable(text) for text in stacks.failed],
         workers=[(msgspec.structs.replace(each, name=writable(each.name)), "") for each in stacks.workers],
-        peer=writable(worker.peer) if worker is not None else "",
+        peer=writable(peer),
         awaits=writable(worker.awaits) if worker is not None else "",
         alone=writable(places.lock_taken_twice(stacks.threads) or places.full_pool(stacks.threads)),
         rank=stacks.rank,
@@ -445,7 +446,7 @@ def _process(path: Path, left_out: list[str]) -> tuple[Process, str] | None:
         spans=_kept(stacks.spans),
         stack=[_writable(frame) for frame in frames[-_MAX_FRAMES:]],
         thread="main thread" if worker is None or worker.main else writable(f"thread {worker.name}"),
-        waits=places.waits(frames) if frames else places.IDLE,
+        waits=places.COLLECTIVE if peer else places.waits(frames) if frames else places.IDLE,
         place=writable(places.text(best_frame)) if best_frame is not None else "",
         working=_working(stacks, worker),
         deadlock=writable(places.deadlock(stacks.threads)),

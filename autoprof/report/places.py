@@ -161,6 +161,15 @@ def waits(frames: Sequence[Frame]) -> str:
     return RAY if ray and ray[-1] is last and name(last) != "main_loop" else ""
 
 
+def pending_transfer(frames: Sequence[Frame]) -> str:
+    """Return the transfer for which the innermost function waits, such as `recv from rank 1`, or an empty text.
+
+    The stack has no function of torch for it, because the `wait` of `irecv` and `isend` is written in C++. So the
+    transfer is found in the source code.
+    """
+    return "" if not frames or package(frames[-1]) else _Source(frames[-1].file).transfer(frames[-1].line)
+
+
 def _read_source(file: str) -> bytes:
     """Return the content of a program's source file. Return no bytes if this machine lacks the file."""
     try:
@@ -345,6 +354,21 @@ class _Source:
                 lock_expressions += [node.func.value] if node.func.attr == "acquire" else []
         return self._named(lock_expressions[0], line) if len(lock_expressions) == 1 else None
 
+    def transfer(self, line: int) -> str:
+        """Return the transfer of torch.distributed for which a source line waits, if it is the same in all cases."""
+        values: list[ast.expr | None] = [
+            node.func.value
+            for node in self._nodes
+            if isinstance(node, ast.Call) and node.lineno <= line <= (node.end_lineno or 0)
+            if isinstance(node.func, ast.Attribute) and node.func.attr == "wait"
+        ]
+        if len(values) == 1 and isinstance(name := values[0], ast.Name):
+            function = self._around(line)
+            nodes = ast.walk(function) if function is not None else _outside(self._tree)
+            values = [value for target, value in _assignments(nodes) if getattr(target, "id", "") == name.id]
+        transfers = {_transfer(value) for value in values}
+        return transfers.pop() if len(transfers) == 1 else ""
+
     def reenters(self, lock: _Lock) -> bool:
         """Return True unless all assignments to the name of a lock create a plain `Lock`."""
         values = [
@@ -448,6 +472,19 @@ def _constructor(value: ast.expr | None) -> str:
     function = value.func if isinstance(value, ast.Call) else None
     name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
     return str(name)
+
+
+# Dict from a function of torch.distributed to the transfer that it starts, and the name of the parameter with the rank.
+_TRANSFERS = {"irecv": ("recv", "from", "src"), "isend": ("send", "to", "dst")}
+
+
+def _transfer(value: ast.expr | None) -> str:
+    """Return the transfer that a call starts, with the rank as in the source code. Empty if it starts none."""
+    if not isinstance(value, ast.Call) or _constructor(value) not in _TRANSFERS:
+        return ""
+    name, preposition, parameter = _TRANSFERS[_constructor(value)]
+    ranks = [*value.args[1:2], *(keyword.value for keyword in value.keywords if keyword.arg == parameter)]
+    return f"{name} {preposition} rank {ast.unparse(ranks[0])}" if ranks else name
 
 
 def _is_self(node: ast.expr) -> bool:

@@ -172,6 +172,16 @@ RIGHT = [
         wait_s=4,
     ),
     Row(
+        "irecv",
+        "def body(number):\n    reduce()\n    if number == 4:\n        stuck()\n        if RANK == 0:\n"
+        "            work = dist.irecv(torch.ones(4), src=1)\n            work.wait() # THERE\n        else:\n"
+        "            time.sleep(600) # HERE\nbegin()\nsteps(body)",
+        "actor rank 1",
+        ("@HERE", "recv from rank 1", "@THERE"),
+        ranks=2,
+        wait_s=4,
+    ),
+    Row(
         "uneven-data",
         "def body(number):\n    reduce()\n    if number == 4 and RANK == 0:\n        stuck()\n        reduce() # THERE\n"
         "begin()\nsteps(body)\nif RANK == 1:\n    time.sleep(600) # HERE",

@@ -1,4 +1,4 @@
-"""Deadlocks of two locks, by the source of the places where threads stand."""
+"""Deadlocks of two locks, and transfers that a thread awaits, by the source of the places where threads stand."""
 
 from __future__ import annotations
 
@@ -97,3 +97,20 @@ def test_names_that_stand_for_several_locks_are_no_deadlock(
     tmp_path: Path, source: str, one: list[int], other: list[int]
 ) -> None:
     assert deadlock(tmp_path / "score.py", source, one, other) == ""
+
+
+@pytest.mark.parametrize(
+    ("source", "transfer"),
+    [
+        ("dist.irecv(data, src=1).wait()", "recv from rank 1"),
+        ("work = dist.isend(data, peer + 1)\nwork.wait()", "send to rank peer + 1"),
+        ("def f(data):\n    work = dist.irecv(data)\n    work.wait()", "recv"),
+        ("work = dist.irecv(data, 1)\nif peer:\n    work = dist.irecv(data, 2)\nwork.wait()", ""),
+        ("work = dist.irecv(data, 1)\ndef f(work):\n    work.wait()", ""),
+        ("lock = threading.Event()\nlock.wait()", ""),
+    ],
+)
+def test_a_transfer_that_a_thread_awaits_has_the_rank_of_its_call(tmp_path: Path, source: str, transfer: str) -> None:
+    (tmp_path / "train.py").write_text(source)
+    frames = [Frame("f", str(tmp_path / "train.py"), len(source.splitlines()))]
+    assert places.pending_transfer(frames) == transfer
