@@ -21,9 +21,8 @@ from autoprof.config.selection import Condition
 from autoprof.report import hang_state, hangs, places, silence
 from autoprof.report.hang_state import Hang, OpenSpans
 from autoprof.run import watcher
-from autoprof.run.journal import MAX_SILENCE_NS
 from autoprof.rundir import layout, processes
-from autoprof.rundir.layout import RunDir
+from autoprof.rundir.layout import MAX_SILENCE_NS, RunDir
 from autoprof.rundir.processes import ProcessState
 from autoprof.rundir.records import BY_PY_SPY_OF_ACTOR, BY_PY_SPY_OF_WORKER, HANGS, Thread, Why
 from autoprof.rundir.runs import Run, label, loop_of

@@ -25,7 +25,7 @@ from autoprof.base.seam import type_name
 from autoprof.config import values
 from autoprof.run import raised
 from autoprof.rundir import memory_state, processes
-from autoprof.rundir.layout import RunDir
+from autoprof.rundir.layout import MAX_SILENCE_NS, RunDir
 from autoprof.rundir.records import (
     LOST_LINES,
     BegunLine,
@@ -199,8 +199,6 @@ _LONG_NS = 10_000_000_000
 _MAX_OPEN = 256
 # The starts of timers are written immediately, in at most 1/_EARLY_RATIO of the time of the process, and _EARLY_NS.
 _EARLY_RATIO, _EARLY_NS = 1000, 20_000_000
-# A process with an open span writes at least one line in this period, as a sign of life.
-MAX_SILENCE_NS = 30_000_000_000
 # A new part begins after PART_BYTES, because readers read the end of a file. A part is at least 16 times as long as the
 # lines at its beginning.
 PART_BYTES, _PARTS_RATIO = 32 << 10, 16

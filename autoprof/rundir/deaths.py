@@ -17,8 +17,8 @@ from msgspec.structs import replace
 from autoprof.base import files, identity, seam, units
 from autoprof.base.originals import io, os, time
 from autoprof.base.redact import hidden
-from autoprof.rundir import file_names, memory_state, processes
-from autoprof.rundir.layout import CRASHES
+from autoprof.rundir import file_names, layout, memory_state, processes
+from autoprof.rundir.layout import CRASHES, MAX_SILENCE_NS
 from autoprof.rundir.processes import EXITED, GONE, ProcessState
 from autoprof.rundir.records import ENGINE, Death, Frame, Line, NamedProcess, OpenSpan, Raised, RaisedLine, RunFile
 from autoprof.rundir.runs import ENDED, FAILED, UNFINISHED, Run, exit_status, label
@@ -451,8 +451,8 @@ def _add_exit_status(deaths: list[Death], info: RunFile, status: int | None) -> 
 def _add_starter(deaths: list[Death], info: RunFile, states: Sequence[ProcessState]) -> list[Death]:
     """Return the deaths of an unfinished run, and add the process that started the run, if that process vanished.
 
-    The end of that process also ends the other processes. So it comes before all deaths except likelier causes, and
-    except dead engines that a process has reported.
+    The end of that process also ends the other processes. So it comes before all deaths except likelier causes, earlier
+    deaths, and dead engines that a process has reported.
     """
     own_death = next((death for death in deaths if death.started), None)
     starter = next((state for state in states if (state.host, state.pid) == (info.host, info.pid)), None)
@@ -470,11 +470,22 @@ def _add_starter(deaths: list[Death], info: RunFile, states: Sequence[ProcessSta
     likelier_deaths = [
         death
         for death in other_deaths
-        if _cause_rank(death, another_process_failed=True) < _GONE_RANK or _was_reported(death)
+        if _cause_rank(death, another_process_failed=True) < _GONE_RANK
+        or _was_reported(death)
+        or _vanished_before(death, own_death)
     ]
     if own_death.how != GONE_DEAD:
         return deaths
     return [*likelier_deaths, own_death, *(death for death in other_deaths if death not in likelier_deaths)]
+
+
+def _vanished_before(death: Death, later: Death) -> bool:
+    """Return True if both processes vanished, and the first one was silent for too long to have lived until `later`.
+
+    The times of these deaths are unknown: only the last signs of life are known.
+    """
+    silence_ns = MAX_SILENCE_NS + round(2e9 * layout.look_s())
+    return death.how == later.how == GONE_DEAD and 0 < death.last_ns + silence_ns < later.last_ns
 
 
 def _was_reported(death: Death) -> bool:
@@ -606,9 +617,17 @@ def evidence(deaths: Sequence[Death], hosts: int = 1) -> list[str]:
         lines.append(f"then: {exception_words(first_death.exception)}")
     if first_death.exception is not None and first_death.exception.cause:
         lines.append(f"caused by {first_death.exception.cause}")
-    lines += [f"{'' if other.earlier else 'then: '}{sentence(other, hosts)}" for other in other_deaths[:_MAX_OTHERS]]
+    lines += [f"{_order(first_death, other)}{sentence(other, hosts)}" for other in other_deaths[:_MAX_OTHERS]]
     more_count = len(other_deaths) - _MAX_OTHERS
     return [*lines, *([f"and {more_count} more"] if more_count > 0 else [])]
+
+
+def _order(first: Death, other: Death) -> str:
+    """Return the beginning of the line about another death, which says if it came after the first one."""
+    if other.earlier:
+        return ""
+    is_unknown = first.how == other.how == GONE_DEAD and not _vanished_before(first, other)
+    return "before or after that: " if is_unknown else "then: "
 
 
 def exception_words(raised: Raised) -> str:

@@ -376,6 +376,10 @@ def _hide_from_git(folder: Path) -> None:
 OFF = "off"
 
 
+# A process with an open span writes at least one journal line in this period, as a sign of life.
+MAX_SILENCE_NS = 30_000_000_000
+
+
 def look_s() -> float:
     """Return the time between two checks of a process's watcher, in seconds. Tests set a shorter time."""
     milliseconds = os.environ.get("AUTOPROF_LOOK_MS", "")

@@ -473,3 +473,23 @@ def test_a_process_without_steps_died_in_the_loop_of_the_trainers_step(made: Mad
     found = deaths.find_in_run(made.info("unfinished"))
     texts = [deaths.sentence(death) for death in found]
     assert [" of step 143 (loop 2) " in text or " in step 143 (loop 2) " in text for text in texts] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("seen_s", "order", "word"),
+    [
+        ((10, 20), (DRIVER, ACTOR), "before or after that: "),
+        ((20, 10), (DRIVER, ACTOR), "before or after that: "),
+        ((90, 10), (ACTOR, DRIVER), "then: "),
+        ((10, 90), (DRIVER, ACTOR), "then: "),
+    ],
+)
+def test_the_order_of_vanished_processes_is_unknown_unless_one_was_silent_for_long(
+    made: Made, seen_s: tuple[int, int], order: tuple[int, int], word: str
+) -> None:
+    for pid, last_s, step in zip((DRIVER, ACTOR), seen_s, (143, None), strict=True):
+        line = begun("update_actor", last_s * 1000, rank=0, step=step)  # type: ignore[arg-type]
+        made.process(pid, begun("gen", 0, rank=0, step=step), line)  # type: ignore[arg-type]
+    found = deaths.find_in_run(made.info("running"))
+    assert tuple(death.pid for death in found) == order
+    assert deaths.evidence(found)[-1].startswith(word)
