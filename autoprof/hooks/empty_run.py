@@ -16,14 +16,14 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from autoprof import _boot
-from autoprof.base import files, identity, log, seam
+from autoprof.base import identity, log, seam
 from autoprof.base.originals import os
 from autoprof.base.redact import redacted
 from autoprof.config.settings import Settings
 from autoprof.hooks import recipe
 from autoprof.hooks.recipe import RecipeError, fits
-from autoprof.rundir import layout, processes, ranks
-from autoprof.rundir.processes import WAITING, merged_hooks
+from autoprof.rundir import layout, processes
+from autoprof.rundir.processes import RUNNING, WAITING, merged_hooks
 from autoprof.rundir.records import HookLine, RunFile
 
 if TYPE_CHECKING:
@@ -69,9 +69,9 @@ def report() -> None:
 
 
 def _end_for_another_program(run: Runtime) -> None:
-    """If this process started the run as another program and then called `os.exec`, end the run.
+    """End the run for the programs that this process started, or for the program that it was before `os.exec`.
 
-    If programs that this process started have ended the run, only report their captures.
+    If one of these programs is running, hand the run over to it.
 
     `exec` replaces the program of a process. The process keeps its id and its start time. `exec` runs no functions of
     `atexit`, so the first program could not end the run.
@@ -80,13 +80,15 @@ def _end_for_another_program(run: Runtime) -> None:
 
     info = layout.read_json(run.rundir.run_json, RunFile)
     this_process = (identity.HOST, os.getpid(), identity.start_ticks(os.getpid()))
-    is_own = (info.host, info.pid, info.ticks) == this_process
-    if files.exists(run.rundir.path / ranks.FOLDER):
+    if info.state != "running" or (info.host, info.pid, info.ticks) != this_process:
         return
-    if info.state == "running" and is_own:
+    states = processes.read(run.rundir.path)
+    alive = next((state for state in states if state.state == RUNNING and state.pid != os.getpid()), None)
+    if alive is None:
         end.end_run(run)
-    elif not is_own and info.host == identity.HOST:
-        end.report_captures(run)
+    else:
+        fields = layout.fields(run.rundir.run_json, RunFile)
+        layout.write_json(run.rundir.run_json, fields | {"pid": alive.pid, "ticks": alive.ticks})
 
 
 def _warn_of_own_recipes(run: Runtime) -> None:

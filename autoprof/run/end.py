@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import autoprof
-from autoprof import _boot
 from autoprof.base import files, identity, interpreter, log, process, seam
 from autoprof.base.originals import os, subprocess, threading, time
 from autoprof.base.redact import is_url, url
@@ -47,10 +46,11 @@ def end_run(run: Runtime) -> None:
         if not _run_ends_here(run) or not files.exists(run.rundir.run_json):
             return
         wait_for_files(run)
-        run.complete()
-        if not run.stopped:
-            raised.keep_status(run.rundir.exit_status)
-        if run.seat is not None or not _starter_lives():
+        # After Ctrl-C, the launcher does not end the run (`_boot._end`).
+        if run.stopped or not run.launcher() or raised.exception_type() == "SIGINT":
+            run.complete()
+            if not run.stopped:
+                raised.keep_status(run.rundir.exit_status)
             report_captures(run)
         if run.rundir.steps() or is_url(run.settings.collect):
             _work_after_run(run)
@@ -62,15 +62,6 @@ def report_captures(run: Runtime) -> None:
     _report_cut_off(run, cut_off)
     with seam.guard("the line at the end of the run can't be written", run.rundir.report):
         closing_line.write(run, len(written))
-
-
-def _starter_lives() -> bool:
-    """Return True if another program has started this one, also for the run, and is running.
-
-    That program has no hooks. It may start further programs, which belong to the same run.
-    """
-    starter = _boot.starter()
-    return starter not in (None, os.getpid()) and identity.start_ticks(starter or 0) is not None
 
 
 def _run_ends_here(run: Runtime) -> bool:

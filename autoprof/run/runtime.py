@@ -173,6 +173,10 @@ def hand_on(info: RunInfo) -> None:
     os.environ[_boot.RUN_ID], os.environ[_boot.RUN_INFO] = info.id, text
 
 
+# Fields of `run.json` that its first writer knows best.
+_OF_START = ("command", "cwd", "started", "python", "settings")
+
+
 class Runtime:
     """This process as a part of its run.
 
@@ -266,6 +270,16 @@ class Runtime:
                 log.warning(warning)
         self._joined = True
 
+    def launcher(self) -> int:
+        """Return the pid of the running program that has started this one, also for the run; 0 if there is none.
+
+        That program has no hooks. It may start further programs, which belong to the same run, and it ends the run.
+        """
+        pid = _boot.starter()
+        if pid in (None, os.getpid()) or self.seat is not None or self.info.host != identity.HOST:
+            return 0
+        return pid if pid is not None and identity.start_ticks(pid) is not None else 0
+
     def _is_resumed(self) -> bool:
         """Return True if an earlier attempt with the same run id has ended, and keep the attempts.
 
@@ -286,14 +300,14 @@ class Runtime:
         Args:
             result: Fields of `RunFile` that are known at the end of the run.
         """
-        info = self.info
+        info, launcher = self.info, self.launcher()
         record = RunFile(
             id=info.id,
             command=info.command,
             cwd=info.cwd,
             host=info.host,
-            pid=info.pid,
-            ticks=info.ticks,
+            pid=launcher or info.pid,
+            ticks=(identity.start_ticks(launcher) or 0) if launcher else info.ticks,
             started=info.started,
             python=info.python,
             autoprof=__version__,
@@ -328,8 +342,10 @@ class Runtime:
         Args:
             no_hooks: The reason why no hook was applied in any process, or an empty text if a hook was applied.
         """
-        # Another rank, or an earlier program of this process, may have written the attempts.
-        self._earlier = self._earlier or layout.read_json(self.rundir.run_json, RunFile).earlier
+        # Another rank, an earlier program of this process, or a program that it started may have written these facts.
+        written = layout.fields(self.rundir.run_json, RunFile)
+        self._earlier = self._earlier or layout.record(written, RunFile).earlier
+        known = {name: written[name] for name in _OF_START if name in written}
         self.timeline.flush()
         states = processes.read(self.rundir.path, all_spans=False)
         result: dict[str, Any] = {"ended": time.time(), "state": runs.ENDED, "no_hooks": hidden(no_hooks)}
@@ -339,7 +355,7 @@ class Runtime:
             result |= {"error": error, "exception": exception, "died": self._deaths(states, exception)}
             result["state"] = runs.FAILED if error else runs.ENDED
         fields = self.describe(**processes.summary(states, self.hooks.versions), **result)
-        layout.write_json(self.rundir.run_json, fields)
+        layout.write_json(self.rundir.run_json, fields | known)
         self._completed = True
 
     def _deaths(self, states: Sequence[ProcessState], exception: Raised | None) -> list[Death]:

@@ -8,6 +8,8 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ import pytest
 from autoprof.base.identity import HOST
 from autoprof.cli import main
 from autoprof.report import build
-from autoprof.rundir import layout, runs
+from autoprof.rundir import deaths, layout, runs
 from autoprof.rundir.layout import RunDir, write_json
 from autoprof.rundir.records import RunFile
 from tests.support.helpers import Python, clean_environment
@@ -195,23 +197,31 @@ def test_a_run_whose_process_is_a_zombie_is_unfinished(tmp_path: Path) -> None:
     child.wait()
 
 
+@contextmanager
+def started(folder: Path, script: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a script under autoprof, and wait for a line of its output. Then let it read a line and end."""
+    environment, pipe = clean_environment(AUTOPROF="1", AUTOPROF_STEPS=""), subprocess.PIPE
+    (folder / "start.py").write_text(script)
+    command = [sys.executable, "start.py"]
+    with subprocess.Popen(command, cwd=folder, env=environment, stdin=pipe, stdout=pipe, stderr=pipe) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"waits\n"
+        yield process
+        process.communicate(b"\n", timeout=60)
+
+
 def test_a_process_that_has_ended_its_run_and_lives_is_in_every_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setenv("AUTOPROF_LOOK_MS", "0")
     script = """
 import atexit
-atexit.register(lambda: (print("ends", flush=True), input()))
+atexit.register(lambda: (print("waits", flush=True), input()))
 import autoprof
 with autoprof.step(1):
     pass
 """
-    command = [sys.executable, "-c", script]
-    environment = clean_environment(AUTOPROF="1", AUTOPROF_STEPS="")
-    monkeypatch.setenv("AUTOPROF_LOOK_MS", "0")
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, cwd=tmp_path, env=environment, stdin=pipe, stdout=pipe, stderr=pipe) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"ends\n"
+    with started(tmp_path, script):
         run = the_run(tmp_path)
         assert run.state == "ended"
         assert main.main(["ls", run.path]) == 0
@@ -221,5 +231,41 @@ with autoprof.step(1):
         assert "state: ended (1 process still running)" in told
         assert "reported its end " in told
         assert build.report_figures(build.ReportRequest(run=run)).state == "ended (1 process still running)"
-        process.communicate(b"\n", timeout=60)
     assert the_run(tmp_path).outcome == "ended"
+
+
+@pytest.mark.parametrize("end", ["pass", "os.kill(os.getpid(), 9)"])
+def test_a_launcher_without_hooks_is_the_process_that_started_the_run(tmp_path: Path, end: str) -> None:
+    (tmp_path / "train.py").write_text(f"import autoprof, os\nwith autoprof.step(1):\n    {end}\n")
+    script = """
+import subprocess, sys
+for _ in range(2):
+    subprocess.run([sys.executable, "train.py"])
+print("waits", flush=True)
+input()
+"""
+    with started(tmp_path, script) as launcher:
+        run = the_run(tmp_path)
+        assert (run.state, run.info.pid, run.info.earlier) == ("running", launcher.pid, [])
+        assert [death.started for death in deaths.find_in_run(run)] == ([] if end == "pass" else [False, False])
+    run = the_run(tmp_path)
+    assert run.state == "ended"
+    assert run.info.command.endswith("train.py")
+
+
+def test_a_launcher_that_ends_first_hands_its_run_over(tmp_path: Path) -> None:
+    code = 'import autoprof, sys\nwith autoprof.step(1):\n    print("waits", flush=True)\n    sys.stdin.readline()\n'
+    (tmp_path / "train.py").write_text(code)
+    script = """
+import subprocess, sys
+trainer = subprocess.Popen([sys.executable, "train.py"], stdout=subprocess.PIPE)
+trainer.stdout.readline()
+trainer.returncode = 0
+print("waits", flush=True)
+"""
+    with started(tmp_path, script) as launcher:
+        launcher.wait(timeout=60)
+        run = the_run(tmp_path)
+        assert run.state == "running"
+        assert run.info.pid not in (0, launcher.pid)
+    assert the_run(tmp_path).info.state == "ended"
