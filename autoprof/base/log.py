@@ -87,6 +87,11 @@ def warning_once(message: str) -> None:
         _log(logging.WARNING, message)
 
 
+def has_warned(message: str) -> bool:
+    """Return True if `warning_once` has logged this warning in this process."""
+    return message in _state.logged
+
+
 def error_once(message: str, error: BaseException) -> None:
     """Log a warning about an error, unless this process has logged the same warning before."""
     warning_once(f"{message}: {seam.described(error)}")

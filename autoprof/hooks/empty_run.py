@@ -59,7 +59,8 @@ def report() -> None:
         hooks = merged_hooks([hooks, active_hooks], "skipped", "failed")
     reason = cause(hooks, versions, run.settings)
     prefix = "" if reason == _no_recipe() else "no hook was applied in this run, so there is no profile: "
-    log.warning(f"{prefix}{reason}")
+    if not log.has_warned(recipe.ignored(reason)):
+        log.warning(f"{prefix}{reason}")
     try:
         run.leave_without_hooks(reason, keep_latest=not hooks)
     except OSError as error:
@@ -96,16 +97,19 @@ def _warn_of_own_recipes(run: Runtime) -> None:
     from autoprof.hooks import registry
 
     for path in _user_recipe_files(run.settings):
-        with seam.suppress(RecipeError):
+        try:
             keys = {hook.key for hook in recipe.load(path) if not registry.left_out(run, hook)}
-            hooks = merged_hooks((hooks for hooks, _ in _hooks_of_processes(run)), "skipped", "failed", "applied")
-            tried_hooks = [hook for hook in hooks.items() if hook[0] in keys and hook[1].reason != WAITING]
-            names = [f"{key.partition('/')[2]} ({hook.reason})" for key, hook in tried_hooks if hook.state != "applied"]
-            if names:
-                log.warning(
-                    f"{path}: these hooks were not applied: {_join_names(names)}; "
-                    f"autoprof recipes --check {path} says what does not fit"
-                )
+        except RecipeError as error:
+            log.warning_once(recipe.ignored(str(error)))
+            continue
+        hooks = merged_hooks((hooks for hooks, _ in _hooks_of_processes(run)), "skipped", "failed", "applied")
+        tried_hooks = [hook for hook in hooks.items() if hook[0] in keys and hook[1].reason != WAITING]
+        names = [f"{key.partition('/')[2]} ({hook.reason})" for key, hook in tried_hooks if hook.state != "applied"]
+        if names:
+            log.warning(
+                f"{path}: these hooks were not applied: {_join_names(names)}; "
+                f"autoprof recipes --check {path} says what does not fit"
+            )
 
 
 def _user_recipe_files(settings: Settings) -> list[str]:

@@ -110,6 +110,11 @@ class RecipeError(ValueError):
         self.problems = problems
 
 
+def ignored(problem: str) -> str:
+    """Return the warning about a recipe with an error."""
+    return f"{problem}; autoprof ignores this recipe"
+
+
 class Hook(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One function or class of a target, and the behaviour that autoprof runs around it.
 

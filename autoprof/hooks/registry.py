@@ -116,11 +116,12 @@ def read_recipes(target: str) -> list[BoundHook]:
 def _leave_out(recipe_name: str, problem: str) -> None:
     """Report an error in a recipe.
 
-    Only the process that started the run prints the error, because all processes read the same files.
+    Only the process that started the run prints the error, because all processes read the same files. A launcher
+    prints it at its end.
     """
     run = runtime.current()
-    if run is None or run.started_here:
-        log.warning_once(f"{problem}; autoprof ignores this recipe")
+    if run is None or (run.started_here and not run.launcher()):
+        log.warning_once(recipe.ignored(problem))
     if run is not None:
         run.hooks.error(recipe_name, problem)
 

@@ -72,6 +72,13 @@ def test_the_line_gives_the_cause(said: Said, options: dict[str, str], cause: li
     assert [text for text in cause if text not in line] == []
 
 
+@pytest.mark.parametrize("command", [[], ["parent.py"], ["torchrun"]])
+@pytest.mark.parametrize("code", [STEP, f"import autoprof\nwith autoprof.step(1): {STEP}"])
+def test_a_wrong_recipe_is_reported_once(said: Said, code: str, command: list[str]) -> None:
+    (line,) = said(code, *command, hook=HOOK.replace("step.wrap", "step.wrp"))
+    assert "tiny.toml: [[hook]] 'step' behaviour: there is no 'step.wrp'" in line
+
+
 def test_a_program_without_a_recipe_gets_the_command_that_writes_one(
     said: Said, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
