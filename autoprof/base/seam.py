@@ -28,8 +28,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from types import CodeType, FrameType, TracebackType
-    from typing import Any
+    from typing import Any, TypeVar
 
+    _T = TypeVar("_T")
     Link = Callable[[BaseException], "BaseException | None"]
 
 # Flags of code objects, as in `inspect`: code of a function, and of a function with `*args`.
@@ -182,6 +183,19 @@ class suppress:
             return False
         pass_on(error)
         return True
+
+
+def attempt(work: Callable[..., _T], *args: Any) -> tuple[_T | None, Exception | None]:
+    """Call code that may raise any exception, because it is not autoprof's or depends on a release.
+
+    Returns:
+        The result and None, or None and the exception.
+    """
+    try:
+        return work(*args), None
+    except Exception as error:
+        pass_on(error)
+        return None, error
 
 
 def error_of_handler(error: BaseException | None) -> BaseException | None:

@@ -138,12 +138,11 @@ def problem_of(where: str, work: Callable[..., str], *args: Any) -> str:
         work: Function that returns a problem, or an empty string.
         *args: Arguments of the function.
     """
-    try:
-        return work(*args)
-    except Exception as error:
-        seam.pass_on(error)
-        runtime.report(where, error)
-        return f"{type(error).__name__}: {error}"
+    problem, error = seam.attempt(work, *args)
+    if error is None:
+        return str(problem)
+    runtime.report(where, error)
+    return f"{type(error).__name__}: {error}"
 
 
 async def awaited_problem(where: str, work: Awaitable[str]) -> str:

@@ -180,11 +180,7 @@ def _amount(value: Any) -> int | None:
 
 def _call_or_none(function: Callable[..., Any], *args: Any) -> Any:
     """Call a function that runs code of the user's classes. Return the result, or None after any exception."""
-    try:
-        return function(*args)
-    except Exception as error:
-        seam.pass_on(error)
-        return None
+    return seam.attempt(function, *args)[0]
 
 
 # Attribute of a running timer that holds its span, and the number of the step in which the timer started, or None.

@@ -41,7 +41,7 @@ import time
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
-from autoprof.base import files
+from autoprof.base import files, seam
 from autoprof.base.originals import fcntl, json, os
 from autoprof.rundir.file_names import FOLDER, NAMED, NOT_ANALYSED, NPU_ANALYSED, NPU_TIMELINE, NSYS_REPORT, PART
 
@@ -243,8 +243,9 @@ def _gzip(job: dict[str, Any]) -> Any:
     """
     if packages := job.get("packages"):
         sys.path.append(packages)
-        with contextlib.suppress(Exception):  # if the installation is broken, the trace must still be written
-            return importlib.import_module("zlib_ng.gzip_ng").GzipFile
+        # If the installation is broken, the trace must still be written.
+        faster, _ = seam.attempt(importlib.import_module, "zlib_ng.gzip_ng")
+        return getattr(faster, "GzipFile", gzip.GzipFile)
     return gzip.GzipFile
 
 

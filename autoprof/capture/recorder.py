@@ -197,10 +197,7 @@ class Capture:
             artifacts = Artifacts(self._run, subject, settings, tool)
             self._all_artifacts.append(artifacts)
             artifacts.open()
-            try:
-                artifacts.start()
-            except Exception as error:
-                seam.pass_on(error)
+            if (error := seam.attempt(artifacts.start)[1]) is not None:
                 self._all_artifacts.remove(artifacts)
                 artifacts.abort(_why("the profiler did not start", error))
 

@@ -173,10 +173,9 @@ def _ask(address: str) -> RayState:
         for demand in usage.resource_load_by_shape.resource_demands
         if demand.num_infeasible_requests_queued
     ]
-    failed: list[FailedTask] = []
-    with seam.suppress(Exception):  # a release without task events, or with other fields
-        failed = _failed(accessor.get_task_events(), accessor.get_job_table())
-    return RayState(actors=actors, failed=failed, infeasible=infeasible, total=total)
+    # A release may have no task events, or other fields.
+    failed, _ = seam.attempt(lambda: _failed(accessor.get_task_events(), accessor.get_job_table()))
+    return RayState(actors=actors, failed=failed or [], infeasible=infeasible, total=total)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ import msgspec
 
 from autoprof import _boot
 from autoprof._boot import entry_points
+from autoprof.base import seam
 from autoprof.base.units import did_you_mean
 from autoprof.hooks import recipe
 from autoprof.hooks.recipe import BoundHook, Hook, Recipe, RecipeError, exceeds, fits, installed_version, script
@@ -240,10 +241,9 @@ def _path(name: str) -> str:
 
 def _top_spec(top: str) -> ModuleSpec | None:
     """Return the spec of a top-level module, which is installed or in the working directory; None if it is neither."""
-    try:
-        spec = find_spec(top) or PathFinder.find_spec(top, [os.getcwd()])
-    except Exception:  # a finder of another package may raise anything
-        return None
+    spec: ModuleSpec | None
+    # A finder of another package may raise anything.
+    spec, _ = seam.attempt(lambda: find_spec(top) or PathFinder.find_spec(top, [os.getcwd()]))
     # A folder with the same name looks like a namespace package, but only a package contains modules.
     if spec is not None and spec.origin is None and not any(pkgutil.iter_modules(spec.submodule_search_locations)):
         return None

@@ -108,11 +108,8 @@ class RayCalls(Wait):
     def _answer(self, ray: Any, reference: Any, done: list[Any]) -> Any:
         if reference not in done:
             return TimeoutError(f"no answer within {self._timeout_s:g} s")
-        try:
-            return ray.get(reference)
-        except Exception as error:
-            seam.pass_on(error)
-            return error
+        result, error = seam.attempt(ray.get, reference)
+        return result if error is None else error
 
 
 def drive(

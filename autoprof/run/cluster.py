@@ -369,14 +369,11 @@ def connected(address: str) -> Iterator[Any]:
     except (OSError, OverflowError, UnicodeError) as error:
         reason_text = getattr(error, "strerror", None) or error
         raise Unreachable(hidden(f"no Ray cluster at {address!r}: nothing answers there ({reason_text})")) from None
-    try:
-        # Workers of this connection must not join the run that works in the cluster.
-        off = {"env_vars": {"AUTOPROF": "0"}}
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, runtime_env=off)
-    except Exception as error:
-        raise Unreachable(
-            hidden(f"can't connect to the Ray cluster at {address!r}: {_connection_problem(error)}")
-        ) from None
+    # Workers of this connection must not join the run that works in the cluster.
+    options = {"log_to_driver": False, "logging_level": logging.ERROR, "runtime_env": {"env_vars": {"AUTOPROF": "0"}}}
+    _, problem = seam.attempt(lambda: ray.init(address=address, **options))
+    if problem is not None:
+        raise Unreachable(hidden(f"can't connect to the Ray cluster at {address!r}: {_connection_problem(problem)}"))
     is_lost = False
     try:
         yield ray

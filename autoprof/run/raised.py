@@ -72,11 +72,8 @@ def read_exception(error: BaseException) -> Raised:
 
     Only an exception from a signal handler can leave this function.
     """
-    try:
-        return _record_of(error)
-    except Exception as problem:  # a library may set any object as an attribute
-        seam.pass_on(problem)
-        return Raised(type=seam.type_name(error))
+    record, _ = seam.attempt(_record_of, error)  # a library may set any object as an attribute
+    return record or Raised(type=seam.type_name(error))
 
 
 def _text(error: BaseException) -> tuple[str, int]:

@@ -312,10 +312,10 @@ def read_part(
         read: Function that returns the part.
         of: The prefix of the name in `left_out`. The default is for an item of the engine's state.
     """
-    try:
-        parts[name] = read()
-    except Exception as error:
-        seam.pass_on(error)
+    part, error = seam.attempt(read)
+    if error is None:
+        parts[name] = part
+    else:
         left_out.append(f"{of}{name}: {type(error).__name__}: {error}"[:200])
 
 

@@ -226,6 +226,9 @@ _KINDS = {CoroutineType: "cr_await", GeneratorType: "gi_yieldfrom", AsyncGenerat
 _BETWEEN = {"coroutine_wrapper", "async_generator_asend", "async_generator_athrow", "anext_awaitable"}
 
 
+_is_done = operator.methodcaller("done")
+
+
 def task_stacks(names: Names) -> tuple[list[tuple[Task, list[Span]]], int]:
     """Return the pending tasks of all event loops with the spans that their coroutines work on, and their number.
 
@@ -234,14 +237,12 @@ def task_stacks(names: Names) -> tuple[list[tuple[Task, list[Span]]], int]:
     pending = 0
     stacks = []
     for task in all_tasks():
-        try:
-            if task.done():
-                continue
-            pending += 1
-            if pending <= _MAX_TASKS:
-                stacks.append(_read_task(task, names))
-        except Exception as error:  # the class of the task may be the user's
-            seam.pass_on(error)
+        is_done, error = seam.attempt(_is_done, task)  # the class of the task may be the user's
+        if is_done or error is not None:
+            continue
+        pending += 1
+        if pending <= _MAX_TASKS and (stack := seam.attempt(_read_task, task, names)[0]) is not None:
+            stacks.append(stack)
     return sorted(stacks, key=lambda stack: not stack[1]), pending
 
 

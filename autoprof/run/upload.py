@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from autoprof.base import files as safe_files
-from autoprof.base import redact
+from autoprof.base import redact, seam
 from autoprof.base.originals import json, os, time
 from autoprof.base.redact import hidden
 from autoprof.rundir.file_names import COLLECTING, LINES, PART, RUN
@@ -190,8 +190,8 @@ def _call_fsspec(call: Callable[..., Any], *arguments: str) -> tuple[Any, str]:
 
     Every exception is caught, because each package of fsspec has its own exceptions.
     """
-    try:
-        return call(*arguments), ""
-    except Exception as error:
-        first_line = (str(error).strip().splitlines() or [""])[0]
-        return None, hidden(f"{type(error).__name__}: {first_line}", 200)
+    result, error = seam.attempt(call, *arguments)
+    if error is None:
+        return result, ""
+    first_line = (str(error).strip().splitlines() or [""])[0]
+    return None, hidden(f"{type(error).__name__}: {first_line}", 200)

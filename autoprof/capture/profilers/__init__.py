@@ -164,11 +164,8 @@ def outlook(asked: tuple[str, ...], may_import: bool = True) -> str:
     spec = find_spec("torch_npu")
     if spec is None or spec.origin is None:  # without an origin, it is only a folder called torch_npu
         return f"torch ({source}; torch_npu is not installed)"
-    try:
-        if may_import:
-            importlib.import_module("torch_npu.profiler")
-    except Exception as error:
-        seam.pass_on(error)
+    _, error = seam.attempt(importlib.import_module, "torch_npu.profiler") if may_import else (None, None)
+    if error is not None:
         return f"torch ({source}; importing torch_npu raised {type(error).__name__}: {error})"
     return f"npu in processes that use an NPU, torch in others ({source})"
 
