@@ -18,7 +18,7 @@ from bench.large_runs import RUN_ID
 from bench.paired import Goal, Spread, Table, in_turns, judge
 from bench.processes import MAIN
 from bench.results import Findings, Section
-from tests.support.helpers import autoprof, spans
+from tests.support.helpers import autoprof
 
 
 @pytest.fixture
@@ -62,13 +62,6 @@ def test_few_values_are_shown_whole_and_many_by_their_middle_half() -> None:
     assert Spread.of([3.0, 1.0, 2.0]) == (2.0, 1.0, 3.0)
     assert Spread.of([1.0, 2.0, 3.0, 4.0, 100.0]) == (3.0, 2.0, 4.0)
     assert Spread.of([5.0]) == (5.0, 5.0, 5.0)
-
-
-def test_ratios_and_differences_are_taken_within_the_turns(table: Table) -> None:
-    assert table.ratio("ours") == pytest.approx((1.1, 1.0, 1.2))
-    assert table.ratio("theirs", "ours").middle == pytest.approx(16.0 / 4.8)
-    assert table.difference("ours") == pytest.approx((0.1, 0.0, 0.8))
-    assert table.noise("bare") == 1.5
 
 
 def test_a_goal_is_judged_by_the_middle_of_the_ratios(table: Table) -> None:
@@ -207,15 +200,6 @@ SOURCE = dedent('''\
     ''')
 
 
-def test_comments_docstrings_and_blank_lines_do_not_count_as_code() -> None:
-    assert figures.code_lines(SOURCE) == 19
-    assert figures.code_lines('"""A module."""\n\n# Nothing.\n') == 0
-
-
-def test_clauses_that_catch_everything_are_counted_in_tuples_too() -> None:
-    assert figures.broad_clauses(ast.parse(SOURCE)) == 3
-
-
 def test_blocks_that_catch_everything_are_counted() -> None:
     source = """
 with seam.guard("a report", log.error_once), open("file"): pass
@@ -223,11 +207,6 @@ with seam.suppress(OSError, Exception): pass
 with contextlib.suppress(OSError): pass
 """
     assert figures.broad_clauses(ast.parse(source)) == 2
-
-
-def test_a_name_of_three_classes_counts_once() -> None:
-    trees = [ast.parse(SOURCE), ast.parse("class First: pass"), ast.parse("class First: pass\nclass Third: pass")]
-    assert figures.used_twice(trees) == 1
 
 
 def test_figures_of_a_package_are_sums_over_its_modules(tmp_path: Path) -> None:
@@ -261,11 +240,6 @@ def test_processes_have_files_in_a_run(tmp_path: Path) -> None:
     assert all(count > 0 for count in figures.of_processes(tmp_path).values())
 
 
-def test_every_figure_has_a_row() -> None:
-    shown = figures.table(dict.fromkeys(figures.TARGETS, 1234))
-    assert shown.count("1,234") == len(figures.TARGETS)
-
-
 SIZE = ["--ranks", "8", "--steps", "12", "--gpus", "4"]
 
 
@@ -296,17 +270,6 @@ def test_a_made_run_is_read_without_damage(made: tuple[Path, dict[str, Any]]) ->
     # Four ranks of the collected host, with five stages each.
     assert {step.number: len(step.captures) for step in run.steps} == {4: 20, 9: 20}
     assert {capture.state for capture in run.captures} == {"complete"}
-
-
-def test_each_rank_has_five_stages_in_each_step(made: tuple[Path, dict[str, Any]]) -> None:
-    folder, _ = made
-    stages = [span for span in spans(folder) if span["kind"] == "stage"]
-    of_rank = [span for span in stages if span["rank"] == 3]
-    # The first attempt is killed in update_actor of step 6; the second begins with step 5.
-    assert [span["step"] for span in of_rank].count(12) == 5
-    assert [span["step"] for span in of_rank].count(5) == 10
-    assert [span["step"] for span in of_rank].count(6) == 8
-    assert {span["rank"] for span in stages} == {0, 1, 2, 3}
 
 
 def test_workers_write_an_exit_line_if_requested(made: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
