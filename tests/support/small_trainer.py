@@ -12,8 +12,8 @@ import wrapt
 
 from autoprof.rundir import runs
 from autoprof.rundir.runs import Run
-from tests.support import packages
-from tests.support.helpers import TORCH, Python, clean_environment
+from tests.support import helpers, packages
+from tests.support.helpers import TORCH, Python
 from tests.support.recipe_texts import recipe
 
 TRAINER = (
@@ -75,19 +75,11 @@ def torchrun(folder: Path, script: str, *options: str, trainer: str = TRAINER, *
     """
     lib = write(folder, trainer)
     (folder / "train.py").write_text(script)
-    environment = clean_environment(
-        AUTOPROF="1",
-        AUTOPROF_RANKS="all",
-        AUTOPROF_RECIPES=str(lib / "small.toml"),
-        OMP_NUM_THREADS="1",
-        # The launcher imports autoprof's dependencies before `site` has set all paths.
-        PYTHONPATH=f"{lib}:{Path(wrapt.__file__).parent.parent}",
-        **variables,
-    )
+    settings = {"AUTOPROF": "1", "AUTOPROF_RANKS": "all", "AUTOPROF_RECIPES": str(lib / "small.toml")}
+    # The launcher imports autoprof's dependencies before `site` has set all paths.
+    path = {"PYTHONPATH": f"{lib}:{Path(wrapt.__file__).parent.parent}", "OMP_NUM_THREADS": "1"}
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *options]
-    done = subprocess.run(
-        [*launcher, "train.py"], cwd=folder, env=environment, capture_output=True, text=True, timeout=200, check=False
-    )
+    done = helpers.run([*launcher, "train.py"], cwd=folder, **settings | path | variables)
     assert done.returncode == 0, done.stderr[-3000:]
     (folder / "stderr").write_text(done.stderr)
     (run,) = runs.runs(folder / "autoprof_runs")

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.helpers import ROOT, clean_environment
+from tests.support import helpers
+from tests.support.helpers import ROOT
 
 SHOW = "import sys; print('autoprof._boot' in sys.modules)"
 
 
 def run(*command: str, cwd: Path = ROOT, **variables: str) -> str:
-    environment = clean_environment(PIP_DISABLE_PIP_VERSION_CHECK="1", **variables)
-    result = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+    result = helpers.run(command, cwd=cwd, PIP_DISABLE_PIP_VERSION_CHECK="1", **variables)
     assert result.returncode == 0, result.stderr
     assert "Traceback" not in result.stderr
     return result.stdout.strip()

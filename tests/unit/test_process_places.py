@@ -23,7 +23,7 @@ from autoprof.rundir import layout
 from autoprof.rundir import runs as run_reader
 from tests.support import helpers
 from tests.support.captures import SUBJECT, finished, work
-from tests.support.helpers import TOML, clean_environment, spans
+from tests.support.helpers import TOML, spans
 
 TARGET = "class Trainer:\n    def step(self, value): return value\n"
 RECIPE = """
@@ -326,8 +326,8 @@ print(found)
     (tmp_path / "long.py").write_text(code)
     command = [sys.executable, "long.py", *(f"trainer.some_argument_{number}=1" for number in range(8000))]
     settings = {"AUTOPROF": "1", "AUTOPROF_RECIPES": f"{lib}/tiny.toml", "PYTHONPATH": lib}
-    result = subprocess.run(command, cwd=tmp_path, env=clean_environment(**settings), capture_output=True, timeout=100)
-    assert (result.returncode, result.stdout) == (0, b"[1, 2]\n"), result.stderr
+    result = helpers.run(command, cwd=tmp_path, **settings)
+    assert (result.returncode, result.stdout) == (0, "[1, 2]\n"), result.stderr
     runs = run_reader.runs(tmp_path / "autoprof_runs")
     commands = [json.loads(Path(run.path, "run.json").read_text())["command"] for run in runs]
     assert "trainer.some_argument_100=1" in max(commands, key=len)

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from autoprof.base import interpreter
-from tests.support.helpers import ROOT, Python, clean_environment
+from tests.support import helpers
+from tests.support.helpers import ROOT, Python
 from tests.support.small_trainer import BEGIN, metas, warnings
 
 # Program that embeds Python and notes each of its starts.
@@ -86,20 +87,11 @@ def embedded(tmp_path: Path) -> Path:
 @pytest.mark.fault("Python is embedded in a program", "goes on; it is started once", "nothing")
 def test_a_program_with_python_in_it_is_started_once(go: Python, tmp_path: Path, embedded: Path) -> None:
     packages = [str(tmp_path / "lib"), str(ROOT), sysconfig.get_path("purelib")]
-    environment = clean_environment(
-        AUTOPROF="1",
-        AUTOPROF_STEPS="2",
-        AUTOPROF_RECIPES=str(tmp_path / "lib" / "small.toml"),
-        OMP_NUM_THREADS="1",
-        MARK=str(tmp_path / "mark"),
-        PYTHONHOME=sys.base_prefix,
-        PYTHONPATH=os.pathsep.join(packages),
-        **MERGING,
-    )
+    recipes = str(tmp_path / "lib" / "small.toml")
+    settings = MERGING | {"AUTOPROF": "1", "AUTOPROF_STEPS": "2", "AUTOPROF_RECIPES": recipes, "OMP_NUM_THREADS": "1"}
+    settings |= {"MARK": str(tmp_path / "mark"), "PYTHONHOME": sys.base_prefix, "PYTHONPATH": os.pathsep.join(packages)}
     code = f"import _autoprof_gate\n{BEGIN}\nassert sys.executable.endswith('trainer')\nTrainer().fit(); print('end')"
-    done = subprocess.run(
-        [embedded, code], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200, check=False
-    )
+    done = helpers.run([str(embedded), code], cwd=tmp_path, **settings)
     assert (done.returncode, done.stdout) == (0, "end\n"), done.stderr
     assert [meta["state"] for meta in metas(tmp_path)] == ["complete"]
     assert (tmp_path / "mark").read_text() == "started\n"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,8 @@ import pytest
 
 import autoprof
 from autoprof.rundir import runs
-from tests.support.helpers import ROOT, TORCH, Python, clean_environment, spans
+from tests.support import helpers
+from tests.support.helpers import ROOT, TORCH, Python, spans
 
 BEGIN = "import autoprof, os\n"
 
@@ -214,13 +214,7 @@ with autoprof.step(8):
 def test_ranks_of_a_launcher_share_a_run(tmp_path: Path) -> None:
     code = BEGIN + "print(autoprof.start(''))\nwith autoprof.step(1): pass\nautoprof.stop()"
     ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", code],
-            cwd=tmp_path,
-            env=clean_environment(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE="2"),
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        helpers.started([sys.executable, "-c", code], cwd=tmp_path, RANK=rank, LOCAL_RANK=rank, WORLD_SIZE="2")
         for rank in ("1", "0")
     ]
     folders = {rank.communicate(timeout=100)[0].strip() for rank in ranks}

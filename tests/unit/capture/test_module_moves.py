@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.support import packages
-from tests.support.helpers import WHOLE_TORCH, Python, clean_environment
+from tests.support import helpers, packages
+from tests.support.helpers import WHOLE_TORCH, Python
 from tests.support.recipe_texts import recipe
 
 # Like verl's workers with `param_offload` (verl 0.9.1, fsdp_utils.py), it swaps parameters before and after an update.
@@ -65,10 +64,7 @@ def off(tmp_path_factory: pytest.TempPathFactory) -> str:
     packages.need("torch")
     folder = tmp_path_factory.mktemp("off")
     (folder / "sharded.py").write_text(TRAINER)
-    command = [sys.executable, "-c", CODE]
-    return subprocess.run(
-        command, cwd=folder, env=clean_environment(), stdout=subprocess.PIPE, text=True, timeout=120, check=True
-    ).stdout
+    return helpers.run([sys.executable, "-c", CODE], cwd=folder, check=True).stdout
 
 
 @pytest.fixture

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support.helpers import Autoprof, clean_environment
+from tests.support import helpers
+from tests.support.helpers import Autoprof
 
 TRAINER = """
 class Trainer:
@@ -29,8 +29,7 @@ def problems(autoprof: Autoprof, folder: Path, hooks: str, code: str, **variable
     (folder / "tiny.toml").write_text(f'target = "tiny"\nhook = [{hooks} }}]\n')
     (folder / "train.py").write_text(f"from tiny import *\n{code}\n")
     known = {"AUTOPROF": "1", "AUTOPROF_STEPS": "", "AUTOPROF_RECIPES": "tiny.toml"}
-    environment = clean_environment(**known | variables)
-    subprocess.run([sys.executable, "train.py"], cwd=folder, env=environment, check=False, capture_output=True)
+    helpers.run([sys.executable, "train.py"], cwd=folder, **known | variables)
     done = autoprof("doctor", "latest", "--json", "--dir", str(folder / "autoprof_runs"))
     found: list[str] = json.loads(done.stdout)["problems"]
     assert done.returncode == bool(found)

@@ -54,13 +54,8 @@ class Going:
         """Start the trainer; its first step is through when this returns."""
         settings = {"AUTOPROF": "1", "AUTOPROF_STEPS": "", "AUTOPROF_RECIPES": str(self.folder / "lib" / "small.toml")}
         path = {"PYTHONPATH": str(self.folder / "lib"), "OMP_NUM_THREADS": "1"}
-        self.trainer = subprocess.Popen(
-            [sys.executable, "-c", BEGIN + LOOP],
-            cwd=self.folder,
-            env=clean_environment(**settings | path | variables),
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        command = [sys.executable, "-c", BEGIN + LOOP]
+        self.trainer = helpers.started(command, cwd=self.folder, **settings | path | variables)
         wait_for(self.folder / "began")
 
     def hold(self) -> None:

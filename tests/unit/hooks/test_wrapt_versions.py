@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support.helpers import IN_FRONT, ROOT, Python, clean_environment
+from tests.support import helpers
+from tests.support.helpers import IN_FRONT, ROOT, Python
 
 VERSIONS = sorted(path.stem.removeprefix("wrapt-") for path in (ROOT / "tests" / "wrapt").glob("*.txt"))
 # Tests of code that uses wrapt: paths of decorators, and the wrappers of torch's own functions.
@@ -60,16 +60,8 @@ def test_another_wrapt(version: str) -> None:
     front = ROOT / ".venvs" / f"wrapt-{version}"
     if not front.is_dir():
         pytest.skip("make test makes it")
-    arguments = ["-q", "-p", "no:cacheprovider", *(f"tests/unit/{name}" for name in TESTS)]
-    environment = clean_environment() | {IN_FRONT: str(front), "PYTHONPATH": str(front)}
-    result = subprocess.run(
-        [sys.executable, "-m", "pytest", *arguments],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    in_front = {IN_FRONT: str(front), "PYTHONPATH": str(front)}
+    result = helpers.run([*command, *(f"tests/unit/{name}" for name in TESTS)], cwd=ROOT, timeout_s=600, **in_front)
     assert result.returncode == 0, result.stdout
     assert re.search(r"^\d+ passed in ", result.stdout, re.MULTILINE), result.stdout

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,8 @@ from autoprof.rundir.layout import RunDir
 from autoprof.rundir.records import OpenSpan, ProcessStacks, Why
 from autoprof.traces import merge_step
 from autoprof.traces import timeline as timeline_reader
-from tests.support.helpers import clean_environment, process_lines
+from tests.support import helpers
+from tests.support.helpers import process_lines
 from tests.support.timelines import SECOND, START_NS, figures, span, step, timeline
 
 Spans = list[dict[str, Any]]
@@ -168,8 +168,7 @@ for loop in (1, 2):
             if (loop, number) == (2, 2):
                 {end}
 """
-    environment = clean_environment(AUTOPROF="1", AUTOPROF_STEPS="", AUTOPROF_RUN_ID="made", AUTOPROF_MIN_FREE_MB="1")
-    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, check=False)
+    helpers.run([sys.executable, "-c", code], cwd=tmp_path, AUTOPROF="1", AUTOPROF_STEPS="", AUTOPROF_RUN_ID="made")
     (problem,) = doctor.examine_run(runs.read(tmp_path / "autoprof_runs" / "made")).problems
     assert said in problem
     assert "in work of step 2 (loop 2)" in problem

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from autoprof.run.closing_line import executed_steps
-from tests.support.helpers import clean_environment
+from tests.support import helpers
 from tests.support.timelines import step, timeline
 
 TRAINER = """
@@ -39,10 +38,8 @@ def lines(folder: Path, code: str = RUN, hooks: str = f"{STEP}, {STAGE}", **vari
     (folder / "tiny.toml").write_text(f'target = "tiny"\nhook = [{hooks}]\n')
     (folder / "train.py").write_text(code)
     known = {"AUTOPROF_RECIPES": "tiny.toml", "AUTOPROF_LOG": "notice", "AUTOPROF_RUN_ID": "made"}
-    environment = clean_environment(**{"AUTOPROF": "1", "AUTOPROF_MIN_FREE_MB": "1", **known, **variables})
-    done = subprocess.run(
-        [sys.executable, "train.py"], cwd=folder, env=environment, capture_output=True, text=True, check=True
-    )
+    settings = {"AUTOPROF": "1", "AUTOPROF_MIN_FREE_MB": "1", **known, **variables}
+    done = helpers.run([sys.executable, "train.py"], cwd=folder, check=True, **settings)
     return [line for line in done.stderr.splitlines() if line.startswith("autoprof")]
 
 
@@ -158,9 +155,8 @@ def test_the_line_of_a_test_runner_follows_its_summary(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", [["-c", "pass"], ["-m", "pip", "--version"]])
 def test_programs_that_are_no_runs_have_no_line(tmp_path: Path, command: list[str]) -> None:
-    environment = clean_environment(AUTOPROF="1", AUTOPROF_LOG="notice")
-    done = subprocess.run([sys.executable, *command], cwd=tmp_path, env=environment, capture_output=True, check=True)
-    assert done.stderr == b""
+    done = helpers.run([sys.executable, *command], cwd=tmp_path, check=True, AUTOPROF="1", AUTOPROF_LOG="notice")
+    assert done.stderr == ""
 
 
 def test_only_rank_0_of_several_trainers_is_read(tmp_path: Path) -> None:

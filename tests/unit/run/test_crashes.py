@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,7 +11,6 @@ import pytest
 
 from autoprof.base import identity
 from tests.support import helpers
-from tests.support.helpers import clean_environment
 
 # Start of each program, which uses the crash file of `autoprof.run.watcher`.
 BEGIN = """
@@ -116,12 +114,7 @@ end()
 def test_a_started_program_does_not_have_the_descriptor(tmp_path: Path) -> None:
     code = "import subprocess\nbegin(run)\n"
     code += "subprocess.run(['sh', '-c', 'ls /proc/self/fd | wc -l'], close_fds=False)"
-    started = int(
-        subprocess.run(
-            [sys.executable, "-c", BEGIN + code], cwd=tmp_path, env=clean_environment(), capture_output=True, check=True
-        ).stdout
-    )
-    assert started == 4
+    assert ran(tmp_path, code)[1] == [4]
 
 
 def test_a_descriptor_that_is_another_files_gets_nothing(tmp_path: Path) -> None:

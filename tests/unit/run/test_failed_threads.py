@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
-from tests.support.helpers import clean_environment
+from tests.support import helpers
 from tests.unit.run.test_closing_line import STEP, TRAINER
 
 PROGRAM = """
@@ -66,10 +65,8 @@ def outputs(folder: Path, code: str, on: str) -> tuple[list[str], str]:
     (folder / "tiny.py").write_text(TRAINER)
     (folder / "tiny.toml").write_text(f'target = "tiny"\nhook = [{STEP}]\n')
     (folder / "train.py").write_text(code)
-    environment = clean_environment(AUTOPROF=on, AUTOPROF_RECIPES="tiny.toml", AUTOPROF_STEPS="", AUTOPROF_LOG="error")
-    result = subprocess.run(
-        [sys.executable, "train.py"], cwd=folder, env=environment, capture_output=True, text=True, check=True
-    )
+    settings = {"AUTOPROF": on, "AUTOPROF_RECIPES": "tiny.toml", "AUTOPROF_STEPS": "", "AUTOPROF_LOG": "error"}
+    result = helpers.run([sys.executable, "train.py"], cwd=folder, check=True, **settings)
     return result.stdout.splitlines(), result.stderr
 
 
