@@ -382,11 +382,13 @@ def _add_engines(deaths: dict[tuple[str, int], Death], states: Sequence[ProcessS
     After the death of its engine, a server of vLLM ends with status 0. A server of SGLang kills itself.
     """
     ends = [(state, line) for state in states for line in state.lost if line.span == ENGINE]
-    for state, line in ends:
+    # The engine's own exception replaces its exit status, which another process reported.
+    for state, line in sorted(ends, key=lambda end: not end[1].exception.named):
         found = {} if line.exception.named else {(state.host, state.pid): _death_by_engine(state, info, line)}
         _add_named(found, states, info, [line.exception])
-        more = {"step": line.step, "last_ns": line.unix_ns, "exception": line.exception}
-        deaths |= {key: replace(death, **more) for key, death in found.items()}
+        for key, death in found.items():
+            step = line.step if line.step is not None or key not in deaths else deaths[key].step
+            deaths[key] = replace(death, step=step, last_ns=line.unix_ns, exception=line.exception)
 
 
 def _death_by_engine(state: ProcessState, info: RunFile, line: RaisedLine) -> Death:

@@ -161,6 +161,30 @@ def test_an_engine_that_died_is_named_although_the_server_ended_with_status_0(
     assert more in deaths.evidence(found)
 
 
+@pytest.mark.parametrize("server", [70, 73])
+def test_the_exception_of_an_engine_counts_more_than_its_exit_status(made: Made, server: int) -> None:
+    exited = KILLED | {"named": [{"pid": 72, "name": "vLLM's EngineCore", "status": 1}]}
+    made.process(server, ENGINE | {"step": 3, "rank": None, "exception": exited})
+    made.process(72, ENGINE | {"step": None, "rank": None, "exception": BUG})
+    (found,) = deaths.find_in_run(made.info("ended", 0, pid=server))
+    assert deaths.sentence(found) == "vLLM's EngineCore (pid 72) failed with KeyError: 'a' in core.py:4 run, in step 3"
+
+
+def test_a_killed_worker_comes_before_the_engine_that_lost_it(made: Made) -> None:
+    worker = {"type": "vLLM", "named": [{"pid": 74, "name": "vLLM's VllmWorker-1", "signal": "SIGKILL"}]}
+    exited = KILLED | {"named": [{"pid": 72, "name": "vLLM's EngineCore", "status": 1}]}
+    failed = {"type": "RuntimeError", "message": "Executor failed."}
+    lines = [ENGINE | {"step": None, "rank": None, "exception": each} for each in (worker, failed)]
+    made.process(71, ENGINE | {"step": 3, "rank": None, "exception": exited})
+    made.process(72, *lines)
+    made.process(74)
+    found = deaths.find_in_run(made.info("ended", 0, pid=71))
+    assert [deaths.sentence(death) for death in found] == [
+        "vLLM's VllmWorker-1 (pid 74) was killed by SIGKILL",
+        "vLLM's EngineCore (pid 72) failed with RuntimeError: Executor failed., in step 3",
+    ]
+
+
 @pytest.mark.parametrize(
     ("pid", "error", "first"),
     [
