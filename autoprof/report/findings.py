@@ -38,7 +38,7 @@ def deaths_of_run(run: Run, dead: Sequence[Death], loop: int) -> list[Finding]:
 # Kind of the findings about failed samples. The rule `rules.failed_samples`, which counts the failed samples of a
 # step in detail, has the same kind.
 KIND = "failed_samples"
-# Maximum number of findings that `failures_of_run` returns, and of stack frames in the evidence of each finding.
+# Maximum number of findings that `failures_of_run` returns.
 _MAX_FAILURES = 8
 
 
@@ -55,9 +55,7 @@ def failures_of_run(opened: OpenSpans) -> list[Finding]:
         Finding(
             kind=KIND,
             text=writable(f"step {line.step}: {text}" if line.step is not None else text),
-            evidence=[
-                writable(f"at {deaths.frame_words(each)}") for each in reversed(line.exception.frames[-_MAX_FAILURES:])
-            ],
+            evidence=[writable(each) for each in deaths.stack_lines(line.exception.frames)],
             step=line.step,
             file=writable(file),
         )

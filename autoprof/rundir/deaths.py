@@ -7,6 +7,7 @@ normally ends its workers in this way.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -614,7 +615,7 @@ def evidence(deaths: Sequence[Death], hosts: int = 1) -> list[str]:
         if first_death.exception is not None and first_death.how != CRASH
         else first_death.frames
     )
-    lines += [f"at {frame_words(frame, full_path=True)}" for frame in reversed(frames[-_MAX_FRAMES:])]
+    lines += stack_lines(frames, full_path=True)
     if first_death.exception is not None and first_death.exception.named and first_death.how != EXCEPTION:
         lines.append(f"then: {exception_words(first_death.exception)}")
     if first_death.exception is not None and first_death.exception.cause:
@@ -622,6 +623,21 @@ def evidence(deaths: Sequence[Death], hosts: int = 1) -> list[str]:
     lines += [f"{_order(first_death, other)}{sentence(other, hosts)}" for other in other_deaths[:_MAX_OTHERS]]
     more_count = len(other_deaths) - _MAX_OTHERS
     return [*lines, *([f"and {more_count} more"] if more_count > 0 else [])]
+
+
+def stack_lines(frames: Sequence[Frame], full_path: bool = False) -> list[str]:
+    """Return a line for each function of a stack, the innermost first. Fold long rows of library functions.
+
+    A folded row has its last function, and the number of the others. So the user's functions are among the few lines.
+    """
+    lines: list[str] = []
+    for is_library, row in itertools.groupby(frames, key=lambda frame: bool(_LIBRARY.search(frame.file))):
+        *outer, last = row
+        if is_library and len(outer) > 1:
+            lines.append(f"{len(outer)} functions of libraries")
+            outer = []
+        lines += [f"at {frame_words(frame, full_path)}" for frame in (*outer, last)]
+    return lines[: -_MAX_FRAMES - 1 : -1]
 
 
 def _order(first: Death, other: Death) -> str:

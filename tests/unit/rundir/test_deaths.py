@@ -517,3 +517,16 @@ def test_the_order_of_vanished_processes_is_unknown_unless_one_was_silent_for_lo
     found = deaths.find_in_run(made.info("running"))
     assert tuple(death.pid for death in found) == order
     assert deaths.evidence(found)[-1].startswith(word)
+
+
+def test_the_stack_of_a_death_has_the_users_functions_before_many_of_libraries(made: Made) -> None:
+    torch = [{"function": f"call{n}", "file": "/x/site-packages/torch/nn/module.py", "line": n} for n in range(1, 13)]
+    failed = raised("RuntimeError", 5)
+    failed["exception"]["frames"][1:1] = torch
+    made.process(TRAINER, begun("reward", 1), failed)
+    found = deaths.find_in_run(made.info("failed", status=1))
+    assert [line for line in deaths.evidence(found) if "functions of" in line or line.startswith("at ")] == [
+        "at /x/site-packages/requests/api.py:73 get",
+        "12 functions of libraries",
+        "at /home/u/reward.py:44 fetch_score",
+    ]
