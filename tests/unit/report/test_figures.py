@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoprof.rundir import runs
 from autoprof.rundir.journal import SpanReader, journals
 from tests.support.made_runs import make_run
 from tests.support.report_runs import START_NS, write
@@ -52,13 +51,6 @@ def test_nested_timers_count_once_and_stages_fill_what_timers_leave(tmp_path: Pa
     )
 
 
-def test_without_timers_the_stages_of_all_processes_count(tmp_path: Path) -> None:
-    driver = [span("stage", "rollout", 0, 4, role="rollout"), step(10)]
-    workers = [span("stage", "update_actor", 4 + rank, 8 + rank, role="actor", rank=rank) for rank in range(2)]
-    (row,) = figures(timeline(tmp_path / "run", n1=driver, n2=workers)).steps
-    assert row.stages == pytest.approx({"rollout": 4, "update_actor": 5, "other": 1})
-
-
 def test_a_step_is_that_of_rank_0_of_the_trainer_as_it_ran_last(tmp_path: Path) -> None:
     run = timeline(
         tmp_path / "run",
@@ -83,11 +75,6 @@ def test_slow_steps_are_those_slower_than_the_ones_around_them(tmp_path: Path) -
     assert [row.number for row in found.steps if row.slow] == [8, 31, 41]
     assert found.steps[40].usual_s == 20
     assert {finding.step for finding in found.findings} == {8, 31, 41}
-
-
-def test_too_few_steps_have_no_slow_one(tmp_path: Path) -> None:
-    run = timeline(tmp_path / "run", n1=[step(10), step(100, 2, 10), step(110, 3, 100)])
-    assert not any(row.slow for row in figures(run).steps)
 
 
 def test_what_is_cut_off_or_foreign_is_left_out_and_counted(tmp_path: Path) -> None:
@@ -160,23 +147,9 @@ def test_old_runs_without_a_first_line_are_read(tmp_path: Path) -> None:
     assert {finding.kind for finding in found.findings} == {"bad_capture"}
 
 
-def test_a_run_without_anything(tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "run.json").write_text("{}")
-    found = figures(tmp_path / "run")
-    assert (found.steps, found.details, found.findings, found.median_s) == ([], [], [], None)
-    assert len(found.notes) == 1
-
-
 def test_a_step_that_has_no_end_is_as_long_as_its_stages(tmp_path: Path) -> None:
     worker = [span("stage", "update_actor", 12, 19, role="actor", rank=0, step=2)]
     found = figures(timeline(tmp_path / "run", n1=[step(10)], n2=worker), 2)
     assert [row.number for row in found.steps] == [1]
     assert [(each.number, each.seconds) for each in found.details] == [(2, 7)]
     assert "step 2 has no end in the timeline: interrupted, or still running" in found.notes
-
-
-def test_a_step_that_is_not_there_is_said_with_those_that_are(tmp_path: Path) -> None:
-    write(tmp_path / "run", steps=3, captured=2)
-    with pytest.raises(runs.NotFound, match="has no step 9; steps in its timeline: 1-3; captured steps: 2"):
-        figures(tmp_path / "run", 9)

@@ -175,14 +175,6 @@ def test_agent_loops_that_hand_off_do_not_tell_of_generation(tmp_path: Path) -> 
     assert found.gaps == []
 
 
-def test_the_first_step_is_not_compared(tmp_path: Path) -> None:
-    steps = [step(90), *(step(80 + 10 * number, number, 70 + 10 * number) for number in range(2, 9))]
-    found = figures(timeline(tmp_path / "run", n1=steps))
-    assert not any(row.slow for row in found.steps)
-    assert found.findings == []
-    assert found.steps[1].usual_s == 10
-
-
 def test_a_rank_that_comes_first_into_a_stage_is_not_slow(tmp_path: Path) -> None:
     """The others are late, and all wait for one another inside."""
     ranks = {f"n{rank}": [span("stage", "update", 2 * rank, 9, role="actor", rank=rank)] for rank in range(4)}

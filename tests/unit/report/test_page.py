@@ -7,7 +7,6 @@ import hashlib
 import itertools
 import json
 import re
-import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -220,13 +219,6 @@ def test_a_run_without_steps_has_a_page() -> None:
     read = Read(html.page(report_pages.figures(steps=0, details=0)))
     assert read.charts == set()
     assert "No step has ended, so there is nothing to judge." in read.text
-
-
-def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "jinja2", None)
-    html._environment.cache_clear()
-    with pytest.raises(html.MissingExtra, match=r"pip install 'autoprof-rl\[report\]'; --json and --md work without"):
-        html.page(report_pages.figures())
 
 
 def test_the_page_is_whole_or_not_there(tmp_path: Path) -> None:
