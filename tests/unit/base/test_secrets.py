@@ -167,11 +167,6 @@ def test_an_apostrophe_does_not_end_a_password() -> None:
     assert hidden("password=hun'ter2, n=1") == "password=***, n=1"
 
 
-def test_the_lists_of_forms_are_long_enough() -> None:
-    assert len(HIDE) >= 150
-    assert len(SHOW) >= 150
-
-
 def test_the_value_of_a_name_in_json_is_hidden() -> None:
     content = {"api_key": SECRET, "token": None, "pad_token": "<pad>", "lists": [{"hfToken": SECRET}], "steps": "2"}
     shown = {"api_key": "***", "token": None, "pad_token": "<pad>", "lists": [{"hfToken": "***"}], "steps": "2"}

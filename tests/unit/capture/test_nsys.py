@@ -301,12 +301,3 @@ def test_a_report_on_another_file_system(tmp_path: Path, mocker: Any) -> None:
     finisher.finish(job(tmp_path, tmp_path / "r"))
     assert (tmp_path / "x.nsys-rep").read_text() == "across"
     assert report.stat().st_size == 0
-
-
-def test_it_is_taken_by_a_process_without_site(made: Any, cuda: list[str], actor: Path) -> None:
-    """All steps, with a real finisher process, which outlives this one."""
-    run = made(tool=("nsys",))
-    record(run)
-    Path(f"{actor}.1.nsys-rep").write_text("report")
-    (meta,) = finished(run).values()
-    assert (meta["state"], meta["bytes"]) == ("complete", 6)

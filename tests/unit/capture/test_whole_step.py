@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 import torch
 
@@ -333,7 +332,3 @@ def test_workers_are_not_told_in_discrete_mode(joined: Any, mocker: Any) -> None
     steps.note_worker(joined(), {}, mocker.Mock(at=lambda *_: [worker]), ["self.wg.workers"])
     steps.step_ended(may_continue=False)
     assert worker.told == []
-
-
-def test_options_are_for_behaviours_of_steps() -> None:
-    assert msgspec.convert({"workers": ["self.wg.workers"]}, steps.StepBegin).workers == ["self.wg.workers"]

@@ -292,24 +292,8 @@ def test_no_tables_give_anything_but_conditions_or_one_line(
 
 words_of_conditions = st.sampled_from(
     [
-        "step",
-        "gen",
-        "memory",
-        "rank",
-        "resume",
-        "oom",
-        "hang",
-        ">",
-        ":",
-        "2",
-        "0.9",
-        "x",
-        "s",
-        "m",
-        "h",
-        "off",
-        ",",
-        " ",
+        *("step", "gen", "memory", "rank", "resume", "oom", "hang", "off"),
+        *(">", ":", "2", "0.9", "x", "s", "m", "h", ",", " "),
     ]
 )
 
