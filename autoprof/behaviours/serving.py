@@ -117,7 +117,7 @@ class Batches:
         # Numbers of batches must not be confused with steps of the trainer.
         kind = "step" if self.are_steps else "batch"
         self._span = Span(run.timeline, kind, kind, step=self.count, role=ROLE, rank=None)
-        run.timeline.work = self._work
+        run.timeline.watch_work(self._work)
         if not self.are_steps:
             return None
         self._chooser.step_began(run, self.count, self.count)

@@ -323,10 +323,13 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """Return the name of the process in sentences: `actor rank 3`, or else its title, the pid and the host."""
+        """Return the name of the process in sentences: `actor rank 3`, or else its title, the pid and the host.
+
+        The titles of engines' processes contain their ranks, such as `sglang::scheduler_TP1`.
+        """
         if self.rank is not None and self.role and any(span.rank == self.rank for span in self.spans):
             return f"{self.role} rank {self.rank}"
-        if self.is_rank:
+        if self.is_rank and (self.title.startswith("ray::") or "::" not in self.title):
             return f"rank {self.joined_as} (pid {self.pid} on {self.host})"
         return f"{self.title or self.label or 'process'} (pid {self.pid} on {self.host})"
 

@@ -296,6 +296,10 @@ class Timeline:
         """Return the time of the last write by `time.monotonic_ns`; 0 if nothing was written."""
         return self._written
 
+    def watch_work(self, work: Callable[[], object]) -> None:
+        """Compare the results of `work` from now on, because the engine of this process begins a batch."""
+        self.work, self._work_done = work, work()
+
     def report_gap(self) -> None:
         """Call `gap_began`, because a time without a stage may have begun."""
         # Read it once, because another thread may reset it.

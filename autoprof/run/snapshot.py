@@ -26,7 +26,7 @@ from autoprof.base.originals import os, threading, time
 from autoprof.base.redact import hidden, writable
 from autoprof.run import raised, stacks
 from autoprof.run.journal import Span, Timeline, process_title
-from autoprof.rundir import memory_state
+from autoprof.rundir import memory_state, processes
 from autoprof.rundir.deaths import exception_words
 from autoprof.rundir.layout import RunDir
 from autoprof.rundir.records import MAX_STACKS_BYTES, Frame, OpenSpan, ProcessStacks, Task, Thread, WorkerProcess
@@ -191,7 +191,8 @@ def read_workers() -> tuple[list[WorkerProcess], list[str]]:
     of_loaders = _loader_workers()
     alive, texts = [], _replaced_workers()
     for pid, child_name in children.items():
-        name, awaited = of_loaders.get(pid, (f"process {child_name}", False))
+        title = processes.title_of(pid) if "Process-" in child_name else ""
+        name, awaited = of_loaders.get(pid, (f"process {title if '::' in title else child_name}", False))
         if end := _end_of_child(pid):
             texts += [stacks.place_text(f"{name} (pid {pid}) {end}")] if end != _ENDED else []
         else:

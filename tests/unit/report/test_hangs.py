@@ -516,6 +516,13 @@ def test_a_step_of_which_no_process_tells_stands_while_it_has_not_ended(tmp_path
     assert said(run).startswith("sample 63 has waited 12 min 0 s in tool search")
 
 
+def test_a_process_of_an_engine_is_named_by_its_title(hung: HungRun) -> None:
+    for title in ("sglang::scheduler_TP0", "sglang::scheduler_TP1"):
+        frames = REWARD if title.endswith("1") else ALL_REDUCE
+        hung.stack(frames, rank=int(title[-1]), process=title, record=flight_record([join(1)]))
+    assert said(hung).startswith("sglang::scheduler_TP1 (pid 1002 on n2) is in reward.py:44 fetch_score")
+
+
 def test_doctor_says_it_as_a_problem(hung: HungRun, capsys: pytest.CaptureFixture[str]) -> None:
     for rank in range(3):
         hung.stack(REWARD if rank == 2 else ALL_REDUCE, rank=rank, role="actor", stage="update_actor")

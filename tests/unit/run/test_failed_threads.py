@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+from autoprof.run import snapshot
 from tests.support import helpers
 from tests.unit.run.test_closing_line import STEP, TRAINER
 
@@ -84,6 +88,14 @@ def test_every_failed_thread_is_named_with_its_exception(tmp_path: Path) -> None
         "thread own ended with ZeroDivisionError: division by zero",
         "thread hook ended with AttributeError: 'NoneType' object has no attribute 'missing'",
     ]
+
+
+def test_a_worker_process_without_a_name_is_named_by_its_title(mocker: Any) -> None:
+    popen = SimpleNamespace(pid=os.getppid())
+    child = SimpleNamespace(_name="SpawnProcess-2", _parent_pid=os.getpid(), _popen=popen)
+    mocker.patch("multiprocessing.process._children", [child])
+    mocker.patch("autoprof.rundir.processes.title_of", return_value="sglang::scheduler")
+    assert [each.name for each in snapshot.read_workers()[0]] == ["process sglang::scheduler"]
 
 
 def test_worker_processes_are_named_without_a_call_of_their_class(tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def test_a_batch_of_a_server_that_is_never_idle_is_no_hang_while_the_server_work
     run = run_with(made)
     begin(run, role="rollout", ago_ns=HOUR)
     outputs = itertools.count()
-    run.timeline.work = (lambda: next(outputs)) if works else (lambda: None)
+    run.timeline.watch_work((lambda: next(outputs)) if works else (lambda: None))
     watcher = Watcher(run)
     for _ in range(2):
         watcher.look()
