@@ -187,7 +187,7 @@ def examine_run(run: runs.Run) -> Report:
     hung.read_silent(run, open_spans)
     refused, failed_tasks = hung.ask_ray(run, open_spans)
     _check_hangs(report, run, open_spans, executed_s, failed_tasks)
-    report.problems += [*refused, *hung.without_end(run)]
+    report.problems += [*refused, *hung.without_end(run), *hung.stopped(run, report.problems)]
     report.notes += failed_tasks
     _check_steps(report, run, open_spans, executed)
     report.problems += stages_outside_steps(run, executed)

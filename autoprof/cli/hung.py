@@ -6,7 +6,7 @@ import contextlib
 import os
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -106,6 +106,21 @@ def without_end(run: Run) -> list[str]:
         name = f"{hang_state.short_title(state.process) or 'process'} (pid {state.pid} on {state.host})"
         texts.append(writable(f"{name} reported its end {units.seconds(ended_s)} ago and is still running; {where}"))
     return texts
+
+
+def stopped(run: Run, problems: Sequence[str]) -> list[str]:
+    """Return a sentence for each stopped process of this host, unless one of the problems is about a stopped process.
+
+    A stopped server begins no step, so its run has no hang.
+    """
+    if any(" is stopped" in problem for problem in problems):
+        return []
+    names = [
+        f"{hang_state.short_title(state.process) or 'process'} (pid {state.pid} on {state.host})"
+        for state in run.processes
+        if silence.is_stopped(state)
+    ]
+    return [f"{name} is stopped, by a signal such as SIGSTOP or by a debugger" for name in names]
 
 
 def read_silent(run: Run, open_spans: OpenSpans) -> None:

@@ -6,6 +6,8 @@ import json
 import os
 import random
 import re
+import signal
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -306,6 +308,20 @@ def test_doctor_asks_the_processes_of_a_step_that_takes_far_longer_than_the_othe
     # The step was slow.
     append(run, run.line("step", "step", "trainer", 0, run.began, 181.0))
     assert [finding.kind for finding in build.figures(runs.read(run.folder)).findings] != ["hang"]
+
+
+def test_a_stopped_process_is_a_problem_although_no_step_is_open(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = between(tmp_path, minutes=1, driver="rollout")
+    with subprocess.Popen(["sleep", "600"]) as server:
+        server.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, server.pid, os.WSTOPPED | os.WNOWAIT)
+        run.process(server.pid, [], ticks=identity.start_ticks(server.pid) or 0)
+        problems = doctor(run, capsys)[1]["problems"]
+        server.kill()
+    text = f"sleep 600 (pid {server.pid} on {identity.HOST}) is stopped, by a signal such as SIGSTOP or by a debugger"
+    assert problems == [text]
 
 
 def test_a_first_step_in_which_nothing_happens_is_stuck(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
