@@ -20,27 +20,33 @@ from autoprof.windows.stats import HOST, RankStats, ReplicaStats, per_unit
 # The ranks with the highest mean time over this number of steps are the slowest ranks.
 KEPT_STEPS = 5
 _ROLLOUT = "rollout"
+# Ranks whose times differ by less than this share can't be told apart.
+_ALIKE = 0.05
 
 
 class Slowest:
     """The times of ranks and replicas in the last steps that were not captured, to find the slowest ones."""
 
     def __init__(self) -> None:
-        # By role: for each step, a dict from rank to seconds.
+        # By role: for each step, a dict from rank to seconds, and the same without the seconds that it waited.
         self._ranks: dict[str, deque[Mapping[int, float]]] = defaultdict(lambda: deque(maxlen=KEPT_STEPS))
+        self._without_waits: dict[str, deque[Mapping[int, float]]] = defaultdict(lambda: deque(maxlen=KEPT_STEPS))
         # For each step, a dict from replica to seconds per unit. The unit is a token or a request.
         self._replicas: deque[Mapping[int, float]] = deque(maxlen=KEPT_STEPS)
         self._unit = ""
 
     def note(self, ranks: Sequence[RankStats], replicas: Sequence[ReplicaStats]) -> None:
         """Add the times of one step, from the statistics of ranks and replicas."""
-        times: dict[str, dict[int, float]] = defaultdict(dict)
-        for entry in ranks:
-            for role, stages in entry.stages.items():
-                times[role][entry.rank] = times[role].get(entry.rank, 0.0) + sum(stages.values())
+        times: dict[str, dict[int, float]] = defaultdict(lambda: defaultdict(float))
+        waits: dict[str, dict[int, float]] = defaultdict(lambda: defaultdict(float))
+        for (role, _), calls in _by_stage(ranks).items():
+            for rank, wait_s in _waits(calls).items():
+                times[role][rank] += calls[rank][0]
+                waits[role][rank] += wait_s
         for role, took in times.items():
             if len(took) > 1:
                 self._ranks[role].append(took)
+                self._without_waits[role].append({rank: took[rank] - waits[role][rank] for rank in took})
         if len(replicas) > 1:
             unit, took = per_unit(replicas)
             if unit != self._unit:
@@ -67,7 +73,7 @@ class Slowest:
                 replicas, reason = _slowest_on_average("replica", self._unit, self._replicas, count)
                 ranks = [first[replica] for replica in replicas if replica in first]
             elif role in self._ranks:
-                ranks, reason = _slowest_on_average("rank", "step", self._ranks[role], count)
+                ranks, reason = _slowest_on_average("rank", "step", self._ranks[role], count, self._without_waits[role])
             else:
                 continue
             if ranks:
@@ -76,7 +82,11 @@ class Slowest:
 
 
 def _slowest_on_average(
-    noun: str, unit: str, steps: Sequence[Mapping[int, float]], count: int
+    noun: str,
+    unit: str,
+    steps: Sequence[Mapping[int, float]],
+    count: int,
+    without_waits: Sequence[Mapping[int, float]] = (),
 ) -> tuple[list[int], str]:
     """Return the workers with the highest mean time, slowest first, and a text that gives the reason.
 
@@ -87,12 +97,43 @@ def _slowest_on_average(
         unit: Word for the unit of work in the reason: `step`, `token` or `request`.
         steps: For each step, a dict from worker to seconds.
         count: Number of workers to return.
+        without_waits: The same times without the waits for other workers, if these are known. They decide the order.
     """
-    times = {worker: mean(step[worker] for step in steps if worker in step) for worker in steps[-1]}
-    workers = sorted(times, key=lambda worker: -times[worker])[:count]
+    times, own = (
+        {worker: mean(step[worker] for step in own_steps if worker in step) for worker in steps[-1]}
+        for own_steps in (steps, without_waits or steps)
+    )
+    workers = sorted(times, key=lambda worker: -own[worker])[:count]
     text = ", ".join(f"{noun} {worker} {in_words(times[worker])}" for worker in workers)
     compared = f"in the last {len(steps)} steps that were compared" if len(steps) > 1 else "in the last step compared"
-    return workers, f"{text} a {unit} {compared}; the median of {len(times)} is {in_words(median(times.values()))}"
+    text = f"{text} a {unit} {compared}; the median of {len(times)} is {in_words(median(times.values()))}"
+    if without_waits and len(times) > count and max(own.values()) - min(own.values()) < _ALIKE * max(own.values()):
+        text += "; ranks that wait for each other inside a stage take equally long, so another one may be the slow one"
+    elif any(times[worker] >= min(times[each] for each in workers) for worker in times if worker not in workers):
+        text += "; the time in which a rank waited for another one does not count"
+    return workers, text
+
+
+def _by_stage(entries: Iterable[RankStats]) -> dict[tuple[str, str], dict[int, tuple[float, float]]]:
+    """Return for each role and stage a dict from rank to the seconds of the stage and the time of its end."""
+    calls: dict[tuple[str, str], dict[int, tuple[float, float]]] = defaultdict(dict)
+    for entry in entries:
+        for role, stages in entry.stages.items():
+            for stage, took_s in stages.items():
+                calls[role, stage][entry.rank] = took_s, entry.ends.get(role, {}).get(stage, 0.0)
+    return calls
+
+
+def _waits(calls: Mapping[int, tuple[float, float]]) -> dict[int, float]:
+    """Return for each rank the seconds that it waited in a stage for the rank that began the stage last.
+
+    A rank that waits begins earlier, takes longer, and does not end later.
+    """
+    last_begin_s, last_took_s = max((end_s - took_s, took_s) for took_s, end_s in calls.values())
+    return {
+        rank: max(0.0, min(took_s - last_took_s, last_begin_s - (end_s - took_s)))
+        for rank, (took_s, end_s) in calls.items()
+    }
 
 
 # Minimum and maximum number of steps for a median, and number of first steps of a run that are ignored as untypical.
@@ -222,18 +263,11 @@ class Detector:
 
         A rank that waits for another rank in a stage does not end the stage later than that rank, so it is not slow.
         """
-        by_stage: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
-        ends: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
-        for entry in entries:
-            for role, stages in entry.stages.items():
-                for stage, took_s in stages.items():
-                    by_stage[role, stage][entry.rank] = took_s
-                    ends[role, stage][entry.rank] = entry.ends.get(role, {}).get(stage, 0.0)
         outliers = []
-        for (role, stage), times in by_stage.items():
-            rank, took_s, median_s = _slowest(times)
-            others_end_s = median([end for other, end in ends[role, stage].items() if other != rank] or [0.0])
-            late_s = ends[role, stage][rank] - others_end_s if len(times) > 1 else 0.0
+        for (role, stage), calls in _by_stage(entries).items():
+            rank, took_s, median_s = _slowest({rank: took_s for rank, (took_s, _) in calls.items()})
+            others_end_s = median([end_s for other, (_, end_s) in calls.items() if other != rank] or [0.0])
+            late_s = calls[rank][1] - others_end_s if len(calls) > 1 else 0.0
             if min(took_s - median_s, late_s) >= LEAST_SHARE * step.seconds:
                 text = f"{role} rank {rank} took {in_words(took_s)} for {stage} in step {step.number}"
                 outliers.append((took_s, median_s, text))

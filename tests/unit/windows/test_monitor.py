@@ -406,3 +406,31 @@ def test_the_share_of_a_device_is_what_torch_reserved_at_most(mocker: MockerFixt
     share, of = stats.memory_use()
     assert of == "host"
     assert 0 < share < 1
+
+
+@pytest.mark.parametrize(
+    ("slow_in", "chosen", "reason"),
+    [
+        # Rank 0 is slow in the reward, and ranks 1 and 2 wait for it in the update, and do a little more than it.
+        ("reward", "0", "; the time in which a rank waited for another one does not count"),
+        # All ranks wait for each other inside the update: no time shows which one is slow.
+        ("update", "1", "inside a stage take equally long, so another one may be the slow one"),
+    ],
+)
+def test_a_rank_that_waits_for_a_slow_one_is_not_the_slowest(
+    made: Made, kept: dict[str, bytes], slow_in: str, chosen: str, reason: str
+) -> None:
+    trainer = Trainer(made(steps="9", ranks="slowest:1"))
+    for number in range(1, 10):
+        for rank in range(3):
+            reward = 5.0 if (slow_in, rank) == ("reward", 0) else 1.1 if rank else 1.0
+            took = {"reward": reward, "update": (7.0 if slow_in == "reward" else 11.0) - reward}
+            ends = {"reward": reward, "update": sum(took.values())}
+            entry = RankStats(
+                role="actor", rank=rank, host="node1", step=number, stages={"actor": took}, ends={"actor": ends}
+            )
+            kept[f"told/run/rank.actor.{rank}"] = msgspec.json.encode(entry)
+        trainer.step(number)
+    ranks, why = trainer.captured[9]["slowest"]["actor"]
+    assert ranks == chosen
+    assert reason in why
