@@ -87,7 +87,12 @@ class OpenTriggers:
                 _register(run)
         first_step = step + 1 if self._of_trainer and identity.ranks() > 1 else step
         for name, trigger in requests.take(run, names):
-            self._open.append(_Window(run, name, trigger, Became(first=first_step), step))
+            became = Became(first=first_step, slowest=self.slowest(trigger))
+            self._open.append(_Window(run, name, trigger, became, step))
+
+    def slowest(self, trigger: Trigger) -> dict[str, tuple[str, str]]:
+        """Return the slowest ranks for a request, which the other ranks of a launcher do not know."""
+        return {}
 
     def match(self, step: int, against: str = "", for_good: bool = False) -> dict[str, Any] | None:
         """Return the overrides with which a request captures `step`, or None if no request captures `step`.
@@ -181,7 +186,12 @@ class _Window:
         self.trigger = trigger
         self.steps = Steps.parse(trigger.at) if trigger.at else None
         self.to_come = True
-        self.became = Became(state="open" if begun_steps else "taken", first=became.first, captured=begun_steps)
+        self.became = Became(
+            state="open" if begun_steps else "taken",
+            first=became.first,
+            captured=begun_steps,
+            slowest=became.slowest,
+        )
         # None if another process writes the state of the request.
         self._run = run
         self._first = became.first or 0
@@ -192,7 +202,8 @@ class _Window:
     @property
     def overrides(self) -> dict[str, Any]:
         """The overrides for the captures of the window, including the reason for the window."""
-        return self.trigger.overrides | {values.REASON: self.trigger.reason or _REASON}
+        slowest = {values.FOUND: self.became.slowest} if self.became.slowest else {}
+        return self.trigger.overrides | {values.REASON: self.trigger.reason or _REASON} | slowest
 
     def wants(self, step: int) -> bool:
         """Return True if `step` belongs to the window and is not being captured already."""
@@ -331,6 +342,11 @@ class Chooser(OpenTriggers):
     def with_stragglers(self, overrides: dict[str, Any], first: Callable[[], Mapping[int, int]]) -> dict[str, Any]:
         """Return the overrides of a window, completed by the slowest ranks as `Monitor.with_stragglers` does."""
         return self._compare(lambda monitor: monitor.with_stragglers(overrides, first)) or overrides
+
+    def slowest(self, trigger: Trigger) -> dict[str, tuple[str, str]]:
+        """Return the slowest ranks for a request, which the other ranks of a launcher do not know."""
+        ranks = self.with_stragglers(trigger.overrides, dict) if identity.ranks() > 1 else {}
+        return dict(ranks.get(values.FOUND, {}))
 
     def _compare(self, work: Callable[[Monitor], _Result]) -> _Result | None:
         """Call `work` with the monitor and return the result. Return None if there is no monitor or if `work` fails.

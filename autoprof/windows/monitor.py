@@ -87,7 +87,7 @@ class Monitor:
             first: Function that returns the first global rank of each replica.
         """
         settings = self._run.settings.overridden(overrides)
-        if not stats.asks_for_slowest(settings):
+        if FOUND in overrides or not stats.asks_for_slowest(settings):
             return dict(overrides)
         with self._lock:
             slowest = self._slowest.find(settings, first())

@@ -73,6 +73,7 @@ class Became(msgspec.Struct, kw_only=True):
         captured: Steps whose captures have ended.
         going_on: Step that is being captured, if any.
         reason: Reason why the request was refused, or why not all requested steps were captured.
+        slowest: The slowest ranks for the other ranks of a launcher, as in `Settings.overridden`.
     """
 
     state: Literal["taken", "open", "done", "refused"] = "taken"
@@ -81,6 +82,7 @@ class Became(msgspec.Struct, kw_only=True):
     captured: list[int] = []
     going_on: int | None = None
     reason: str = ""
+    slowest: dict[str, tuple[str, str]] = {}
 
     @property
     def over(self) -> bool:

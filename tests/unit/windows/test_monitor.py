@@ -355,6 +355,29 @@ def test_slowest_ranks_of_each_role_are_named_with_the_reason(made: Made, kept: 
     assert run.settings.overridden(handed) == read
 
 
+def test_all_trainers_of_a_launcher_know_the_slowest_rank_of_a_request(
+    made: Made, monkeypatch: pytest.MonkeyPatch, kept: dict[str, bytes]
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    run = made(steps="", ranks="slowest:1")
+    monkeypatch.setenv("RANK", "0")
+    first = Trainer(run)
+    monkeypatch.setenv("RANK", "1")
+    second = Trainer(Runtime(run.info), takes=False)
+    for number in range(1, 12):
+        for rank in (0, 1):
+            stages = {"actor": {"update_actor": 4.0 + rank}}
+            entry = RankStats(role="actor", rank=rank, host="node1", step=number, stages=stages, ends=stages)
+            kept[f"told/run/rank.actor.{rank}"] = msgspec.json.encode(entry)
+        if number == 9:
+            requests.ask(run.rundir, requests.Trigger(run="run"))
+        for rank, trainer in ((0, first), (1, second)):
+            monkeypatch.setenv("RANK", str(rank))
+            trainer.step(number)
+    assert first.captured == second.captured
+    assert {number: read["slowest"]["actor"][0] for number, read in second.captured.items()} == {10: "1"}
+
+
 def test_slowest_ranks_are_rank_0_until_times_are_known(made: Made) -> None:
     trainer = Trainer(made(steps="2", ranks="slowest:2"))
     trainer.steps(1, 2, 3)
