@@ -32,6 +32,7 @@ from autoprof.run.journal import Span, Timeline
 from autoprof.rundir import file_names, layout
 from autoprof.rundir.layout import CRASHES, RunDir
 from autoprof.rundir.records import HANGS, STACKS, WHY, BegunLine, Why
+from autoprof.rundir.runs import label, loop_of
 
 # Default limits of the duration of a span: in seconds, and as a multiple of the median. A span that exceeds both limits
 # hangs. As long as the median is unknown, a span that exceeds the first limit hangs.
@@ -146,10 +147,10 @@ class HangWatch:
     def _check_span(self, span: Span) -> None:
         """Ask for the stacks of all processes if an open span lasts longer than a limit."""
         line = span.line
-        loop = line.ids.get("loop") if line.span == "step" else None
+        loop = loop_of(line) if line.span == "step" else 1
         # In a later loop, a process without steps may have asked before under the name of the step alone.
-        may_be_known = line.step is None or loop is not None
-        name = NO_STEP if line.step is None else layout.hang_name(line.step, loop if isinstance(loop, int) else 1)
+        may_be_known = line.step is None or loop > 1
+        name = NO_STEP if line.step is None else layout.hang_name(line.step, loop)
         if name in self._seen:
             return
         # A batch of an engine lasts until the engine is idle. It hangs if the engine does not work.
@@ -260,8 +261,7 @@ class HangWatch:
 def _subject(line: BegunLine) -> str:
     """Return the name of an open span for a message: `step 5`, or `stage update_actor of step 5`."""
     if line.span == "step":
-        loop = line.ids.get("loop")
-        return line.name if line.step is None else f"step {line.step}{f' (loop {loop})' if loop else ''}"
+        return line.name if line.step is None else f"step {label(line.step, loop_of(line))}"
     return f"{line.span} {line.name}" if line.step is None else f"{line.span} {line.name} of step {line.step}"
 
 

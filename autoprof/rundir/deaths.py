@@ -22,7 +22,7 @@ from autoprof.rundir import file_names, layout, memory_state, processes
 from autoprof.rundir.layout import CRASHES, MAX_SILENCE_NS
 from autoprof.rundir.processes import EXITED, GONE, ProcessState
 from autoprof.rundir.records import ENGINE, Death, Frame, Line, NamedProcess, OpenSpan, Raised, RaisedLine, RunFile
-from autoprof.rundir.runs import ENDED, FAILED, UNFINISHED, Run, exit_status, label
+from autoprof.rundir.runs import ENDED, FAILED, UNFINISHED, Run, exit_status, label, loop_of
 
 EXCEPTION, EXIT, CRASH, KILLED, GONE_DEAD = "exception", "exit", "crash", "killed", "gone"
 KERNEL, RAY, NODE = "kernel", "Ray", "node"
@@ -321,8 +321,7 @@ def _death(state: ProcessState, info: RunFile, how: str, **fields: Any) -> Death
 def _loop(state: ProcessState) -> int:
     """Return the number of the loop of a process's latest step; 0 if the process has no steps."""
     step = _latest_step(state)
-    loop = step.ids.get("loop") if step is not None else 0
-    return loop if isinstance(loop, int) else 1
+    return loop_of(step) if step is not None else 0
 
 
 def _latest_step(state: ProcessState) -> Line | OpenSpan | None:
@@ -337,8 +336,7 @@ def _with_loop(death: Death, states: Iterable[ProcessState]) -> Death:
     latest = max(
         (step for step in steps if step.start_ns <= death.last_ns), key=lambda step: step.start_ns, default=None
     )
-    loop = latest.ids.get("loop") if latest is not None else 1
-    return replace(death, loop=loop if isinstance(loop, int) else 1)
+    return replace(death, loop=loop_of(latest) if latest is not None else 1)
 
 
 def _as_exit(death: Death) -> Death:

@@ -30,7 +30,7 @@ from autoprof.rundir.file_names import (
 )
 from autoprof.rundir.layout import RunDir
 from autoprof.rundir.processes import ProcessState
-from autoprof.rundir.records import CaptureMeta, Line, MergedMeta, OpenSpan, RunFile
+from autoprof.rundir.records import BegunLine, CaptureMeta, Line, MergedMeta, OpenSpan, RunFile
 
 _MAX_NAMED_RUNS, _MAX_NAMED_STEPS = 5, 5
 _TRACES = (".json", ".json.gz")
@@ -180,7 +180,7 @@ class CaptureFile:
         return {"name": self.name, "bytes": self.bytes, "state": self.state, "meta": self.fields}
 
 
-def loop_of(step: Line | OpenSpan) -> int:
+def loop_of(step: Line | BegunLine | OpenSpan) -> int:
     """Return the number of a step's loop in its process."""
     loop = step.ids.get("loop")
     return loop if isinstance(loop, int) and loop > 0 else 1
