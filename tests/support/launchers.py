@@ -32,22 +32,6 @@ BATCH = {
 }
 
 
-# Trainer that starts quickly, for tests of processes. It writes a timeline and no captures.
-PLAIN = """
-import os, time
-
-class Trainer:
-    global_step = 0
-    def fit(self):
-        for self.global_step in range(1, 4):
-            self.step()
-    def step(self):
-        self.update()
-    def update(self):
-        pass
-"""
-
-
 def srun(rank: int, ranks: int, *, job: int = 12, step: int = 0) -> dict[str, str]:
     """Return the variables of a task of `srun`."""
     return BATCH | {
@@ -92,7 +76,7 @@ def by_hand(rank: int, ranks: int, port: int) -> dict[str, str]:
 NOT_SET = {*srun(0, 2), *mpirun(0, 2), *by_hand(0, 2, 1), "SLURM_RESTART_COUNT", "TORCHELASTIC_RUN_ID"}
 
 
-def prepare(folder: Path, script: str, trainer: str = PLAIN) -> None:
+def prepare(folder: Path, script: str, trainer: str = small_trainer.PLAIN) -> None:
     """Write a script, and a trainer that it can import, into a folder."""
     small_trainer.write(folder, trainer)
     (folder / "train.py").write_text(script)

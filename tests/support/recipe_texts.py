@@ -18,8 +18,12 @@ options = { stage = "update_actor", role = "actor" }
 """
 
 
-def recipe(target: str, *hooks: tuple[str, str, str, str]) -> str:
-    """Return a recipe. Each hook is its name, its attribute, as `module:attribute` too, its behaviour, and options."""
+# Name, attribute (as `module:attribute` too), behaviour, and options.
+Hook = tuple[str, str, str, str]
+
+
+def recipe(target: str, *hooks: Hook) -> str:
+    """Return a recipe with these hooks."""
     text = f'target = "{target}"\n'
     for name, place, behaviour, options in hooks:
         module, _, attribute = place.rpartition(":")

@@ -1,10 +1,11 @@
-"""Trainer that computes with torch in child processes, for tests of how processes end."""
+"""Trainers that run in child processes: one that computes with torch, and one that starts quickly."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from autoprof.rundir import runs
 from autoprof.rundir.runs import Run
 from tests.support import helpers, packages
 from tests.support.helpers import TORCH, Python
-from tests.support.recipe_texts import recipe
+from tests.support.recipe_texts import Hook, recipe
 
 TRAINER = (
     TORCH
@@ -35,22 +36,51 @@ class Trainer:
         torch.ones(30, 30) + 1
 """
 )
-RECIPE = recipe(
-    "small",
-    ("step", "Trainer.step", "step.wrap", 'number = "self.global_step"'),
-    ("update", "Trainer.update", "stage", 'stage = "update_actor", role = "actor"'),
-)
+# Trainer that starts quickly, for tests of processes. It writes a timeline and no traces.
+PLAIN = """
+import os, signal, sys, threading, time
+
+class Trainer:
+    global_step, dies_in = 0, 2
+    def fit(self, inside=lambda: None, steps=3):
+        for self.global_step in range(1, steps + 1):
+            self.step(inside)
+    def step(self, inside=lambda: None):
+        self.update(inside)
+    def update(self, inside):
+        if self.global_step == self.dies_in:
+            inside()
+"""
+STEP = ("step", "Trainer.step", "step.wrap", 'number = "self.global_step"')
+UPDATE = ("update", "Trainer.update", "stage", 'stage = "update_actor", role = "actor"')
+HOOKS = (STEP, UPDATE)
+RECIPE = recipe("small", *HOOKS)
 BEGIN = "from small import *\n"
 
 
-def write(folder: Path, trainer: str = TRAINER) -> Path:
-    """Write the trainer and its recipe into a folder `lib` of `folder`, and return its path."""
-    packages.need("torch")
+def write(folder: Path, trainer: str = TRAINER, hooks: Sequence[Hook] = HOOKS) -> Path:
+    """Write a trainer and its recipe into a folder `lib` of `folder`, and return its path."""
+    if trainer != PLAIN:
+        packages.need("torch")
     lib = folder / "lib"
-    lib.mkdir()
+    lib.mkdir(exist_ok=True)
     (lib / "small.py").write_text(trainer)
-    (lib / "small.toml").write_text(RECIPE)
+    (lib / "small.toml").write_text(recipe("small", *hooks))
     return lib
+
+
+def plain(
+    folder: Path, code: str, *command: str, hooks: Sequence[Hook] = HOOKS, check: bool = False, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a script `train.py` that can import the trainer that starts quickly.
+
+    autoprof is on and captures nothing. `command` precedes the script.
+    """
+    lib = write(folder, PLAIN, hooks)
+    (folder / "train.py").write_text(code)
+    settings = {"AUTOPROF": "1", "AUTOPROF_STEPS": "", "AUTOPROF_RECIPES": str(lib / "small.toml")}
+    settings |= {"PYTHONPATH": str(lib)} | variables
+    return helpers.run([sys.executable, *command, "train.py"], cwd=folder, check=check, **settings)
 
 
 def prepare(folder: Path, python: Python) -> Python:

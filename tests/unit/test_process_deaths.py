@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,24 +17,9 @@ from autoprof.rundir import deaths, runs
 from autoprof.rundir.layout import CRASHES
 from autoprof.rundir.records import Death
 from autoprof.rundir.runs import Run
-from tests.support import helpers
 from tests.support.helpers import Python
-from tests.support.small_trainer import RECIPE
+from tests.support.small_trainer import plain
 
-TRAINER = """
-import os, signal, sys, threading, time
-
-class Trainer:
-    global_step, dies_in = 0, 2
-    def fit(self, inside=lambda: None, steps=3):
-        for self.global_step in range(1, steps + 1):
-            self.step(inside)
-    def step(self, inside):
-        self.update(inside)
-    def update(self, inside):
-        if self.global_step == self.dies_in:
-            inside()
-"""
 # Program that runs the given code in step 2.
 PROGRAM = """from small import *
 
@@ -49,18 +33,7 @@ Trainer().fit(lambda: fetch_score("hf_abcdefghijklmnop"))
 @pytest.fixture
 def go(tmp_path: Path) -> Python:
     """Return a function that runs a program which can import the small trainer."""
-    (tmp_path / "lib").mkdir()
-    (tmp_path / "lib" / "small.py").write_text(TRAINER)
-    recipe = tmp_path / "lib" / "small.toml"
-    recipe.write_text(RECIPE)
-
-    def run(code: str, *command: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        (tmp_path / "train.py").write_text(code)
-        settings = {"AUTOPROF": "1", "AUTOPROF_STEPS": "", "AUTOPROF_RECIPES": str(recipe)}
-        settings |= {"PYTHONPATH": str(tmp_path / "lib")} | variables
-        return helpers.run([sys.executable, *command, "train.py"], cwd=tmp_path, **settings)
-
-    return run
+    return functools.partial(plain, tmp_path)
 
 
 def the_run(folder: Path) -> Run:

@@ -3,43 +3,24 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from autoprof.run.closing_line import executed_steps
 from tests.support import helpers
+from tests.support.recipe_texts import Hook
+from tests.support.small_trainer import HOOKS, STEP, UPDATE, plain
 from tests.support.timelines import step, timeline
 
-TRAINER = """
-import sys
-
-class Trainer:
-    global_step = 0
-    def fit(self, steps):
-        for self.global_step in range(1, steps + 1): self.train_step()
-    def train_step(self): self.update()
-    def update(self): pass
-"""
-STEP = (
-    '{ name = "step", attribute = "Trainer.train_step", behaviour = "step.wrap", '
-    'options = { number = "self.global_step" } }'
-)
-STAGE = (
-    '{ name = "update", attribute = "Trainer.update", behaviour = "stage", '
-    'options = { stage = "update", role = "actor" } }'
-)
-RUN = "from tiny import *\nTrainer().fit(4)\n"
+RUN = "from small import *\nTrainer().fit(steps=4)\n"
 
 
-def lines(folder: Path, code: str = RUN, hooks: str = f"{STEP}, {STAGE}", **variables: str) -> list[str]:
+def lines(folder: Path, code: str = RUN, hooks: Sequence[Hook] = HOOKS, **variables: str) -> list[str]:
     """Return autoprof's lines on stderr from a run of a script, with the id of the run replaced."""
-    (folder / "tiny.py").write_text(TRAINER)
-    (folder / "tiny.toml").write_text(f'target = "tiny"\nhook = [{hooks}]\n')
-    (folder / "train.py").write_text(code)
-    known = {"AUTOPROF_RECIPES": "tiny.toml", "AUTOPROF_LOG": "notice", "AUTOPROF_RUN_ID": "made"}
-    settings = {"AUTOPROF": "1", "AUTOPROF_MIN_FREE_MB": "1", **known, **variables}
-    done = helpers.run([sys.executable, "train.py"], cwd=folder, check=True, **settings)
+    known = {"AUTOPROF_LOG": "notice", "AUTOPROF_RUN_ID": "made", "AUTOPROF_MIN_FREE_MB": "1"}
+    done = plain(folder, code, hooks=hooks, check=True, **known | variables)
     return [line for line in done.stderr.splitlines() if line.startswith("autoprof")]
 
 
@@ -67,50 +48,50 @@ def test_another_folder_is_named_in_the_command(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "hooks", "expected"),
     [
-        ({"AUTOPROF_STEPS": "99"}, f"{STEP}, {STAGE}", "no step was captured: AUTOPROF_STEPS=99, steps 1 to 4 ran"),
+        ({"AUTOPROF_STEPS": "99"}, HOOKS, "no step was captured: AUTOPROF_STEPS=99, steps 1 to 4 ran"),
         (
             {"AUTOPROF_STEPS": "99", "AUTOPROF_WHEN": "step>2x"},
-            f"{STEP}, {STAGE}",
+            HOOKS,
             "no step was captured: AUTOPROF_STEPS=99, AUTOPROF_WHEN=step>2x, steps 1 to 4 ran",
         ),
         (
             {"AUTOPROF_STEPS": ""},
-            f"{STEP}, {STAGE}",
+            HOOKS,
             "steps 1 to 4 are on the timeline in autoprof_runs/made; autoprof report shows it",
         ),
         (
             {"AUTOPROF_STEPS": "2"},
-            STEP,
+            [STEP],
             "no step was captured, although step 2 ran; autoprof doctor autoprof_runs/made shows why",
         ),
         (
             {"AUTOPROF_STEPS": "2"},
-            STAGE,
+            [UPDATE],
             "no step was captured: no step was recorded; autoprof doctor autoprof_runs/made shows why",
         ),
-        ({"AUTOPROF_STEPS": "99", "AUTOPROF_LOG": "warning"}, f"{STEP}, {STAGE}", ""),
+        ({"AUTOPROF_STEPS": "99", "AUTOPROF_LOG": "warning"}, HOOKS, ""),
     ],
 )
 def test_a_run_without_captures_gives_the_reason(
-    tmp_path: Path, settings: dict[str, str], hooks: str, expected: str
+    tmp_path: Path, settings: dict[str, str], hooks: Sequence[Hook], expected: str
 ) -> None:
     assert lines(tmp_path, hooks=hooks, **settings) == ([f"autoprof: {expected}"] if expected else [])
 
 
 def test_a_run_that_was_switched_off_says_so(tmp_path: Path) -> None:
-    code = f"{RUN}open('autoprof_runs/made/control/off', 'w').close()\nTrainer().fit(1)\n"
+    code = f"{RUN}open('autoprof_runs/made/control/off', 'w').close()\nTrainer().fit(steps=1)\n"
     expected = "no step was captured: AUTOPROF_STEPS=99, steps 1 to 4 ran, then autoprof was switched off"
     assert lines(tmp_path, code, AUTOPROF_STEPS="99")[-1] == f"autoprof: {expected}"
 
 
 def test_many_steps_with_gaps_are_not_listed(tmp_path: Path) -> None:
-    code = "from tiny import *\nwork = Trainer()\nfor work.global_step in range(10, 910, 10): work.train_step()\n"
+    code = "from small import *\nwork = Trainer()\nfor work.global_step in range(10, 910, 10): work.step()\n"
     expected = "autoprof: no step was captured: AUTOPROF_STEPS=99, 90 steps from 10 to 900 ran"
     assert lines(tmp_path, code, AUTOPROF_STEPS="99") == [expected]
 
 
 def test_a_run_of_several_processes_has_one_line(tmp_path: Path) -> None:
-    code = f"import os\n{RUN}if not os.fork(): Trainer().fit(1); sys.exit()\nos.wait()\n"
+    code = f"import os\n{RUN}if not os.fork(): Trainer().fit(steps=1); sys.exit()\nos.wait()\n"
     assert len(lines(tmp_path, code, AUTOPROF_STEPS="99")) == 1
 
 
@@ -148,7 +129,8 @@ def test_a_replaced_stderr_gets_the_line(tmp_path: Path) -> None:
 
 
 def test_the_line_of_a_test_runner_follows_its_summary(tmp_path: Path) -> None:
-    code = "import pytest, sys\nopen('test_one.py', 'w').write('from tiny import *\\ndef test(): Trainer().fit(4)')\n"
+    test = "from small import *\ndef test(): Trainer().fit(steps=4)"
+    code = f"import pytest, sys\nopen('test_one.py', 'w').write({test!r})\n"
     (line,) = lines(tmp_path, f"{code}pytest.main(['-q', '-s', '-p', 'no:cacheprovider'])\n", AUTOPROF_STEPS="99")
     assert line == "autoprof: no step was captured: AUTOPROF_STEPS=99, steps 1 to 4 ran"
 

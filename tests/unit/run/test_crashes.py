@@ -11,6 +11,7 @@ import pytest
 
 from autoprof.base import identity
 from tests.support import helpers
+from tests.support.small_trainer import plain
 
 # Start of each program, which uses the crash file of `autoprof.run.watcher`.
 BEGIN = """
@@ -157,13 +158,8 @@ say(on=faulthandler.is_enabled(), next=os.open("/dev/null", os.O_RDONLY))
 
 
 def test_a_program_that_looks_after_its_imports_enables_faulthandler_itself(tmp_path: Path) -> None:
-    (tmp_path / "tiny.py").write_text("class Trainer:\n    def step(self, value): return value\n")
-    hook = '{ name = "step", attribute = "Trainer.step", behaviour = "step.wrap", options = { number = "value" } }'
-    (tmp_path / "tiny.toml").write_text(f'target = "tiny"\nhook = [{hook}]\n')
-    code = "import faulthandler, tiny\nprint(faulthandler.is_enabled())\ntiny.Trainer().step(1)\n"
-    (tmp_path / "train.py").write_text(f"{code}print(faulthandler.is_enabled())\n")
-    on = {"AUTOPROF": "1", "AUTOPROF_RECIPES": "tiny.toml", "AUTOPROF_STEPS": ""}
-    assert helpers.run([sys.executable, "train.py"], cwd=tmp_path, **on).stdout == "False\nTrue\n"
+    code = "import faulthandler\nfrom small import Trainer\nprint(faulthandler.is_enabled())\nTrainer().fit()\n"
+    assert plain(tmp_path, f"{code}print(faulthandler.is_enabled())\n").stdout == "False\nTrue\n"
 
 
 @pytest.mark.parametrize("before", ["", "faulthandler.enable()\n"])

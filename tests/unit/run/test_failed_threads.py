@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from autoprof.run import snapshot
-from tests.support import helpers
-from tests.unit.run.test_closing_line import STEP, TRAINER
+from tests.support.small_trainer import plain
 
 PROGRAM = """
 import sys, threading
 earlier = threading.Thread(target=lambda: {}["earlier"], name="earlier")
 hooks = threading.excepthook, threading.__excepthook__
-from tiny import *
-Trainer().fit(2)
+from small import *
+Trainer().fit(steps=2)
 print(hooks == (threading.excepthook, threading.__excepthook__), hooks[0] is hooks[1])
 def run(work, name):
     thread = threading.Thread(target=work, name=name)
@@ -36,8 +34,8 @@ run(lambda: None.missing, "hook")
 # Children whose class notices each read of an attribute.
 CHILDREN = """
 import multiprocessing, os, sys, time
-from tiny import *
-Trainer().fit(2)
+from small import *
+Trainer().fit(steps=2)
 class Child(multiprocessing.get_context("fork").Process):
     read = []
     pid = name = exitcode = property(lambda self: Child.read.append("property"))
@@ -66,11 +64,7 @@ TELL = 'print(*sys.modules["autoprof.run.snapshot"]._failed_threads.texts, sep="
 
 def outputs(folder: Path, code: str, on: str) -> tuple[list[str], str]:
     """Return the lines on stdout, and stderr."""
-    (folder / "tiny.py").write_text(TRAINER)
-    (folder / "tiny.toml").write_text(f'target = "tiny"\nhook = [{STEP}]\n')
-    (folder / "train.py").write_text(code)
-    settings = {"AUTOPROF": on, "AUTOPROF_RECIPES": "tiny.toml", "AUTOPROF_STEPS": "", "AUTOPROF_LOG": "error"}
-    result = helpers.run([sys.executable, "train.py"], cwd=folder, check=True, **settings)
+    result = plain(folder, code, check=True, AUTOPROF=on, AUTOPROF_LOG="error")
     return result.stdout.splitlines(), result.stderr
 
 

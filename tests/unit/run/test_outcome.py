@@ -8,20 +8,15 @@ from pathlib import Path
 import pytest
 
 from autoprof.rundir import runs
-from tests.support.helpers import Python
-from tests.support.recipe_texts import recipe
+from tests.support.small_trainer import plain
 
 
 @pytest.fixture
-def ended(tmp_path: Path, python: Python) -> Callable[..., runs.Run]:
+def ended(tmp_path: Path) -> Callable[..., runs.Run]:
     """Return a function that runs code after a step of a trainer and returns the run."""
-    (tmp_path / "tiny.py").write_text("class Trainer:\n    def step(self, value): return value\n")
-    (tmp_path / "tiny.toml").write_text(recipe("tiny", ("step", "Trainer.step", "step.wrap", 'number = "value"')))
 
     def run(code: str, status: int, **variables: str) -> runs.Run:
-        settings = {"AUTOPROF": "1", "AUTOPROF_STEPS": "", "AUTOPROF_RECIPES": "tiny.toml", "PYTHONPATH": "."}
-        begin = "import os, signal, sys, tiny; tiny.Trainer().step(1)\n"
-        result = python(begin + code, check=False, **settings | variables)
+        result = plain(tmp_path, f"from small import *\nTrainer().fit(steps=1)\n{code}", **variables)
         assert result.returncode == status
         assert [line for line in result.stderr.splitlines() if line.startswith("autoprof")] == []
         return runs.find(tmp_path / "autoprof_runs", "latest")
