@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from itertools import chain
 from statistics import median
 
 import msgspec
@@ -15,7 +16,7 @@ import msgspec
 from autoprof.base.intervals import Interval, Union, exclusive
 from autoprof.config import values
 from autoprof.report.model import OTHER, OWN, StageGap, StageShare, StepRow, ValidationRow, several
-from autoprof.report.timeline import RunTimeline, StepSpan, StepSums
+from autoprof.report.timeline import TOKEN_KINDS, RunTimeline, StepSpan, StepSums
 from autoprof.rundir.journal import Journal
 from autoprof.rundir.runs import CaptureFile, Step
 
@@ -61,7 +62,8 @@ def by_stage(span: StepSpan, sums: StepSums) -> dict[str, float]:
     """Return the seconds of each stage of a step: the longest stage first, then `OTHER`, then `OWN`.
 
     Each second counts for one stage only. autoprof's own time in any process is counted first, then the driver's
-    timers. Time outside of all timers counts for the stages of rank 0 of each role, then for the stages of all ranks.
+    timers. Time outside of all timers counts for the stages of rank 0 of each role, then for the stages of all ranks,
+    then for the stages that ran beside the step.
     Under torchrun each rank runs the whole loop: only the driver's own stages count, so the table shows its loop.
     """
     start, end = span.start_ns, span.end_ns
@@ -84,7 +86,7 @@ def without_autoprof(stages: Mapping[str, float]) -> dict[str, float]:
 def free_time(span: StepSpan, sums: StepSums) -> list[Interval]:
     """Return the times of a step in which no stage and no timer ran, and autoprof did not delay the step."""
     start, end = span.start_ns, span.end_ns
-    named_intervals = _timers(span, sums) + _within(sums.stages, start, end)
+    named_intervals = _named(span, sums)
     covered = Union([*sums.profiling.pieces(), *((low, high) for _, low, high in named_intervals)])
     return list(covered.without(start, end))
 
@@ -109,7 +111,7 @@ def no_stage(span: StepSpan, sums: StepSums, parts: Mapping[str, float]) -> Stag
     low, high = max(free, key=lambda piece: piece[1] - piece[0], default=(start, start))
     if free_s <= long_s and (high - low) / 1e9 < long_part_s:
         return None
-    named_intervals = _timers(span, sums) + _within(sums.stages, start, end)
+    named_intervals = _named(span, sums)
     return StageGap(
         seconds=free_s,
         share=free_s / stages_s,
@@ -165,6 +167,7 @@ def _stages_ns_in(span: StepSpan, sums: StepSums, intervals: Sequence[Interval])
             _timers(span, sums),
             _within(sums.first_ranks, start, end),
             _within(all_ranks, start, end),
+            _within(sums.beside, start, end),
         ):
             for low, high in covered.without(start, end):
                 for name, length in exclusive(spans, low, high).items():
@@ -177,6 +180,12 @@ def _stages_ns_in(span: StepSpan, sums: StepSums, intervals: Sequence[Interval])
 def _timers(span: StepSpan, sums: StepSums) -> list[tuple[str, int, int]]:
     """Return the name, the start and the end of each timer of the step's driver."""
     return [(name, start, end) for name, start, end, file in sums.timers if file == span.file]
+
+
+def _named(span: StepSpan, sums: StepSums) -> list[tuple[str, int, int]]:
+    """Return the name, the start and the end of each timer of the driver, and of each stage that ran in the step."""
+    stages = (_within(each, span.start_ns, span.end_ns) for each in (sums.stages, sums.beside))
+    return [*_timers(span, sums), *chain.from_iterable(stages)]
 
 
 def _within(stages: Mapping[str, Union], start: int, end: int) -> list[tuple[str, int, int]]:
@@ -240,15 +249,17 @@ def _stage_shares(
 
 
 def validations(timeline: RunTimeline, rows: Sequence[StepRow]) -> list[ValidationRow]:
-    """Return the validations outside of steps, in order.
+    """Return the validations outside of steps, in order. If steps have ended, only of the processes that drove them.
 
     A validation is named after the last step before it in the same attempt. If there is no such step, it is named after
     the next step.
     """
     found = []
-    for name, start, end, _ in sorted(timeline.validations, key=lambda timer: timer[1]):
+    drivers = {span.file for span in timeline.spans.values()}
+    for name, start, end, file in sorted(timeline.validations, key=lambda timer: timer[1]):
         since, until = timeline.attempts.around(start)
-        if any(row.start_ns <= start < row.start_ns + row.seconds * 1e9 for row in rows):
+        is_inside = any(row.start_ns <= start < row.start_ns + row.seconds * 1e9 for row in rows)
+        if is_inside or (drivers and file not in drivers):
             continue
         steps = [row for row in rows if since <= row.start_ns < until]
         earlier = [row for row in steps if row.start_ns <= start]
@@ -436,7 +447,7 @@ class Overview:
 
     def _row(self, span: StepSpan, is_first: bool) -> StepRow:
         sums = self._timeline.steps.get(span.number) or StepSums()
-        prompt, response = sums.tokens.get("turn") or sums.tokens.get("request") or (None, None)
+        prompt, response = next((sums.tokens[kind] for kind in TOKEN_KINDS if kind in sums.tokens), (None, None))
         length = (span.end_ns - span.start_ns) / 1e9
         parts = by_stage(span, sums)
         recorded = self._recorded.anywhere.within(span.start_ns, span.end_ns)

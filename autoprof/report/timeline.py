@@ -44,6 +44,8 @@ from autoprof.traces.reader import TraceError
 WHOLE = "step"
 # A step number that no zone of a journal contains.
 NO_STEP = 2 * EVER
+# Kinds of spans that may count tokens. Only the first one that does is used, because they contain each other.
+TOKEN_KINDS = "turn", "request", "sample", "stage"
 # Number that replaces the number of the driver's journal if the step's driver is unknown.
 NO_FILE = -1
 # Maximum number of distinct names of spans, roles and steps. Some programs put a number into every name, and the page
@@ -169,8 +171,7 @@ class StepSums(Struct):
         stages: Dict from the name of each stage to the times in which any process ran the stage.
         profiling: The times of the step in which autoprof delayed the run. `RunTimeline` sets them once all journals
             are read, because an export may end in a later step.
-        tokens: Dict from the kind of span (`turn` or `request`) to (prompt tokens, response tokens). Tokens of requests
-            are used only if there are no turns.
+        tokens: Dict from the kind of span, one of `TOKEN_KINDS`, to (prompt tokens, response tokens).
         samples: The number of samples.
         trains: True if a span of the step does not belong to a validation. A validation before the first step has the
             number of the step before.
@@ -178,6 +179,8 @@ class StepSums(Struct):
         last_ns: The last end of a span with the step's number. The span of the step itself does not count.
         first_ranks: The same as `stages`, for processes with rank 0 of their role only.
         files: Dict from the name of each stage to the number of the journal of a process with rank 0.
+        beside: The same as `stages`, for stages in another thread or task than their step. In an ended step also for
+            stages without a step's number, and for stages beside an earlier step that have not ended before.
     """
 
     timers: list[Timer] = []
@@ -190,6 +193,7 @@ class StepSums(Struct):
     last_ns: int = 0
     first_ranks: dict[str, Union] = {}
     files: dict[str, int] = {}
+    beside: dict[str, Union] = {}
 
     @property
     def driver(self) -> int:
@@ -219,6 +223,7 @@ class _Index(JournalIndex):
     spans: list[StepSpan]
     steps: dict[int, StepSums]
     unnumbered: list[Timer]
+    stepless: dict[str, Union]
     validations: list[Timer]
     before: dict[int, list[int]]
     first_steps: list[int]
@@ -304,6 +309,8 @@ class RunTimeline:
         self.reader = SpanReader()
         self._distinct = Distinct()
         self._unnumbered: list[Timer] = []
+        # Dict from the name of a stage to the times in which processes that know no step ran it.
+        self._stepless: dict[str, Union] = {}
         # Dict from the number of a step that the trainer executed several times to the ends of its earlier executions.
         self._before: dict[int, list[int]] = defaultdict(list)
 
@@ -316,10 +323,22 @@ class RunTimeline:
             sums, ended_span = self.steps[number], self.spans.get(number)
             limits = (ended_span.start_ns, ended_span.end_ns) if ended_span else (sums.first_ns, sums.last_ns)
             sums.profiling = Union(self.profiling.within(*limits))
+        self._extend_stages_beside()
         self.spans = {
             number: msgspec.structs.replace(span, since_ns=self.between[number][0], until_ns=self.between[number][1])
             for number, span in self.spans.items()
         }
+
+    def _extend_stages_beside(self) -> None:
+        """Add the stages without a step's number, and those that began in an earlier step, to `beside` of each step."""
+        carried: list[tuple[str, Union]] = []
+        for span in sorted(self.spans.values(), key=lambda span: span.start_ns):
+            beside = self.steps[span.number].beside
+            own = list(beside.items())
+            for name, union in (*self._stepless.items(), *carried):
+                for piece in union.within(span.start_ns, span.end_ns):
+                    beside.setdefault(name, Union()).add(*piece)
+            carried = [each for each in (*carried, *own) if each[1].within(span.end_ns, EVER)]
 
     def _read_journal(self, file: int, parts: Sequence[tuple[int, int]] = WHOLE_FILE) -> list[Zone]:
         """Add the spans of the journal with the number `file` to the sums. Return the zones of the journal.
@@ -360,7 +379,9 @@ class RunTimeline:
                 if number is None:
                     if span.kind == "timer":
                         self._unnumbered.append((self._name(span), start, end, file))
-                    elif span.stage_kind == "validate" and span.role == "trainer" and not span.rank:
+                    elif span.kind == "stage":
+                        self._stepless.setdefault(self._name(span), Union()).add(start, end)
+                    if span.kind != "timer" and span.stage_kind == "validate" and not span.rank:
                         self.validations.append((self._name(span), start, end, file))
                     continue
                 if number != current_step or sums is None:
@@ -418,19 +439,21 @@ class RunTimeline:
         if end > sums.last_ns:
             sums.last_ns = end
         if kind == "stage":
-            stage = sums.stages.get(name)
+            stages = sums.beside if span.beside else sums.stages
+            stage = stages.get(name)
             if stage is None:
                 name = self._name(span)
-                stage = sums.stages.setdefault(name, Union())
+                stage = stages.setdefault(name, Union())
             stage.add(start, end)
-            if not span.rank:
+            if not span.rank and not span.beside:
                 sums.first_ranks.setdefault(name, Union()).add(start, end)
                 sums.files[name] = file
         elif kind == "timer":
             sums.timers.append((self._name(span), start, end, file))
         elif kind == "sample":
             sums.samples += not span.ids.get("validate")
-        elif kind in ("turn", "request") and span.counts and not span.ids.get("validate"):
+        is_counted = kind in TOKEN_KINDS and (kind != "stage" or span.stage_kind == "generate")
+        if is_counted and "response_tokens" in span.counts and not span.ids.get("validate"):
             prompt, response = sums.tokens.get(kind, (0, 0))
             added_tokens = span.counts.get("prompt_tokens") or 0, span.counts.get("response_tokens") or 0
             sums.tokens[kind] = prompt + added_tokens[0], response + added_tokens[1]
@@ -504,6 +527,7 @@ class RunTimeline:
         if index is None or index.stamps != stamps or index.shifts_ns != shifts or len(index.zones) != len(shifts):
             return False
         self.zones, self.kinds, self._unnumbered = index.zones, index.kinds, index.unnumbered
+        self._stepless = index.stepless
         self.profiling, self.writing = index.profiling, index.writing
         self.spans = {span.number: span for span in index.spans}
         self.steps.update(index.steps)
@@ -524,6 +548,7 @@ class RunTimeline:
             spans=list(self.spans.values()),
             steps=dict(self.steps),
             unnumbered=self._unnumbered,
+            stepless=self._stepless,
             before=dict(self._before),
             attempts=self.attempts.starts,
             loop_of=self.attempts.loop_of,

@@ -64,11 +64,12 @@ class Span:
     Attributes:
         line: The journal line for the start of the span.
         begun_ns: The start by `time.monotonic_ns`.
+        beside: True if the span began in another thread or asyncio task than the open step of this process.
         thread: The id of the thread in which the span began. Only spans of the kinds in `AT_ONCE` have this attribute.
         task: A weak reference to the asyncio task in which the span began, or None. Only steps have this attribute.
     """
 
-    __slots__ = ("_life", "_timeline", "begun_ns", "line", "task", "thread")
+    __slots__ = ("_life", "_timeline", "begun_ns", "beside", "line", "task", "thread")
 
     def __init__(
         self,
@@ -89,10 +90,12 @@ class Span:
         self.line = BegunLine(kind, name, step, role, rank, time.time_ns(), ids or {}, stage_kind)
         self.begun_ns = time.monotonic_ns()
         # Set all attributes before the watcher can find the span. A signal handler may raise between two lines.
+        self.beside = False
         if kind == "step":
             self.task = _current_task()
         if kind in AT_ONCE:
             self.thread = get_ident()
+            self.beside = kind == "stage" and timeline.has_step_elsewhere(self.thread)
             timeline.announced.add(self)
             timeline.write(self.line)
         elif kind == "timer" and step is not None:
@@ -133,6 +136,7 @@ class Span:
             begun_line.ids,
             counts or {},
             begun_line.stage_kind,
+            self.beside,
         )
         self._timeline.add(self, line, now, error)
 
@@ -299,6 +303,17 @@ class Timeline:
     def watch_work(self, work: Callable[[], object]) -> None:
         """Compare the results of `work` from now on, because the engine of this process begins a batch."""
         self.work, self._work_done = work, work()
+
+    def has_step_elsewhere(self, thread: int) -> bool:
+        """Return True if a step is open in another thread than `thread`, the caller's, or in another asyncio task."""
+        for span in list(self.announced):
+            if span.line.span != "step":
+                continue
+            if span.thread != thread:
+                return True
+            if span.task is not None and (task := _current_task()) is not None and task() is not span.task():
+                return True
+        return False
 
     def report_gap(self) -> None:
         """Call `gap_began`, because a time without a stage may have begun."""

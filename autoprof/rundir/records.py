@@ -525,6 +525,7 @@ class Line(Struct, frozen=True, omit_defaults=True, gc=False):
     ids: Mapping[str, Id | None] = {}  # The ids of the sample, request or replica.
     counts: Mapping[str, Count | None] = {}  # Counts by name, such as `response_tokens`.
     stage_kind: str = ""  # The [kind](recipes.md#kinds) of a stage or timer, if it has one.
+    beside: bool = False  # True if the stage began in another thread or asyncio task than the open step.
 
 
 # The names of the `profiling` spans of a thread that writes a trace: the export, which holds the interpreter's lock all

@@ -45,6 +45,33 @@ print(*sorted(name for name in sys.modules if name == "msgspec" or "dispatch" in
     python(code)
 
 
+def test_a_stage_knows_that_it_is_in_another_thread_or_task_than_its_step(python: Python, tmp_path: Path) -> None:
+    code = """
+import asyncio, threading
+def work(name):
+    with autoprof.stage(name, role=name):
+        pass
+async def task(name):
+    work(name)
+async def main():
+    with autoprof.step(2):
+        await task("here")
+        await asyncio.create_task(task("a task"))
+autoprof.start("", dir="runs")
+with autoprof.step(1):
+    work("main")
+    (thread := threading.Thread(target=work, args=("a thread",))).start()
+    thread.join()
+asyncio.run(main())
+work("none")
+autoprof.stop()
+"""
+    python(BEGIN + code)
+    stages = [span for span in spans(only_run(tmp_path / "runs")) if span["kind"] == "stage"]
+    assert {span["name"] for span in stages if span.get("beside")} == {"a thread", "a task"}
+    assert len(stages) == 5
+
+
 def test_a_marked_loop_records_as_with_a_recipe_until_it_is_stopped(python: Python, tmp_path: Path) -> None:
     code = """
 before = dict(os.environ)

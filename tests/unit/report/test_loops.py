@@ -294,6 +294,14 @@ def test_validations_outside_of_steps_have_rows(tmp_path: Path) -> None:
     assert "<li>Validation before step 1: 12.3 s</li>" in html.page(found)
 
 
+@pytest.mark.parametrize("in_driver", [True, False])
+def test_a_validation_of_any_role_counts_in_the_process_of_the_steps(tmp_path: Path, in_driver: bool) -> None:
+    driver, worker = ([validation(0, 12.3, role="rollout")] for _ in range(2))
+    steps = loop(1, 20, 5, 2)
+    found = figures(timeline(tmp_path / "run", driver=steps + driver * in_driver, worker=worker))
+    assert [each.text for each in found.validations] == ["validation before step 1: 12.3 s"] * in_driver
+
+
 def test_a_validation_before_a_resumed_step_is_not_a_step(tmp_path: Path) -> None:
     resumed = [each for each in loop(1, 20, 5, 2, 3) if each["step"] > 2]
     found = figures(timeline(tmp_path / "run", driver=[validation(0, 9), *resumed], agents=samples(2, 1)))

@@ -388,3 +388,46 @@ def test_a_stage_that_few_steps_have_costs_little(tmp_path: Path) -> None:
     found = comparison.compare(comparison.side(a, None, True), comparison.side(b, None, True))
     assert [row.where for row in found.rows if row.name == "testing"] == ["1 of 12 steps"]
     assert found.findings == []
+
+
+def stages_of(folder: Path, driver: Spans, worker: Spans) -> tuple[list[dict[str, float]], list[str]]:
+    """Return the seconds of the stages of each step, rounded, and the texts of the findings."""
+    driver = [span("stage", "train", at + 4, at + 10, step=step, role="actor", rank=0) for step, at in STEPS] + driver
+    driver += [step(at + 10, number, at, rank=0) for number, at in STEPS]
+    found = figures(timeline(folder, driver=driver, worker=worker))
+    stages = [{name: round(took) for name, took in row.stages.items() if name != OWN} for row in found.steps]
+    return stages, [each.text for each in found.findings]
+
+
+STEPS = [(1, 0), (2, 10), (3, 20)]
+
+
+def test_stages_of_a_process_without_steps_count(tmp_path: Path) -> None:
+    worker = [span("stage", "generate", at, at + 4, step=None, role="rollout", rank=0) for _, at in STEPS]
+    assert stages_of(tmp_path / "run", [], worker) == ([{"train": 6, "generate": 4, "other": 0}] * 3, [])
+
+
+def test_a_thread_that_works_across_steps_counts_where_the_driver_has_no_stage(tmp_path: Path) -> None:
+    ahead = [
+        span("stage", "generate", begin, begin + 9, step=step, role="rollout", rank=0, beside=True)
+        for step, begin in [(None, -5), (1, 4.1), (2, 15)]
+    ]
+    expected = [{"train": 6, "generate": 4, "other": 0}, {"train": 6, "generate": 4 - 1, "other": 1}]
+    stages, findings = stages_of(tmp_path / "run", ahead, [])
+    assert stages == [expected[0], expected[1], expected[0]]
+    assert not findings
+
+
+@pytest.mark.parametrize("kind", ["turn", "request", "sample", "stage"])
+def test_tokens_are_counted_once(tmp_path: Path, kind: str) -> None:
+    kinds = ["turn", "request", "sample", "stage"]
+    spans = [
+        span(each, "generate", at, at + 4, step=step, role="rollout", rank=0, counts={"response_tokens": tokens})
+        | ({"stage_kind": "generate"} if each == "stage" else {})
+        for step, at in STEPS
+        for each, tokens in zip(kinds, (100, 200, 300, 400), strict=True)
+        if kinds.index(each) >= kinds.index(kind)
+    ]
+    spans += [span("stage", "train", 5, 6, role="actor", rank=0, counts={"response_tokens": 7})]
+    found = figures(timeline(tmp_path / "run", driver=[step(at + 10, each, at, rank=0) for each, at in STEPS] + spans))
+    assert found.tokens_per_s == pytest.approx(10 * (kinds.index(kind) + 1))
