@@ -59,13 +59,21 @@ def state(number: int) -> dict[str, Any]:
         "counting": {group: count for group, count in registry._state.counting.items() if count},
         "inside": spans._sample_context.get()[:],
         "spans": len(run.timeline.running),
-        "writing lines": run.timeline._writing.locked(),
+        "writing lines": _stays_held(run.timeline._writing),
         "torch records": bool(torch is not None and torch.autograd._profiler_enabled()),
         "foreign": (foreign._own.called, len(foreign._state.threads), len(foreign._state.npu)),
         "ending": len(process._ending),
         "writing": len(writer._state.writing),
         "parts": [part.name for last in (number - 1, number) for part in run.rundir.step(last).glob("*.part")],
     }
+
+
+def _stays_held(lock: Any) -> bool:
+    """Return True if the lock is held and nothing releases it. The watcher holds locks only for a moment."""
+    if lock.acquire(timeout=10):
+        lock.release()
+        return False
+    return True
 
 
 # Source lines with calls of C functions that begin a `finally` block.
