@@ -27,6 +27,8 @@ def hang_came_first(run: Run, died: Sequence[Death]) -> bool:
     *_, hang = (None, *hang_state.read_hangs(run.path))
     if hang is None or not died or died[0].earlier:
         return False
+    if any(state.stepped is not None and state.stepped.end_ns > hang.why.unix_ns for state in run.processes):
+        return False  # the hang was over
     stuck = {(process.host, process.pid) for process in hang.processes}
     died_stuck = [
         death

@@ -230,6 +230,14 @@ def busy_engines(processes: Sequence[Process], age_s: float) -> Iterator[Sentenc
             yield Sentence(f"{text}, the oldest for {seconds(longest)}{here}", state, process.file)
 
 
+def stopped_children(processes: Sequence[Process]) -> Iterator[Sentence]:
+    """Report child processes of multiprocessing that were stopped while a step lasted that has ended."""
+    for process in processes:
+        for text in process.failed:
+            if " is stopped" in text:
+                yield Sentence(f"{text}; {process.name} started it", process.stack_lines(), process.file)
+
+
 # Functions of torch.distributed in which ranks wait, and which are no collectives.
 _NO_COLLECTIVES = ("init_process_group", "recv", "send", "recv_object_list", "send_object_list")
 
@@ -445,6 +453,7 @@ def _finding_of_hang(
     stuck_s = (written_ns - since_ns) / 1e9
     reported_worlds = {each.world for each in stuck} | {each.world for each in silent}
     sentences = [
+        *(stopped_children(processes) if took_s is not None else ()),
         *deadlocks(processes, step_has_ended=took_s is not None),
         *held_up(processes, stuck_s),
         *(collective(each, processes) for each in stuck),

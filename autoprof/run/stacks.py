@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from types import AsyncGeneratorType, CodeType, CoroutineType, FrameType, GeneratorType
 from typing import Any, TypeAlias
 
-from autoprof.base import seam
+from autoprof.base import seam, units
 from autoprof.base.originals import threading
 from autoprof.base.redact import hidden, writable
 from autoprof.run.journal import Span
@@ -437,8 +437,15 @@ def _peer_in_frame(frame: FrameType) -> str:
 
 
 def _awaited_in_frame(frame: FrameType) -> str:
-    """Return the server or the process for which a frame of the standard library waits, or an empty text."""
+    """Return the server or the process for which a frame of the standard library or urllib3 waits, or an empty text."""
     code = frame.f_code
+    if code.co_name == "urlopen" and code.co_filename.endswith("urllib3/connectionpool.py"):
+        pool, retries = map(members_of, locals_of(frame, "self", "retries"))
+        attempts = retries.get("history", ())
+        _, _, error, status, _ = attempts[-1] if attempts else [None] * 5
+        last = seam.type_name(error) if error is not None else f"HTTP {status}"
+        failed = f", after {units.count(len(attempts), 'failed attempt')} ({last})" if attempts else ""
+        return place_text(f"an answer from {pool.get('host')}:{pool.get('port')}{failed}")
     if code.co_name == "readinto" and code.co_filename.endswith("/socket.py"):
         return _server_of(members_of(locals_of(frame, "self")[0]).get("_sock"))
     if code.co_name in ("wait", "communicate") and code.co_filename.endswith("/subprocess.py"):

@@ -19,7 +19,7 @@ import pytest
 from autoprof.base import identity
 from autoprof.cli import hung as cli_hung
 from autoprof.cli.main import main
-from autoprof.report import build, findings, hang_state, places
+from autoprof.report import build, causes, findings, hang_state, places
 from autoprof.report.model import Finding
 from autoprof.rundir import runs
 from autoprof.rundir.records import Frame, MemoryLine, MemoryState, Task, Thread
@@ -537,6 +537,34 @@ def test_a_process_of_an_engine_is_named_by_its_title(hung: HungRun) -> None:
         frames = REWARD if title.endswith("1") else ALL_REDUCE
         hung.stack(frames, rank=int(title[-1]), process=title, record=flight_record([join(1)]))
     assert said(hung).startswith("sglang::scheduler_TP1 (pid 1002 on n2) is in reward.py:44 fetch_score")
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+def test_a_hang_that_was_over_is_no_cause_of_a_death(tmp_path: Path, is_over: bool) -> None:
+    run = HungRun(tmp_path / "run")
+    stuck = run.stack(REWARD, rank=0, role="actor", stage="reward")
+    path = run.hang / f"n2-{stuck.pid}.json"
+    survivor = msgspec.structs.replace(stuck, host=identity.HOST, pid=os.getpid())
+    path.write_bytes(msgspec.json.encode(survivor))
+    starter = 2**22 + 1
+    ended = [run.line("step", "step", "trainer", 0, run.began, 900.0, step=4)] if is_over else []
+    run.process(starter, [run.begun("step", "step", "trainer", 0, 12, step=4), *ended], ticks=1)
+    change(run, pid=starter, ticks=1)
+    sentence = causes.first_sentence(runs.read(run.folder))
+    assert sentence.startswith("the process that started the run vanished" if is_over else "step 4 has been stuck")
+
+
+def test_a_child_process_that_was_stopped_in_a_step_that_has_ended(tmp_path: Path) -> None:
+    run = HungRun(tmp_path / "run")
+    made = run.stack(IDLE, process="python -m sglang.launch_server", role="rollout", stage="generate")
+    text = "process sglang::scheduler (pid 7) is stopped, by a signal such as SIGSTOP or by a debugger"
+    failed = msgspec.structs.replace(made, failed=[text])
+    (run.hang / f"n2-{made.pid}.json").write_bytes(msgspec.json.encode(failed))
+    append(run, run.line("step", "step", "trainer", 0, run.began, 900.0))
+    (finding,) = [each for each in build.figures(runs.read(run.folder)).findings if each.kind == "hang"]
+    assert (
+        "process sglang::scheduler (pid 7) was stopped, by a signal such as SIGSTOP or by a debugger; " in finding.text
+    )
 
 
 def test_doctor_says_it_as_a_problem(hung: HungRun, capsys: pytest.CaptureFixture[str]) -> None:

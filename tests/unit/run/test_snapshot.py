@@ -6,6 +6,7 @@ import asyncio
 import gc
 import json
 import os
+import socket
 import sys
 import threading
 import time
@@ -48,6 +49,23 @@ def taken(run: Runtime) -> ProcessStacks:
 def functions(stack: Thread | Task) -> list[str]:
     """Return the functions of this file in a stack, without the names of enclosing functions."""
     return [frame.function.rpartition(".")[2] for frame in stack.frames if frame.file == HERE]
+
+
+@pytest.mark.needs("urllib3")
+def test_a_thread_that_repeats_a_request_names_the_server(run: Runtime) -> None:
+    import urllib3
+
+    retries = urllib3.Retry(5, backoff_factor=LONG_S)
+    with socket.create_server(("localhost", 0)) as server:
+        port = server.getsockname()[1]
+    pool = urllib3.HTTPConnectionPool("localhost", port, retries=retries)
+    threading.Thread(target=lambda: pool.request("POST", "/", body=b""), name="asks", daemon=True).start()
+    deadline = time.monotonic() + LONG_S
+    awaits = ""
+    while "2 failed" not in awaits and time.monotonic() < deadline:
+        awaits = next(thread.awaits for thread in taken(run).threads if thread.name == "asks")
+        time.sleep(0.01)
+    assert awaits == f"an answer from localhost:{port}, after 2 failed attempts (NewConnectionError)"
 
 
 def task(told: ProcessStacks, name: str) -> Task:
