@@ -87,7 +87,8 @@ def _without_sign_of_life(
     for age_s, state, span in open_spans.aged():
         if state.state != processes.RUNNING or state.host != identity.HOST or span.kind not in ("step", "stage"):
             continue
-        is_over = span.kind == "step" and any(limit.passed(age_s - patience_s, usual_s) for limit in limits)
+        late_s = hangs.judged_s(age_s, state, span) - patience_s
+        is_over = span.kind == "step" and any(limit.passed(late_s, usual_s) for limit in limits)
         silent_s = (open_spans.now_ns - state.last_ns) / 1e9
         if (is_over and may_ask) or silent_s > MAX_SILENCE_NS / 1e9 + patience_s:
             silent[state.file] = state

@@ -653,17 +653,24 @@ def _past(text: str) -> str:
     return text
 
 
+def judged_s(age_s: float, state: ProcessState, span: OpenSpan) -> float:
+    """Return the seconds for which an open span may be stuck: its age.
+
+    A batch of an engine lasts until the engine is idle. Its seconds count from the last sign that the engine works.
+    """
+    is_batch = span.kind == "step" and span.role == _ENGINE
+    return age_s - max(0, state.moved_ns - span.start_ns) / 1e9 if is_batch else age_s
+
+
 def open_step_of(opened: OpenSpans, states: Container[str] | None = None) -> tuple[float, OpenSpan] | None:
     """Return the age in seconds and the span of the open step that began last. Return None if no step is open.
-
-    A batch of an engine lasts until the engine is idle. Its age counts from the last sign that the engine works.
 
     Args:
         opened: The open spans.
         states: The states of the processes to consider. If None, all processes are considered.
     """
     steps = [
-        (age_s - max(0, state.moved_ns - span.start_ns) / 1e9 if span.role == _ENGINE else age_s, span)
+        (judged_s(age_s, state, span), span)
         for age_s, state, span in opened.aged()
         if span.kind == "step" and span.step is not None and (states is None or state.state in states)
     ]

@@ -368,11 +368,12 @@ def between(
 
 @pytest.mark.parametrize(("moved_minutes", "stuck"), [(0.5, ""), (3, "step 4 has been stuck for 3 min")])
 def test_a_batch_of_an_engine_is_stuck_if_the_engine_does_not_work(
-    tmp_path: Path, moved_minutes: float, stuck: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], moved_minutes: float, stuck: str
 ) -> None:
-    run = HungRun(tmp_path / "run", minutes=12, driver="rollout")
+    run = HungRun(tmp_path / "run", minutes=40, driver="rollout")
     append(run, MemoryLine(run.now - round(moved_minutes * MIN), MemoryState(), moved=True))
-    texts = [finding.text for finding in build.figures(runs.read(run.folder)).findings]
+    append(run, sign_of_life(run))
+    texts = doctor(run, capsys)[1]["problems"]
     assert [text[: len(stuck)] for text in texts] == ([stuck] if stuck else [])
 
 
