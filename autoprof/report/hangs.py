@@ -97,12 +97,15 @@ def _sample(
     """Return the sentence about spans of one kind and name that last far longer than usual: at least one."""
     age, span, process_spans = late_spans[0]
     activity = f"in {kind} {name}" if kind != "sample" else "with no turn or tool open"
-    working = process_spans.process.working if process_spans.process is not None else []
+    process = process_spans.process
+    working = process.working if process is not None else []
     work = next((each for each in working if span in each.spans), None)
     here = f"; it is in {work.place}" if work is not None else ""
+    if process is not None and work is not None and not work.own:
+        here += _own_threads(process, work)
     if (work is None or not work.own) and (only_process := elsewhere(processes)):
         here = f"; {only_process}"
-    waiting_unit = where(msgspec.structs.replace(span, role="")) or name
+    waiting_unit = where(msgspec.structs.replace(span, role="")) or (process.name if process is not None else name)
     text = f"{waiting_unit} has waited {seconds(age)} {activity}{here}"
     if len(late_spans) > 1:
         thing = "request" if kind == "request" else "sample"
@@ -312,21 +315,25 @@ def busy(processes: Sequence[Process]) -> Iterator[Sentence]:
 
 
 def _beside(process: Process, work: Working) -> str:
-    """Return a text about the threads and tasks of a process for which `work` may wait.
+    """Return a text about the threads of a process for which `work` may wait. Empty if it waits for no thread."""
+    return _own_threads(process, work) if process.waits_for_thread or work.awaited else ""
 
-    If the main thread waits, these are the threads that run code of the user elsewhere than in the place of `work`.
+
+def _own_threads(process: Process, work: Working) -> str:
+    """Return a text about the threads and tasks that run code of the user elsewhere than in the place of `work`.
+
+    The text is empty if they are in no function or in several functions.
     """
-    if process.waits_for_thread or work.awaited:
-        others = [
-            each
-            for each in process.working
-            if each.own and not each.main and not each.awaited and each.place != work.place
-            if each.is_thread or not work.awaited
-        ]
-        if len({each.place for each in others}) == 1:
-            who = f"its thread {others[0].who} is" if len(others) == 1 else f"its {len(others)} other threads are"
-            return f"; {who} in {others[0].place}"
-    return ""
+    others = [
+        each
+        for each in process.working
+        if each.own and not each.main and not each.awaited and each.place != work.place
+        if each.is_thread or not work.awaited
+    ]
+    if len({each.place for each in others}) != 1:
+        return ""
+    who = f"its thread {others[0].who} is" if len(others) == 1 else f"its {len(others)} other threads are"
+    return f"; {who} in {others[0].place}"
 
 
 def waiting(processes: Sequence[Process]) -> Iterator[Sentence]:

@@ -568,6 +568,21 @@ def test_a_child_process_that_was_stopped_in_a_step_that_has_ended(tmp_path: Pat
     )
 
 
+def test_a_reward_of_a_trainer_names_the_thread_that_runs_the_users_function(hung: HungRun) -> None:
+    library = [Frame("_fetch_rewards", "/env/lib/python3.11/site-packages/openrlhf/utils/agent.py", 325)]
+    hung.stack(
+        IDLE,
+        process="ray::RolloutRayActor",
+        spans=[hung.span("reward", "compute_reward", 12, role="reward")],
+        threads=[Thread(name=f"uvloop_{number}", ident=number + 2, frames=[*REWARD]) for number in range(2)],
+        tasks=[Task(name="Task-1", frames=library, spans=[0], waits_on="1 of 1 gathered: Task-2")],
+    )
+    assert said(hung) == (
+        "ray::RolloutRayActor (pid 1001 on n2) has waited 12 min 0 s in reward compute_reward; "
+        "it is in agent.py:325 _fetch_rewards; its 2 other threads are in reward.py:44 fetch_score"
+    )
+
+
 def test_doctor_says_it_as_a_problem(hung: HungRun, capsys: pytest.CaptureFixture[str]) -> None:
     for rank in range(3):
         hung.stack(REWARD if rank == 2 else ALL_REDUCE, rank=rank, role="actor", stage="update_actor")
