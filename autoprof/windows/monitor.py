@@ -35,7 +35,6 @@ class Monitor:
         self._lock = threading.Lock()
         self._due: OpenedWindow | None = None
         self._resumed: OpenedWindow | None = None
-        self._at = 0
         self._follows_captured = False
         self._any_compared = False
         self._thread: threading.Thread | None = None
@@ -47,7 +46,6 @@ class Monitor:
 
     def step_began(self, step: int, step_in_run: int) -> None:
         """Note that a step has begun. `step_in_run` is the number of the step in this run, from 1."""
-        self._at = step
         if step_in_run > 1:
             return
         for condition in self._run.settings.when:
@@ -183,9 +181,7 @@ class Monitor:
             return
         log.info(f"{opened.reason}: {opened.steps} of the next steps are captured")
         if self._several:
-            # The other trainers may have begun the next step, but not a later one.
-            steps = f"{self._at + 2}:{self._at + 2 + opened.steps}"
-            trigger = requests.Trigger(at=steps, overrides=opened.overrides, reason=opened.reason)
+            trigger = requests.Trigger(steps=opened.steps, overrides=opened.overrides, reason=opened.reason)
             requests.ask(self._run.rundir, trigger)
             return
         # A step that is slow because of its slowest rank meets two conditions.

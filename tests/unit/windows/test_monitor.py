@@ -324,6 +324,22 @@ def test_of_several_trainers_one_decides_and_asks_the_others(
     assert first.captured == second.captured == {11: {"reason": why}}
 
 
+def test_a_window_whose_request_is_written_late_is_captured(
+    made: Made, monkeypatch: pytest.MonkeyPatch, kept: dict[str, bytes]
+) -> None:
+    """The thread that compares ranks writes the request, while the trainer begins steps."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    late, ask = [], requests.ask
+    monkeypatch.setattr(requests, "ask", lambda run, trigger: late.append(trigger))
+    trainer = Trainer(made(steps="", when=selection.parse_conditions("step>2x")))
+    for number in range(1, 15):
+        trainer.step(number, 25.0 if number == 9 else 10.0)
+        if number == 11:
+            ask(trainer.run.rundir, late.pop())
+    assert list(trainer.captured) == [13]
+
+
 def test_ranks_that_a_launcher_started_tell_by_files(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     run = made(when=selection.parse_conditions("rank>1.3x"))
     monkeypatch.setattr(threading.Thread, "start", lambda self: self.run())
