@@ -9,9 +9,10 @@ from tests.support.helpers import TORCH
 from tests.support.small_trainer import metas, torchrun
 
 # The ranks wait for each other in each step, as collectives do. Rank 1 runs out of memory in step 2, and continues. A
-# thread of rank 0 reads this, and sends a request. Step 5 waits for it, so that a busy machine changes nothing.
+# thread of rank 0 reads this in `told`, and sends a request. Steps 4 and 5 wait for both, and the step after a captured
+# one waits for the traces. None of these steps is judged, so a busy machine changes nothing.
 TRAINER = f"""{TORCH}
-import statistics, time
+import os, statistics, time
 import torch.distributed as dist
 from pathlib import Path
 
@@ -33,8 +34,13 @@ class Trainer:
     def update(self):
         dist.barrier()
         time.sleep(self.pause)
-        deadline = time.monotonic() + (60 if self.global_step == 5 else 0)
-        while time.monotonic() < deadline and not list(Path("autoprof_runs/latest/control").glob("*.json*")):
+        run, deadline = Path("autoprof_runs/latest"), time.monotonic() + 60
+        captured = run / f"global_step_{{self.global_step - 1:06d}}"
+        while time.monotonic() < deadline and (
+            (self.global_step == 4 and not list((run / "told").glob("*.1.json")) and "AUTOPROF_WHEN" in os.environ)
+            or (self.global_step == 5 and not [*(run / "control").glob("*.json"), *(run / "control").glob("*.taken")])
+            or (captured.exists() and len(list(captured.glob("*.meta.json"))) < 2)
+        ):
             time.sleep(0.01)
         if self.global_step == 2 and dist.get_rank() == 1:
             raise torch.OutOfMemoryError("made up")
