@@ -40,7 +40,7 @@ _VARIES = [
     (r"[-+]?\d[\d,.]* ?%", "SHARE"),
     (r"[▁-▟━╸╺─]+", "BAR"),
     # On a busy machine, autoprof may still write the traces of a step in the next one.
-    (r"\(\d+ (regular|captured|warm-up|writing)[^)]*\)", "(STEPS)"),
+    (r"\((\d+|no) (regular|captured|warm-up|writing)[^)]*\)", "(STEPS)"),
     (r"this run has \d+", "this run has COUNT"),
     (r": about TIME .* at \w+\.py:\d+ \w+( TIME)?", ": about TIME at PLACE"),
     (r" {2,}", "  "),

@@ -179,6 +179,7 @@ def test_the_pages_are_short() -> None:
     [
         (["step 2 of 20261120-010203-abcdef"], ["step 2 of 20271120-040506-fedcba"], True),
         (["12.1 s  4 kB"], ["340 ms   1.2 MB"], True),
+        (["9 s a step (1 regular step)"], ["8 s a step (no regular step; 1 writing traces)"], True),
         (["2 steps"], ["3 steps"], False),
         (["a ... z"], ["a b c z"], True),
         (["a", "...", "z"], ["a", "b", "c", "z"], True),
