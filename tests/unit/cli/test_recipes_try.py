@@ -155,12 +155,13 @@ class Trainer:
     def sample(self, index): return [1] * index, "text"
     def generate(self):
         for index in range(4): self.sample(index)
-    def mysterious(self):
-        end = time.monotonic() + 0.3
+    def mysterious(self, seconds):
+        end = time.monotonic() + seconds
         while time.monotonic() < end: time.sleep(0.01)
     def train_step(self):
+        began = time.monotonic()
         self.generate()
-        self.mysterious()
+        self.mysterious(max(0.3, 20 * (time.monotonic() - began)))
     def fit(self):
         for _ in range(3): self.train_step()
 
