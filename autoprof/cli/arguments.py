@@ -22,9 +22,9 @@ from autoprof.rundir.runs import Run
 class Parser(argparse.ArgumentParser):
     """A parser for the arguments of one command. The module of the command adds the arguments."""
 
-    def __init__(self, command: str, entry: tuple[str, str, dict[str, str]], **options: Any) -> None:
+    def __init__(self, command: str, entry: tuple[str, dict[str, str]], **options: Any) -> None:
         """Make the parser of a command. `entry` is the entry of the command in `main.COMMANDS`."""
-        module_name, summary, examples = entry
+        summary, examples = entry
         lines = [f"  # {comment}\n  {example}" for example, comment in examples.items()]
         options |= {"description": f"{summary[0].upper()}{summary[1:]}.", "epilog": "\n".join(["examples:", *lines])}
         super().__init__(
@@ -32,7 +32,7 @@ class Parser(argparse.ArgumentParser):
         )
         self.register("type", int, _integer)
         self.command = command
-        module = importlib.import_module(f"autoprof.cli.{module_name}")
+        module = importlib.import_module(f"autoprof.cli.{command}")
         module.add_arguments(self)
         self.set_defaults(run=module.run)
 

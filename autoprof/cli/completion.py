@@ -67,7 +67,7 @@ def _full_parser(shtab: Any) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(parser_class=cast(Any, _parser))
     for name, entry in COMMANDS.items():
         aliases = [alias for alias, target in ALIASES.items() if target == name]
-        command = commands.add_parser(name, command=name, entry=entry, help=entry[1], aliases=aliases)
+        command = commands.add_parser(name, command=name, entry=entry, help=entry[0], aliases=aliases)
         for action in command._actions:
             if action.metavar in ("RUN", "RUN|N|RUN:N"):
                 _set_completion(action, _RUNS)

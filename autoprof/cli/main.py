@@ -19,13 +19,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 
-# dict from task to dict from the name of a command to three values: its module in `autoprof.cli`, which has
-# `add_arguments(parser)` and `run(parsed)`; its line in the help; and its examples, a dict from example to comment. The
-# overview shows only the first example of each command.
-TASKS: dict[str, dict[str, tuple[str, str, dict[str, str]]]] = {
+# dict from task to dict from the name of a command to two values: its line in the help, and its examples, a dict from
+# example to comment. The overview shows only the first example. The module of the same name in `autoprof.cli` has
+# `add_arguments(parser)` and `run(parsed)`.
+TASKS: dict[str, dict[str, tuple[str, dict[str, str]]]] = {
     "Record": {
         "run": (
-            "run",
             "run a command with autoprof on",
             {
                 "autoprof run --steps 2,4 -- python train.py": "capture steps 2 and 4",
@@ -34,7 +33,6 @@ TASKS: dict[str, dict[str, tuple[str, str, dict[str, str]]]] = {
             },
         ),
         "trigger": (
-            "trigger",
             "open a window in a running run",
             {
                 "autoprof trigger --steps 2 --wait": "capture the next two steps, then print their folders",
@@ -46,7 +44,6 @@ TASKS: dict[str, dict[str, tuple[str, str, dict[str, str]]]] = {
     },
     "Look": {
         "ls": (
-            "ls",
             "list runs, their steps and captures",
             {
                 "autoprof ls latest": "list the captures of the last run",
@@ -55,7 +52,6 @@ TASKS: dict[str, dict[str, tuple[str, str, dict[str, str]]]] = {
             },
         ),
         "report": (
-            "report",
             "report where the time of each step went",
             {
                 "autoprof report latest --step 7": "show step 7 in detail",
@@ -66,7 +62,6 @@ TASKS: dict[str, dict[str, tuple[str, str, dict[str, str]]]] = {
             },
         ),
         "open": (
-            "open",
             "show the report and the merged trace of a step in the browser",
             {
                 "autoprof open latest --step 4": "show step 4",
@@ -74,7 +69,6 @@ TASKS: dict[str, dict[str, tuple[str, str, dict[str, str]]]] = {
             },
         ),
         "stacks": (
-            "stacks",
             "show the current stacks of a run's processes",
             {
                 "autoprof stacks": "show the stacks of the latest running run",
@@ -83,7 +77,6 @@ TASKS: dict[str, dict[str, tuple[str, str, dict[str, str]]]] = {
             },
         ),
         "merge": (
-            "merge",
             "merge a step's traces into one, on a common clock",
             {
                 "autoprof merge --step 4": "merge the traces of step 4 of the last run",
@@ -94,7 +87,6 @@ TASKS: dict[str, dict[str, tuple[str, str, dict[str, str]]]] = {
     },
     "Find what is missing": {
         "doctor": (
-            "doctor",
             "check which hooks apply here, or why a run lacks a trace",
             {
                 "autoprof doctor latest": "check the last run",
@@ -102,7 +94,6 @@ TASKS: dict[str, dict[str, tuple[str, str, dict[str, str]]]] = {
             },
         ),
         "collect": (
-            "collect",
             "fetch the parts of a run from its nodes' own disks",
             {
                 "autoprof collect latest": "fetch the last run's parts from its Ray cluster",
@@ -110,7 +101,6 @@ TASKS: dict[str, dict[str, tuple[str, str, dict[str, str]]]] = {
             },
         ),
         "analyse": (
-            "analyse",
             "run torch_npu's analysis on recordings that are not analysed yet",
             {
                 "autoprof analyse latest": "analyse the recordings of the last run",
@@ -120,7 +110,6 @@ TASKS: dict[str, dict[str, tuple[str, str, dict[str, str]]]] = {
     },
     "Set up": {
         "recipes": (
-            "recipes",
             "list recipes and their hooks; write, check or try a recipe file",
             {
                 "autoprof recipes --check mytrainer.toml": "check your own recipe",
@@ -131,7 +120,6 @@ TASKS: dict[str, dict[str, tuple[str, str, dict[str, str]]]] = {
             },
         ),
         "completion": (
-            "completion",
             "print a completion script for bash, zsh or fish",
             {
                 'eval "$(autoprof completion bash)"': "complete in this shell",
@@ -171,7 +159,7 @@ def _overview_lines() -> Iterator[tuple[str, str]]:
     for task, commands in TASKS.items():
         yield "", ""
         yield f"{task}:", ""
-        for name, (_, summary, command_examples) in commands.items():
+        for name, (summary, command_examples) in commands.items():
             yield f"  {name:<{_NAME_WIDTH}}{summary}", _INDENT
             yield f"{_INDENT}$ {next(iter(command_examples))}", f"{_INDENT}  "
     yield "", ""

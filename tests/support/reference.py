@@ -58,9 +58,9 @@ def _filled(part: re.Match[str]) -> str:
 
 
 def _command(name: str) -> str:
-    place, text, *_ = COMMANDS[name]
+    text, _ = COMMANDS[name]
     parser = argparse.ArgumentParser(f"autoprof {name}", add_help=False)
-    importlib.import_module(f"autoprof.cli.{place}").add_arguments(parser)
+    importlib.import_module(f"autoprof.cli.{name}").add_arguments(parser)
     formatter = parser._get_formatter()
     rows, positionals = [], []
     for action in parser._actions:

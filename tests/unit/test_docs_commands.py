@@ -84,7 +84,7 @@ def parse(arguments: list[str]) -> None:
     command, *rest = arguments
     assert command in COMMANDS, f"{command} is not a command"
     parser = argparse.ArgumentParser(f"autoprof {command}", exit_on_error=False)
-    importlib.import_module(f"autoprof.cli.{COMMANDS[command][0]}").add_arguments(parser)
+    importlib.import_module(f"autoprof.cli.{command}").add_arguments(parser)
     try:
         parser.parse_args(rest)
     except (SystemExit, argparse.ArgumentError) as error:
