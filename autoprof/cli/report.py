@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -67,28 +66,13 @@ def run(parsed: argparse.Namespace) -> int:
     except ValueError as error:
         return complain(f"report: {error}", 2)
     try:
-        return _write_run(parsed, request) if request else _write_runs(parsed, named_runs)
+        with console.reading() as progress:
+            figures = build.report_figures(request, progress) if request else beside.table(named_runs, progress)
+        path = Path(request.run.path if request else named_runs[0].path)
+        files.open_as(path)
+        return _write_outputs(parsed, figures, request.page if request else path.parent / RUNS_PAGE)
     except OSError as error:
         return complain(f"report: {f'{error.filename}: {error.strerror}' if error.filename else error}", 1)
-
-
-def _write_run(parsed: argparse.Namespace, request: ReportRequest) -> int:
-    """Report on one run, and return the exit status.
-
-    Raises:
-        OSError: A file can't be written.
-    """
-    with console.reading() as progress:
-        figures = build.report_figures(request, progress)
-    files.open_as(request.run.path)
-    return _write_outputs(
-        parsed,
-        figures,
-        lambda: markdown.text(figures),
-        lambda: show(figures, parsed.step),
-        partial(html.write, figures),
-        request.page,
-    )
 
 
 def _request(parsed: argparse.Namespace) -> ReportRequest:
@@ -284,42 +268,12 @@ def _is_folder_of_runs(path: Path) -> bool:
     return path.is_dir() and not (path / RUN).is_file() and bool(runs.runs(path))
 
 
-def _write_runs(parsed: argparse.Namespace, named_runs: Sequence[Run]) -> int:
-    """Report several runs, and return the exit status.
-
-    Raises:
-        OSError: A file can't be written.
-    """
-    with console.reading() as progress:
-        table = beside.table(named_runs, progress)
-    folder = Path(named_runs[0].path).parent
-    files.open_as(named_runs[0].path)
-    return _write_outputs(
-        parsed,
-        table,
-        lambda: markdown.text_of_runs(table),
-        lambda: show_runs(table),
-        partial(html.write, table),
-        folder / RUNS_PAGE,
-    )
-
-
-def _write_outputs(
-    parsed: argparse.Namespace,
-    document: msgspec.Struct,
-    markdown_text: Callable[[], str],
-    show_text: Callable[[], None],
-    write_page: Callable[[Path], None],
-    default_page: Path,
-) -> int:
+def _write_outputs(parsed: argparse.Namespace, figures: RunFigures | RunTable, default_page: Path) -> int:
     """Write a report in the formats that the arguments name, and return the exit status.
 
     Args:
         parsed: The arguments. If they name no format, the page `default_page` is written.
-        document: The data of the report, for `--json`.
-        markdown_text: Function that returns the report as Markdown.
-        show_text: Function that prints the report.
-        write_page: Function that writes the page.
+        figures: The data of the report.
         default_page: The path of the page, unless `-o` names another one.
 
     Raises:
@@ -327,18 +281,20 @@ def _write_outputs(
     """
     page = parsed.output or (None if parsed.json or parsed.md else default_page)
     if parsed.json:
-        sys.stdout.write(msgspec.json.format(msgspec.json.encode(document), indent=1).decode() + "\n")
-    if parsed.md == "-":
-        sys.stdout.write(markdown_text())
-    elif parsed.md:
-        files.write(parsed.md, markdown_text().encode("utf-8", "backslashreplace"))
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(figures), indent=1).decode() + "\n")
+    if parsed.md:
+        text = markdown.text_of_runs(figures) if isinstance(figures, RunTable) else markdown.text(figures)
+        if parsed.md == "-":
+            sys.stdout.write(text)
+        else:
+            files.write(parsed.md, text.encode("utf-8", "backslashreplace"))
     out = sys.stderr if parsed.json or parsed.md == "-" else sys.stdout
     if out is sys.stdout:
-        show_text()
+        show_runs(figures) if isinstance(figures, RunTable) else show(figures, parsed.step)
     status = 0
     if page is not None:
         try:
-            write_page(page)
+            html.write(figures, page)
             print(f"report: {page}", file=out)
         except html.MissingExtra as error:
             status = complain(f"report: {error}", 1)
