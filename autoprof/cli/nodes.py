@@ -67,10 +67,10 @@ def ask(directory: str, name: str, why: bytes, wait_s: float, native: bool, othe
     except OSError as error:
         return answer | {"problem": str(error)}
     awaited_processes = [
-        process for process in expected.values() if process["state"] == "running" and not process["reason"]
+        process
+        for process in expected.values()
+        if (process["state"] == "running" and not process["reason"]) or (others and process["state"] == "elsewhere")
     ]
-    if others:
-        awaited_processes += [process for process in expected.values() if process["state"] == "elsewhere"]
     running = {key: process for key, process in expected.items() if process["state"] == "running"}
     from concurrent.futures import ThreadPoolExecutor  # imported here, because `look` and `write` do not need it
 
@@ -119,6 +119,10 @@ def make_question(folder: str, why: bytes) -> None:
         shutil.rmtree(hidden, ignore_errors=True)
 
 
+def _process(host: str, pid: int, process: str, state: str, reason: str) -> Process:
+    return {"host": host, "pid": pid, "process": process, "state": state, "reason": reason, "spans": []}
+
+
 def _processes(directory: str) -> dict[str, Process]:
     """Return the processes of the run that may be running, or that died with open spans, by `<host>-<pid>`."""
     by_key: dict[str, Process] = {}
@@ -131,14 +135,9 @@ def _processes(directory: str) -> dict[str, Process]:
             continue
         # The system uses pids again, but the next process with the pid has another start time.
         is_running = host == _HOST and _is_running(pid, process_line.get("ticks", 0))
-        by_key[f"{host}-{pid}"] = {
-            "host": host,
-            "pid": pid,
-            "process": str(process_line.get("process", "")),
-            "state": "elsewhere" if host != _HOST else "running" if is_running else "gone",
-            "reason": "" if b'"called":true' in first_lines else "none of autoprof's hooks was called in it",
-            "spans": [],
-        }
+        state = "elsewhere" if host != _HOST else "running" if is_running else "gone"
+        reason = "" if b'"called":true' in first_lines else "none of autoprof's hooks was called in it"
+        by_key[f"{host}-{pid}"] = _process(host, pid, str(process_line.get("process", "")), state, reason)
     _add_spans(directory, by_key)
     return _children(by_key) | {
         key: process
@@ -155,7 +154,7 @@ def _add_spans(directory: str, by_key: dict[str, Process]) -> None:
         from autoprof.rundir import processes
 
         for state in processes.read(directory):
-            unlisted = {"host": state.host, "pid": state.pid, "process": "", "reason": ""}
+            unlisted = _process(state.host, state.pid, "", state.state, "")
             process = by_key.setdefault(f"{state.host}-{state.pid}", unlisted)
             process |= {"state": state.state, "spans": msgspec.to_builtins(state.spans)}
             process["process"] = state.process or process["process"]
@@ -178,14 +177,9 @@ def _children(by_key: dict[str, Process]) -> dict[str, Process]:
         command = _command(pid)
         # A forked worker has its parent's command line; a spawned one names multiprocessing.spawn.
         if command == parents[parent] or b"multiprocessing.spawn" in command:
-            workers[f"{_HOST}-{pid}"] = {
-                "host": _HOST,
-                "pid": pid,
-                "process": command.replace(b"\0", b" ").decode(errors="replace")[:200],
-                "state": "running",
-                "reason": f"it is a child of process {parent} and runs without autoprof",
-                "spans": [],
-            }
+            title = command.replace(b"\0", b" ").decode(errors="replace")[:200]
+            reason = f"it is a child of process {parent} and runs without autoprof"
+            workers[f"{_HOST}-{pid}"] = _process(_HOST, pid, title, "running", reason)
     return workers
 
 
