@@ -305,17 +305,18 @@ def end_own(reason: str, any_thread: bool = True) -> bool:
         any_thread: True to end also a recording that another thread began.
 
     Returns:
-        False if `watch` was not called in this process, so that the recording can't be ended. Otherwise True.
+        True if the recording was ended. False if `watch` was not called in this process, or after an error.
     """
     if _state.interrupt is None:
         return False
-    _state.interrupt(reason, any_thread)
-    return True
+    with seam.guard("a capture could not make way for the program", log.error_once):
+        _state.interrupt(reason, any_thread)
+        return True
+    return False
 
 
 def _make_way(package: str, any_thread: bool) -> None:
-    with seam.guard("a capture could not make way for another profiler", log.error_once):
-        end_own(f"another {package} profiler was started in this process", any_thread)
+    end_own(f"another {package} profiler was started in this process", any_thread)
 
 
 INJECTION = "NVTX_INJECTION64_PATH"

@@ -203,11 +203,8 @@ class MemoryTool(Tool):
 
     def _attempt(self, work: Callable[[], None]) -> None:
         """Call a function of torch, which may raise any exception. Keep the first exception for `export`."""
-        with seam.guard("torch.cuda.memory", self._keep_problem):
-            work()
-
-    def _keep_problem(self, what: str, error: BaseException) -> None:
-        self._problem = self._problem or f"{type(error).__name__}: {error}"
+        if (error := seam.attempt(work)[1]) is not None:
+            self._problem = self._problem or f"{type(error).__name__}: {error}"
 
     def export(self, path: str) -> None:
         snapshot, self._snapshot = self._snapshot, {}

@@ -407,18 +407,11 @@ def _swapping(swap: Callable[..., None]) -> Callable[..., None]:
             return swap(*tensors)
         except RuntimeError as error:
             seam.pass_on(error)
-            if not _freed():
+            if not _end_and_free("the program swaps a parameter, which torch refuses during a recording"):
                 raise
         return swap(*tensors)
 
     return swap_impl
-
-
-def _freed() -> bool:
-    freed = False
-    with seam.guard("a capture could not make way for a module's move", log.error_once):
-        freed = _end_and_free("the program swaps a parameter, which torch refuses during a recording")
-    return freed
 
 
 def _moved(apply: Callable[..., Any]) -> Callable[..., Any]:
