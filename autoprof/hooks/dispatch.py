@@ -12,7 +12,7 @@ import contextvars
 import sys
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 from autoprof.base import log, process, seam
 from autoprof.base.originals import threading
@@ -221,9 +221,13 @@ def is_compiling() -> bool:
     return torch is not None and hasattr(torch, "compiler") and torch.compiler.is_compiling()
 
 
-def _raise_users(error: BaseException) -> NoReturn:
-    """Raise the user's exception. It replaces the error that it has caused in autoprof."""
-    raise error
+def _raise_if_users(error: BaseException) -> None:
+    """If `error` is a cancellation or comes from a signal handler, raise the user's exception.
+
+    It replaces the error that it has caused in autoprof.
+    """
+    if (user_error := seam.error_for_user(error)) is not None:
+        raise user_error
 
 
 class HookCall(Call, eq=False):
@@ -318,8 +322,7 @@ class HookCall(Call, eq=False):
                 if self.key in registry.failures:
                     registry.worked(self.key)
                 return None
-            if (user_error := seam.error_for_user(error)) is not None:
-                _raise_users(user_error)
+            _raise_if_users(error)
             self._around = None
             self._handle_own_error(error)
         finally:
@@ -387,8 +390,7 @@ def _block(wait: Wait) -> tuple[Any, BaseException | None]:
     try:
         return wait.block(), None
     except BaseException as error:
-        if (user_error := seam.error_for_user(error)) is not None:
-            _raise_users(user_error)
+        _raise_if_users(error)
         return None, error
 
 
@@ -396,9 +398,7 @@ async def _suspend(wait: Wait) -> tuple[Any, BaseException | None]:
     try:
         return await wait.suspend(), None
     except BaseException as error:
-        # A cancellation and an exception of a signal handler belong to the user. So they end the call here.
-        if (user_error := seam.error_for_user(error)) is not None:
-            _raise_users(user_error)
+        _raise_if_users(error)
         return None, error
 
 
