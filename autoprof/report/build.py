@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -439,18 +440,13 @@ def _captures_by_step(
     operators: int,
 ) -> dict[int, list[CaptureFigures]]:
     """Read the traces of the chosen captures. Return the figures of the captures by the number of the step."""
-    chosen_captures = {folder.number: choose_captures(folder.captures) for folder in folders}
-    total = sum(map(len, chosen_captures.values()))
-    read_count = 0
-    by_step: dict[int, list[CaptureFigures]] = {}
-    for folder in folders:
+    chosen_captures = [(folder, capture) for folder in folders for capture in choose_captures(folder.captures)]
+    by_step: dict[int, list[CaptureFigures]] = defaultdict(list)
+    for read_count, (folder, capture) in enumerate(chosen_captures):
+        progress(read_count, len(chosen_captures), capture.name)
         step_start_ns = spans[folder.number].start_ns
-        for capture in chosen_captures[folder.number]:
-            progress(read_count, total, capture.name)
-            read_count += 1
-            start_on_host_ns = step_start_ns - shifts.get(capture.meta.host, 0) if step_start_ns else None
-            summed = capture_figures(folder, capture, start_on_host_ns, operators)
-            by_step.setdefault(folder.number, []).append(summed)
+        start_on_host_ns = step_start_ns - shifts.get(capture.meta.host, 0) if step_start_ns else None
+        by_step[folder.number].append(capture_figures(folder, capture, start_on_host_ns, operators))
     return by_step
 
 
@@ -584,11 +580,9 @@ def report_figures(request: ReportRequest, progress: Progress = unseen) -> RunFi
     other_step = own_step if request.against_step is None else request.against_step
     own_steps, other_steps = ([] if step is None else [step] for step in (own_step, other_step))
     is_same_run = bool(own_steps) and request.against.path == run.path
-    if is_same_run:
-        both = own_steps + other_steps
-        own_figures = other_figures = figures(run, both, progress, comparison.MAX_OPERATORS, request.loop)
-    else:
-        own_figures = figures(run, own_steps, progress, comparison.MAX_OPERATORS, request.loop)
+    shown_steps = own_steps + other_steps if is_same_run else own_steps
+    own_figures = other_figures = figures(run, shown_steps, progress, comparison.MAX_OPERATORS, request.loop)
+    if not is_same_run:
         # A run with one loop is compared with any loop.
         other_loop = request.loop if len(attempts_of(request.against).loops) > 1 else None
         other_figures = figures(request.against, other_steps, progress, comparison.MAX_OPERATORS, other_loop)
@@ -596,9 +590,7 @@ def report_figures(request: ReportRequest, progress: Progress = unseen) -> RunFi
         if each.loops:
             titles = model.listed(part.title for part in each.loops)
             raise runs.NotFound(f"{each.id} has several loops: {titles}; choose with --loop the loop to compare")
-    other_side, own_side = (
-        comparison.side(other_figures, other_step, not is_same_run),
-        comparison.side(own_figures, own_step, not is_same_run),
-    )
-    compared = msgspec.structs.replace(trimmed(own_figures), comparison=comparison.compare(other_side, own_side))
-    return remedies.with_remedies(compared, run)
+    sides = [(other_figures, other_step), (own_figures, own_step)]
+    compared = comparison.compare(*(comparison.side(each, step, not is_same_run) for each, step in sides))
+    compared_figures = msgspec.structs.replace(trimmed(own_figures), comparison=compared)
+    return remedies.with_remedies(compared_figures, run)

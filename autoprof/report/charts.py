@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
 
 import msgspec
 
@@ -236,7 +237,7 @@ def steps_chart(steps: Sequence[StepRow], kinds: Mapping[str, str]) -> StepsChar
     """
     groups = _groups(steps)
     shown_names = [name for name in kinds if any(name in step.stages for step in steps)]
-    means = [{name: _mean(step.stages.get(name, 0.0) for step in group) for name in shown_names} for group in groups]
+    means = [{name: fmean(step.stages.get(name, 0.0) for step in group) for name in shown_names} for group in groups]
     # Space for the marks above the highest bar.
     top = 1.12 * max([sum(each.values()) for each in means] + [step.seconds for step in steps if step.slow] + [1e-9])
     first, last = steps[0].number, steps[-1].number
@@ -296,11 +297,6 @@ def _groups(steps: Sequence[StepRow]) -> list[Sequence[StepRow]]:
     return [steps[start : start + size] for start in range(0, len(steps), size)]
 
 
-def _mean(values: Iterable[float]) -> float:
-    listed = list(values)
-    return sum(listed) / len(listed)
-
-
 def _stacks(
     means: Sequence[Mapping[str, float]],
     starts: Sequence[int],
@@ -330,7 +326,7 @@ def _hover(start: int, step_range: int, group: Sequence[StepRow], mean: Mapping[
     name = f"step {group[0].number}"
     if len(group) > 1:
         name = f"mean of steps {group[0].number} to {group[-1].number}"
-    seconds = units.seconds(_mean(step.seconds for step in group))
+    seconds = units.seconds(fmean(step.seconds for step in group))
     title = f"{name}: {seconds}" if len(group) > 1 else f"{name} ({group[0].kind}): {seconds}"
     stages = [f"{units.short(stage)}: {units.seconds(took)}" for stage, took in reversed(list(mean.items())) if took]
     rate_text = f"{name}: {units.number(_mean_rate(group))} tokens/s"
@@ -378,7 +374,7 @@ def _line(points: Iterable[tuple[float, float | None]], top: float) -> str:
 
 def _mean_rate(steps: Sequence[StepRow]) -> float | None:
     rates = [step.tokens_per_s for step in steps if step.tokens_per_s is not None]
-    return sum(rates) / len(rates) if rates else None
+    return fmean(rates) if rates else None
 
 
 # Crowds: kinds of spans of which many run at the same time, and the name of the bars for each kind. The chart does not

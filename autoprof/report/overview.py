@@ -203,15 +203,11 @@ def shares(rows: Sequence[StepRow]) -> list[StageShare]:
     whole_s = sum(sum(each.values()) for each in stages)
     stage_shares = _stage_shares(stages, whole_s, lambda name: kind_of.get(name) or values.kind_of(name))
     stage_shares.sort(key=lambda share: (share.name == OTHER, -share.seconds))
-    own_rows = [{OWN: row.stages[OWN]} for row in rows if OWN in row.stages]
-    # The last export may end in a step without captures. Such a step does not count for the median.
-    own_in_captured_steps = [row.stages[OWN] for row in rows if OWN in row.stages and row.captured]
-    own_shares_found = _stage_shares(own_rows, None, lambda _: "")
-    if own_in_captured_steps:
-        own_shares_found = [
-            msgspec.structs.replace(share, median_s=median(own_in_captured_steps)) for share in own_shares_found
-        ]
-    return [*stage_shares, *own_shares_found]
+    if own_s := [row.stages[OWN] for row in rows if OWN in row.stages]:
+        # The last export may end in a step without captures. Such a step does not count for the median.
+        median_s = median([row.stages[OWN] for row in rows if OWN in row.stages and row.captured] or own_s)
+        stage_shares.append(StageShare(name=OWN, seconds=sum(own_s), share=None, steps=len(own_s), median_s=median_s))
+    return stage_shares
 
 
 def shares_of_kinds(rows: Sequence[StepRow], stages: Iterable[StageShare]) -> list[StageShare]:
@@ -228,9 +224,7 @@ def shares_of_kinds(rows: Sequence[StepRow], stages: Iterable[StageShare]) -> li
     return sorted(_stage_shares(sums, whole_s, str), key=lambda share: -share.seconds)
 
 
-def _stage_shares(
-    parts: Iterable[Mapping[str, float]], whole_s: float | None, kind: Callable[[str], str]
-) -> list[StageShare]:
+def _stage_shares(parts: Iterable[Mapping[str, float]], whole_s: float, kind: Callable[[str], str]) -> list[StageShare]:
     seconds_of: dict[str, list[float]] = defaultdict(list)
     for each in parts:
         for name, seconds in each.items():
@@ -239,7 +233,7 @@ def _stage_shares(
         StageShare(
             name=name,
             seconds=sum(values),
-            share=None if whole_s is None else sum(values) / whole_s if whole_s else 0.0,
+            share=sum(values) / whole_s if whole_s else 0.0,
             steps=sum(value > 0 for value in values),
             median_s=median(values),
             kind=kind(name),
