@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from autoprof.run.closing_line import executed_steps
+from autoprof.run.end import executed_steps
 from tests.support import helpers
 from tests.support.recipe_texts import Hook
 from tests.support.small_trainer import HOOKS, STEP, UPDATE, plain
