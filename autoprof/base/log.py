@@ -118,10 +118,9 @@ def closing_line(message: str) -> None:
         _log(NOTICE, message)
     elif _is_on(NOTICE):
         stream = sys.stderr  # the program may have replaced it by another stream, as test runners do
-        with seam.suppress(Exception):
-            is_other_file = stream is handler.stream and _state.stderr != _file_of(stream)
-            if not is_other_file and _takes_line(stream):
-                _write(stream, message)
+        is_other_file = stream is handler.stream and _state.stderr != _file_of(stream)
+        if not is_other_file and _takes_line(stream):
+            _write(stream, message)
 
 
 def _file_of(stream: Any) -> tuple[int, int] | None:

@@ -24,7 +24,7 @@ from autoprof.base.redact import hidden
 from autoprof.base.seam import type_name
 from autoprof.config import values
 from autoprof.run import raised
-from autoprof.rundir import memory_state, processes
+from autoprof.rundir import journal, memory_state, processes
 from autoprof.rundir.layout import MAX_SILENCE_NS, RunDir
 from autoprof.rundir.records import (
     LOST_LINES,
@@ -35,7 +35,6 @@ from autoprof.rundir.records import (
     HookLine,
     Id,
     Line,
-    MemoryLine,
     Moment,
     ProcessLine,
     RaisedLine,
@@ -162,18 +161,7 @@ def _current_task() -> ref[Any] | None:
     return None
 
 
-AnyLine: TypeAlias = (
-    ProcessLine
-    | HookLine
-    | ErrorLine
-    | Line
-    | BegunLine
-    | DroppedLine
-    | ExitLine
-    | RaisedLine
-    | MemoryLine
-    | StacksLine
-)
+AnyLine: TypeAlias = journal.AnyLine | Line
 _encoder = msgspec.json.Encoder()
 
 
