@@ -164,6 +164,10 @@ class RecipeFinding(msgspec.Struct, frozen=True, kw_only=True):
         return ": ".join(filter(None, [self.file, "" if self.error else "note", place, self.text]))
 
 
+def _finding(path: str, hook: BoundHook, key: str, text: str, error: bool = True) -> RecipeFinding:
+    return RecipeFinding(file=path, table=recipe.table(hook.hook.name), key=key, text=text, error=error)
+
+
 def check_files(paths: list[str], others: list[BoundHook]) -> tuple[list[RecipeFinding], list[str]]:
     """Check the recipe files `paths`. `others` are the hooks of the other recipes.
 
@@ -259,8 +263,7 @@ def _check_target(
         for key, text, error in _hook_findings(hook, sources) if fits(version, hook.hook.versions) else ():
             if outside and error:
                 text += f" ({target} is {version} here, and the recipe is for {content.versions})"
-            table = recipe.table(hook.hook.name)
-            findings.append(RecipeFinding(file=path, table=table, key=key, text=text, error=error and not outside))
+            findings.append(_finding(path, hook, key, text, error and not outside))
     return f"checked against {target} {version}".rstrip(), findings
 
 
@@ -390,14 +393,9 @@ def _replacements(path: str, hooks: list[BoundHook]) -> list[RecipeFinding]:
     if not hooks or os.path.dirname(os.path.realpath(path)) == os.path.realpath(_boot.own_recipes()):
         return []
     own_recipes = {hook.key: hook.file for hook in recipes_catalog.own_hooks()}
+    text = "it replaces autoprof's own hook of this name, in {}.toml"
     return [
-        RecipeFinding(
-            file=path,
-            table=recipe.table(hook.hook.name),
-            key="name",
-            text=f"it replaces autoprof's own hook of this name, in {own_recipes[hook.key]}.toml",
-            error=False,
-        )
+        _finding(path, hook, "name", text.format(own_recipes[hook.key]), error=False)
         for hook in hooks
         if hook.key in own_recipes
     ]
@@ -406,24 +404,15 @@ def _replacements(path: str, hooks: list[BoundHook]) -> list[RecipeFinding]:
 def _hooks_without_end(path: str, hooks: list[BoundHook], others: Iterable[BoundHook]) -> list[RecipeFinding]:
     """Return an error for each hook whose span or pause no hook ends, be it of this file or of `others`."""
     known_hooks = [*hooks, *others]
-    return [
-        RecipeFinding(
-            file=path,
-            table=recipe.table(hook.hook.name),
-            key="behaviour",
-            text=f"no {end} hook of {hook.recipe.target} ends what this one begins; "
-            "add one to the function that ends it"
-            + (", with the same options.of" if getattr(hook.behaviour, "of", "") else ""),
-        )
-        for hook in hooks
-        if (end := _ENDS.get(hook.hook.behaviour)) is not None
-        and not any(
-            known_hook.recipe.target == hook.recipe.target
-            and known_hook.hook.behaviour == end
-            and _can_end(known_hook.behaviour, hook.behaviour)
-            for known_hook in known_hooks
-        )
-    ]
+    findings = []
+    for hook in hooks:
+        end, target = _ENDS.get(hook.hook.behaviour), hook.recipe.target
+        ends = [other for other in known_hooks if other.hook.behaviour == end and other.recipe.target == target]
+        if end is not None and not any(_can_end(other.behaviour, hook.behaviour) for other in ends):
+            of = ", with the same options.of" if getattr(hook.behaviour, "of", "") else ""
+            text = f"no {end} hook of {target} ends what this one begins; add one to the function that ends it{of}"
+            findings.append(_finding(path, hook, "behaviour", text))
+    return findings
 
 
 def _without_traces(path: str, hooks: list[BoundHook], others: Iterable[BoundHook]) -> list[RecipeFinding]:
