@@ -82,9 +82,7 @@ def folder(path: str | os.PathLike[str], run_folder_count: int = sys.maxsize) ->
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), current)
 
 
-def descriptor(
-    path: str | os.PathLike[str], flags: int, mode: int = 0o600, *, dir_fd: int | None = None, held: bool = False
-) -> int:
+def descriptor(path: str | os.PathLike[str], flags: int, *, held: bool = False) -> int:
     """Open a file as `os.open` does, but never as descriptor 0, 1 or 2. This function can be an `opener` of `open`.
 
     Args:
@@ -95,9 +93,9 @@ def descriptor(
     """
     if _state.low_closed:
         with low_numbers_taken():
-            number = os.open(path, flags, mode, dir_fd=dir_fd)
+            number = os.open(path, flags, 0o600)
     else:
-        number = os.open(path, flags, mode, dir_fd=dir_fd)
+        number = os.open(path, flags, 0o600)
     if number > 2 and not held:
         return number
     _state.low_closed |= number < 3

@@ -144,13 +144,11 @@ class Batch(NamedTuple):
 
     Attributes:
         begin: The offset of the first line, in bytes.
-        end: The offset of the end of the last line, in bytes.
         spans: The spans, in the order of their ends.
         stacks: The samples of stacks in these lines.
     """
 
     begin: int
-    end: int
     spans: list[Line]
     stacks: list[StacksLine]
 
@@ -181,7 +179,7 @@ class SpanReader:
                         spans = self._decoded(journal, [text for text in texts if text[9:13] not in OTHER_KINDS])
                         stacks = [decoded(text) for text in texts if text[9:13] == _STACKS]
                         samples = [line for line in stacks if isinstance(line, StacksLine)]
-                        yield Batch(start, start + sum(map(len, texts)) + len(texts), spans, samples)
+                        yield Batch(start, spans, samples)
         except OSError as error:
             seam.pass_on(error)
             self.failed[journal.name] = error.strerror or str(error)
