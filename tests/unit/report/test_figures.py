@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import tempfile
 from pathlib import Path
@@ -75,6 +76,13 @@ def test_slow_steps_are_those_slower_than_the_ones_around_them(tmp_path: Path) -
     assert [row.number for row in found.steps if row.slow] == [8, 31, 41]
     assert found.steps[40].usual_s == 20
     assert {finding.step for finding in found.findings} == {8, 31, 41}
+
+
+@pytest.mark.parametrize("seconds", [[10, 90, 10], [0.1, 0.1, 0.1, 1, 0.1, 0.1, 0.1]], ids=["few", "short"])
+def test_no_step_of_few_or_short_ones_is_slow(tmp_path: Path, seconds: list[float]) -> None:
+    ends = list(itertools.accumulate(seconds))
+    steps = [step(end, number, end - took) for number, (end, took) in enumerate(zip(ends, seconds, strict=True), 1)]
+    assert not any(row.slow for row in figures(timeline(tmp_path / "run", n1=steps)).steps)
 
 
 def test_what_is_cut_off_or_foreign_is_left_out_and_counted(tmp_path: Path) -> None:

@@ -212,6 +212,26 @@ def test_a_copy_in_the_place_of_the_file_is_not_written_to(run: Runtime, tmp_pat
     assert [span["name"] for span in helpers.spans(second)] == ["second"]
 
 
+def test_a_file_that_the_program_closed_is_opened_again(run: Runtime) -> None:
+    for name in ("first", "second"):
+        begin(run, "stage", name).end()
+        own = run.rundir.process_file("journal").stat().st_ino
+        os.closerange(700, 1024)
+    begin(run, "stage", "third").end()
+    assert run.rundir.process_file("journal").stat().st_ino == own
+    assert names(run) == ["first", "second", "third"]
+
+
+def test_the_descriptor_is_high_and_is_closed_at_the_end(run: Runtime) -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    begin(run, "stage").end()
+    (own,) = set(os.listdir("/proc/self/fd")) - before
+    assert int(own) >= 700
+    assert not os.get_inheritable(int(own))
+    run.timeline.leave()
+    assert own not in os.listdir("/proc/self/fd")
+
+
 def test_a_disk_that_reports_only_later_that_it_is_full_is_reported_once(
     run: Runtime, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
