@@ -294,8 +294,7 @@ def mark_slow(rows: list[StepRow]) -> list[StepRow]:
     rows = [msgspec.structs.replace(row, slowed=_delays_by_recording(rows, place)) for place, row in enumerate(rows)]
     marked_rows = []
     for place, row in enumerate(rows):
-        nearby = _around(rows, place)
-        if len(nearby) >= MIN_STEPS:
+        if nearby := _around(rows, place):
             usual_s, own_s = median(map(own_seconds, nearby)), own_seconds(row)
             is_slow = own_s > SLOW_RATIO * usual_s and own_s - usual_s > SLOW_S
             row = msgspec.structs.replace(row, usual_s=usual_s, slow=is_slow)

@@ -12,7 +12,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from autoprof.base import redact
-from autoprof.config.settings import load
+from autoprof.config.settings import Settings, load
 from autoprof.run import upload
 from autoprof.run.upload import NoTarget, Sending, lacks
 from tests.support.helpers import Autoprof, Python
@@ -208,6 +208,11 @@ print(runtime.start().settings.collect, os.environ["AUTOPROF_RUN_INFO"])
     own, _, handed = done.stdout.partition(" ")
     assert own == "sftp://me:secret@host/x"
     assert json.loads(handed)["settings"]["collect"] == "1"
+
+
+def test_run_json_shows_no_user_and_no_password() -> None:
+    settings = Settings(collect="sftp://me:secret@host/x?key=secret")
+    assert settings.public()["collect"] == "sftp://host/x"
 
 
 @pytest.mark.parametrize(
