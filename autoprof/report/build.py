@@ -479,6 +479,9 @@ def _notes(
         explained_s[finding.step] = max(explained_s.get(finding.step, 0.0), finding.seconds)
     if (times := len(timeline.attempts.periods(loop))) > 1:
         notes.append(f"the run was started {times} times; for a step that ran again, its last run is shown")
+    elif timeline.repeated:
+        steps = f"{model.plural(timeline.repeated, 'step', 'steps')} {model.listed(map(str, timeline.repeated), 10)}"
+        notes.append(f"{steps} ran again; the last run is shown. If they were different steps, their numbers are wrong")
     if open_ends := list(overview.cut_off):
         subject = (
             f"step {open_ends[0]} has" if len(open_ends) == 1 else f"steps {model.listed(map(str, open_ends), 10)} have"
@@ -510,7 +513,7 @@ def _notes(
     ]:
         notes.append(f"no stage was recorded in {model.several(len(stageless), 'step')}: {model.listed(stageless, 10)}")
     if not any(row.samples for row in overview.rows) and overview.rows:
-        notes.append("no per-sample data: the recipe has no `sample` hook, or it did not fire")
+        notes.append("no per-sample data: no `sample` hook fired")
     return notes
 
 

@@ -152,14 +152,16 @@ REMEDIES = {
         "Compare the requests and the host of this replica with the other replicas",
         capture_slowest,
     ),
-    "weight_sync": Remedy("Capture the next slow weight sync", capture(when="weight_sync>2x"), with_trace=_LOOK),
+    "weight_sync": Remedy(
+        "Capture the step after the next slow weight sync", capture(when="weight_sync>2x"), with_trace=_LOOK
+    ),
     "weight_sync_share": Remedy("Send weights in larger pieces, or less often", look, ("weight sync",)),
     "idle_gap": Remedy("Move this work of the driver to the workers, or do it while they work", look),
     "no_stage": Remedy("Make this part of the loop faster, or name it with a `stage` hook", watch),
     "checkpoint": Remedy("Save less often", look, ("checkpoint",)),
     "validation": Remedy("Validate less often, or with fewer samples", look, ("validation",)),
     "growth": Remedy("Compare an early step with a late one; look for a list, a log or a cache that grows", look),
-    "slow_step": Remedy("Capture the next slow step", capture(when="step>1.2x"), with_trace=_LOOK),
+    "slow_step": Remedy("Capture the step after the next slow one", capture(when="step>1.2x"), with_trace=_LOOK),
     "cpu_bound": Remedy("Use CUDA graphs or larger batches", look, ("CUDA graphs", "batch")),
     "device_idle": Remedy("Give the device more work at a time", look, ("requests",)),
     "communication": Remedy("Overlap communication with computing, or shard over fewer devices", look, ("overlap",)),

@@ -321,7 +321,7 @@ def weight_sync(around: Around) -> Iterator[Finding]:
         )
 
 
-@rule(ROW_RULES, "slow_step", "checkpoint", "validation")
+@rule(ROW_RULES, "slow_step", "checkpoint", "validation", "no_stage")
 def slow_step(around: Around) -> Iterator[Finding]:
     """Find a step that takes 1.2 times as long as the steps around it, and that no other finding explains."""
     row = around.row
@@ -336,6 +336,8 @@ def slow_step(around: Around) -> Iterator[Finding]:
         return
     meaning = model.meaning(stage, stage_kind=row.kinds.get(stage, ""))
     kind = {model.CHECKPOINT: "checkpoint", model.VALIDATION: "validation"}.get(meaning, "slow_step")
+    # A capture has only stages.
+    kind = "no_stage" if stage == OTHER else kind
     yield Finding(
         kind=kind,
         text=f"step {row.number} took {seconds(took_s)}, usually {seconds(row.usual_s)}: "

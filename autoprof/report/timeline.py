@@ -294,6 +294,11 @@ class RunTimeline:
         timeline._finish()
         return timeline
 
+    @property
+    def repeated(self) -> list[int]:
+        """Return the numbers of the steps that the trainer executed several times."""
+        return sorted(number for number, ends in self._before.items() if ends)
+
     def _begin(self, journals: Sequence[Journal]) -> None:
         """Set all sums to the state before any journal is read."""
         self.journals = journals

@@ -101,7 +101,7 @@ def test_a_slow_step_that_was_captured_is_not_to_be_captured() -> None:
     finding = Finding(kind="slow_step", text="step 5 took 9 s", evidence=[], seconds=1, step=5)
     (shown,) = remedied([finding], Advised("run", False, captured=frozenset([5])))
     assert (shown.remedy, shown.command) == ("Look at the trace of this step.", "autoprof open run --step 5")
-    assert remedied([finding], Advised("run", False))[0].remedy == "Capture the next slow step."
+    assert remedied([finding], Advised("run", False))[0].remedy == "Capture the step after the next slow one."
 
 
 def test_a_slow_rank_that_was_captured_is_shown() -> None:

@@ -431,3 +431,21 @@ def test_tokens_are_counted_once(tmp_path: Path, kind: str) -> None:
     spans += [span("stage", "train", 5, 6, role="actor", rank=0, counts={"response_tokens": 7})]
     found = figures(timeline(tmp_path / "run", driver=[step(at + 10, each, at, rank=0) for each, at in STEPS] + spans))
     assert found.tokens_per_s == pytest.approx(10 * (kinds.index(kind) + 1))
+
+
+def test_a_slow_step_without_stages_is_not_to_be_captured(tmp_path: Path) -> None:
+    ends = [(1, 0, 2), (2, 2, 4), (3, 4, 6), (4, 6, 8), (5, 8, 20), (6, 20, 22)]
+    run = timeline(tmp_path / "run", driver=[step(end, number, begin, rank=0) for number, begin, end in ends])
+    (found,) = figures(run).findings
+    assert (found.kind, found.step, found.seconds) == ("no_stage", 5, 10)
+    assert found.text == "step 5 took 12.0 s, usually 2.00 s: 10.0 s more outside of all stages"
+
+
+def test_a_step_whose_number_comes_again_is_named(tmp_path: Path) -> None:
+    ends = [(1, 0, 2), (1, 2, 4), (2, 4, 6)]
+    run = timeline(tmp_path / "run", driver=[step(end, number, begin, rank=0) for number, begin, end in ends])
+    assert figures(run).notes == [
+        "step 1 ran again; the last run is shown. If they were different steps, their numbers are wrong",
+        "no stage was recorded in 2 steps: 1, 2",
+        "no per-sample data: no `sample` hook fired",
+    ]
