@@ -236,6 +236,7 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
             record, `rank`.
         file: The path of the file with the stacks, relative to the directory of the run.
         silent_s: The seconds for which the process did not answer the request for its stacks. None if it answered.
+        answered: True if the process wrote its stacks itself, False if autoprof read them with py-spy.
         stopped: True if a signal or a debugger has stopped the process.
     """
 
@@ -266,6 +267,7 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     alone: str = ""
     is_rank: bool = False
     silent_s: float | None = None
+    answered: bool = True
     stopped: bool = False
 
     def stack_lines(self) -> list[str]:
@@ -460,6 +462,7 @@ def _process(path: Path, left_out: list[str]) -> tuple[Process, str] | None:
         joined_as=int(number[1]) if (number := _FLIGHT_RECORD_RANK.search(record)) is not None else stacks.rank,
         file=writable(f"{HANGS}/{path.parent.name}/{path.name}"),
         silent_s=0.0 if stacks.by == BY_PY_SPY else None,
+        answered=not stacks.by.startswith(BY_PY_SPY),
     )
     return process, stacks.by
 

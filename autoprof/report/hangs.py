@@ -241,6 +241,15 @@ def stopped_children(processes: Sequence[Process]) -> Iterator[Sentence]:
                 yield Sentence(f"{text}; {process.name} started it", process.stack_lines(), process.file)
 
 
+def late_answers(hang: Hang, opened: OpenSpans) -> Iterator[Sentence]:
+    """Report processes that answered far later than their watchers look for requests. They did not run until then."""
+    asked_ns = hang.why.unix_ns + opened.shifts_ns.get(hang.why.host, 0)
+    for process in hang.processes:
+        waited_s = (process.unix_ns + opened.shifts_ns.get(process.host, 0) - asked_ns) / 1e9
+        if asked_ns and process.answered and waited_s > 2 * layout.look_s():
+            yield Sentence(f"{process.name} did not answer for {seconds(waited_s)}", [], process.file)
+
+
 # Functions of torch.distributed in which ranks wait, and which are no collectives.
 _NO_COLLECTIVES = ("init_process_group", "recv", "send", "recv_object_list", "send_object_list")
 
@@ -460,7 +469,7 @@ def _finding_of_hang(
     stuck_s = (written_ns - since_ns) / 1e9
     reported_worlds = {each.world for each in stuck} | {each.world for each in silent}
     sentences = [
-        *(stopped_children(processes) if took_s is not None else ()),
+        *((*stopped_children(processes), *late_answers(hang, opened)) if took_s is not None else ()),
         *deadlocks(processes, step_has_ended=took_s is not None),
         *held_up(processes, stuck_s),
         *(collective(each, processes) for each in stuck),

@@ -22,7 +22,7 @@ from autoprof.cli.main import main
 from autoprof.report import build, causes, findings, hang_state, places
 from autoprof.report.model import Finding
 from autoprof.rundir import runs
-from autoprof.rundir.records import Frame, MemoryLine, MemoryState, Task, Thread
+from autoprof.rundir.records import BY_PY_SPY_OF_ACTOR, Frame, MemoryLine, MemoryState, Task, Thread
 from tests.support.hung_runs import ALL_REDUCE, IDLE, MIN, REWARD, HungRun, finding_of, flight_record, join, said
 
 
@@ -581,6 +581,22 @@ def test_a_reward_of_a_trainer_names_the_thread_that_runs_the_users_function(hun
         "ray::RolloutRayActor (pid 1001 on n2) has waited 12 min 0 s in reward compute_reward; "
         "it is in agent.py:325 _fetch_rewards; its 2 other threads are in reward.py:44 fetch_score"
     )
+
+
+@pytest.mark.parametrize("late_s", [5, 31])
+def test_a_process_that_answered_late_in_a_step_that_has_ended(tmp_path: Path, late_s: int) -> None:
+    run = HungRun(tmp_path / "run")
+    run.stack(REWARD, rank=0, role="actor", stage="update_weights")
+    made = run.stack(IDLE, process="ray::vLLMHttpServer")
+    late = msgspec.structs.replace(made, unix_ns=run.now + late_s * 1_000_000_000)
+    (run.hang / f"n2-{made.pid}.json").write_bytes(msgspec.json.encode(late))
+    unhooked = msgspec.structs.replace(late, pid=7, by=BY_PY_SPY_OF_ACTOR)
+    (run.hang / "n2-7.json").write_bytes(msgspec.json.encode(unhooked))
+    append(run, run.line("step", "step", "trainer", 0, run.began, 900.0))
+    (finding,) = [each for each in build.figures(runs.read(run.folder)).findings if each.kind == "hang"]
+    assert "pid 7 " not in " ".join([finding.text, *finding.evidence])
+    place = "ray::vLLMHttpServer (pid 1002 on n2) did not answer for 31.0 s"
+    assert (f": {place}" in finding.text) is (late_s == 31)
 
 
 def test_doctor_says_it_as_a_problem(hung: HungRun, capsys: pytest.CaptureFixture[str]) -> None:
