@@ -36,11 +36,13 @@ def silent_processes(hang: Hang, opened: OpenSpans) -> list[Process]:
     silent = []
     for state in opened.states:
         key = state.host, state.pid
-        if key in answered or not (is_stopped(state) or (_was_at_work(state, hang) and not may_answer)):
+        # A process may be stopped after its answer. Its place is then unknown.
+        did_not_answer = key not in answered and _was_at_work(state, hang) and not may_answer
+        if not did_not_answer and not is_stopped(state):
             continue
         if found_by_doctor and f"{state.host}-{state.pid}" not in found_by_doctor and not is_stopped(state):
             continue
-        known = read_from_outside.get(key)
+        known = read_from_outside.get(key) if key not in answered else None
         spans = known.spans if known is not None else state.spans
         rank = ranks.get(key)
         label = title_without_numbers(state.process)

@@ -324,6 +324,20 @@ def test_a_stopped_process_is_a_problem_although_no_step_is_open(
     assert problems == [text]
 
 
+def test_a_process_that_was_stopped_after_its_answer_is_named(tmp_path: Path) -> None:
+    run = HungRun(tmp_path / "run")
+    with subprocess.Popen(["sleep", "600"]) as engine:
+        engine.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, engine.pid, os.WSTOPPED | os.WNOWAIT)
+        run.process(engine.pid, [], ticks=identity.start_ticks(engine.pid) or 0)
+        answer = msgspec.structs.replace(run.stack(REWARD), host=identity.HOST, pid=engine.pid)
+        (run.hang / f"{identity.HOST}-{engine.pid}.json").write_bytes(msgspec.json.encode(answer))
+        text = said(run)
+        engine.kill()
+    where = f"sleep 600 (pid {engine.pid} on {identity.HOST})"
+    assert text == f"{where} is stopped, by a signal such as SIGSTOP or by a debugger"
+
+
 def test_a_first_step_in_which_nothing_happens_is_stuck(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = HungRun(tmp_path / "run", minutes=12, steps=0)
     append(run, run.begun("stage", "rollout", "trainer", 0, 11), sign_of_life(run))

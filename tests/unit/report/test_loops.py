@@ -52,7 +52,7 @@ def test_a_hang_and_a_death_belong_to_the_loop_of_their_time(tmp_path: Path) -> 
         begun_ns = START_NS + at * SECOND
         folder = path / "hangs" / name
         folder.mkdir(parents=True)
-        why = Why(host="n1", pid=1, unix_ns=begun_ns + SECOND, step=2, since_ns=begun_ns)
+        why = Why(host="n1", pid=1, unix_ns=begun_ns + SECOND, step=2, since_ns=begun_ns, condition="hang>1s")
         (folder / "why.json").write_bytes(msgspec.json.encode(why))
         ids = {"loop": 2} if at > 20 else {}
         spans = [OpenSpan(kind="step", name="step", step=2, role="trainer", rank=0, start_ns=begun_ns, ids=ids)]
