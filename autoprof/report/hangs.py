@@ -22,10 +22,10 @@ from autoprof.report.collectives import collective, flight_records
 from autoprof.report.hang_state import Hang, OpenSpans, Process, Sentence, Working, where
 from autoprof.report.model import Finding, name_ranks, plural, several
 from autoprof.report.rules import KINDS
-from autoprof.rundir import journal, layout, processes
+from autoprof.rundir import deaths, journal, layout, processes
 from autoprof.rundir.layout import RunDir
 from autoprof.rundir.processes import ProcessState
-from autoprof.rundir.records import Line, OpenSpan
+from autoprof.rundir.records import Death, Line, OpenSpan
 from autoprof.rundir.runs import label, loop_of
 
 # A sample is reported as waiting if it is older than `OLD_S`, and older than WAITING_RATIO times the median duration of
@@ -239,6 +239,28 @@ def stopped_children(processes: Sequence[Process]) -> Iterator[Sentence]:
         for text in process.failed:
             if " is stopped" in text:
                 yield Sentence(f"{text}; {process.name} started it", process.stack_lines(), process.file)
+
+
+def vanished(opened: OpenSpans, step: int | None) -> Iterator[Sentence]:
+    """Report ranks that vanished after a stage of a stuck step, or of the step before.
+
+    No exception names such a rank while the others wait for it.
+    """
+    for state in opened.states:
+        ended = state.ended
+        if state.state != processes.GONE or state.spans or ended is None or ended.rank is None:
+            continue
+        if step is not None and ended.step in (step, step - 1):
+            death = Death(
+                how=deaths.GONE_DEAD,
+                host=state.host,
+                pid=state.pid,
+                role=ended.role,
+                rank=ended.rank,
+                step=ended.step,
+                after=ended.name,
+            )
+            yield Sentence(deaths.sentence(death), [f"process {state.pid} on {state.host}"], state.file)
 
 
 def late_answers(hang: Hang, opened: OpenSpans) -> Iterator[Sentence]:
@@ -469,6 +491,7 @@ def _finding_of_hang(
     stuck_s = (written_ns - since_ns) / 1e9
     reported_worlds = {each.world for each in stuck} | {each.world for each in silent}
     sentences = [
+        *(vanished(opened, hang.step) if going_on else ()),
         *((*stopped_children(processes), *late_answers(hang, opened)) if took_s is not None else ()),
         *deadlocks(processes, step_has_ended=took_s is not None),
         *held_up(processes, stuck_s),
@@ -546,7 +569,11 @@ def findings_of_open_step(
         for state, end in zip(opened.states, opened.ends_ns, strict=True)
         if state.state in _MAYBE_RUNNING
     ]
-    sentences = [*waiting_samples(run_path, spans, age if is_still else None), *late_stages(spans)]
+    sentences = [
+        *vanished(opened, step.step),
+        *waiting_samples(run_path, spans, age if is_still else None),
+        *late_stages(spans),
+    ]
     evidence = _evidence(run_path, opened, usual_s)
     yield _finding(step.step, loop_of(step), age, True, sentences or list(_innermost(spans)), evidence)
 

@@ -613,6 +613,20 @@ def test_a_process_that_answered_late_in_a_step_that_has_ended(tmp_path: Path, l
     assert (f": {place}" in finding.text) is (late_s == 31)
 
 
+@pytest.mark.parametrize("with_stacks", [True, False])
+@pytest.mark.parametrize(("ended_in", "is_named"), [(4, True), (3, True), (2, False)])
+def test_a_rank_that_vanished_in_a_stuck_step_is_named(
+    tmp_path: Path, with_stacks: bool, ended_in: int, is_named: bool
+) -> None:
+    run = HungRun(tmp_path / "run")
+    ended = run.line("stage", "update_weights", "actor", 0, run.began, 2.0, step=ended_in)
+    run.process(2**22 + 1, [ended], ticks=1)
+    if with_stacks:
+        run.stack(IDLE, process="ray::AgentLoopWorker", spans=[run.span("turn", "generate", 12, sample="63")])
+    text = f"actor rank 0 vanished after update_weights of step {ended_in} (killed by a signal, or ended by os._exit)"
+    assert (said(run) == text) is is_named
+
+
 def test_doctor_says_it_as_a_problem(hung: HungRun, capsys: pytest.CaptureFixture[str]) -> None:
     for rank in range(3):
         hung.stack(REWARD if rank == 2 else ALL_REDUCE, rank=rank, role="actor", stage="update_actor")
