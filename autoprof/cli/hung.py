@@ -104,6 +104,8 @@ def without_end(run: Run) -> list[str]:
         threads = msgspec.convert(nodes.read_threads(state.pid), list[Thread])
         frame = next((places.best_frame(thread.frames) for thread in threads if thread.main), None)
         where = f"it is in {places.text(frame)}" if frame is not None else "autoprof does not know where it is"
+        if silence.is_stopped(msgspec.structs.replace(state, state=processes.RUNNING)):
+            where = "a signal such as SIGSTOP or a debugger has stopped it"
         name = f"{hang_state.short_title(state.process) or 'process'} (pid {state.pid} on {state.host})"
         texts.append(writable(f"{name} reported its end {units.seconds(ended_s)} ago and is still running; {where}"))
     return texts

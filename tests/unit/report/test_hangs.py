@@ -338,6 +338,19 @@ def test_a_process_that_was_stopped_after_its_answer_is_named(tmp_path: Path) ->
     assert text == f"{where} is stopped, by a signal such as SIGSTOP or by a debugger"
 
 
+def test_a_process_that_was_stopped_after_its_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = between(tmp_path, minutes=1)
+    with subprocess.Popen(["sleep", "600"]) as actor:
+        actor.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, actor.pid, os.WSTOPPED | os.WNOWAIT)
+        end = {"kind": "exit", "unix_ns": run.now - MIN}
+        run.process(actor.pid, [end], ticks=identity.start_ticks(actor.pid) or 0)
+        (problem,) = doctor(run, capsys)[1]["problems"]
+        actor.kill()
+    assert " reported its end " in problem
+    assert problem.endswith(" and is still running; a signal such as SIGSTOP or a debugger has stopped it")
+
+
 def test_a_first_step_in_which_nothing_happens_is_stuck(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = HungRun(tmp_path / "run", minutes=12, steps=0)
     append(run, run.begun("stage", "rollout", "trainer", 0, 11), sign_of_life(run))
