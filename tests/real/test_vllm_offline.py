@@ -14,7 +14,7 @@ from tests.support.vllm_runs import SCRIPT, Driven, drive
 OFFLINE = SCRIPT.with_name("offline.py")
 # Step 6 is a beam search; in step 8 the user profiles.
 STEPS = "2,4,6,8,9"
-# A batch that takes 130 times as long as the others opens a window in the next step. A busy machine does not reach 60.
+# A call that takes 150 times as long as the others opens a window in the next step. A busy machine does not reach 60.
 WHEN, LONG = "step>60x", 18
 
 

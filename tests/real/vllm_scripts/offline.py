@@ -4,7 +4,9 @@ With `here`, the engine and its worker run in this process. With FOLDER, vLLM's 
 """
 
 import json
+import statistics
 import sys
+import time
 
 from vllm import LLM, SamplingParams
 from vllm.sampling_params import BeamSearchParams
@@ -59,10 +61,21 @@ def main():
     except Exception as error:
         said["refused"] = "maximum context length" in str(error)
     said["last"] = generate()
-    # Calls from the twelfth on: six normal ones, a long one, and another normal one.
+    # Calls from the twelfth on: six normal ones, one that takes far longer than they took, and another normal one.
+    took_s = []
     for _ in range(6):
+        began_s = time.monotonic()
         generate()
-    generate(48, prompts=64)
+        took_s.append(time.monotonic() - began_s)
+    engine_step = llm.llm_engine.step
+
+    def slow_step():
+        llm.llm_engine.step = engine_step
+        time.sleep(150 * statistics.median(took_s))
+        return engine_step()
+
+    llm.llm_engine.step = slow_step
+    generate()
     generate()
     print("RESULT " + json.dumps(said), flush=True)
 
