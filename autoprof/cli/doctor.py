@@ -22,7 +22,6 @@ from autoprof.config import settings
 from autoprof.config.selection import Condition, Steps, steps_in_words
 from autoprof.report import causes, findings, hang_state, hangs, places
 from autoprof.report.hang_state import OpenSpans
-from autoprof.report.model import Finding
 from autoprof.report.remedies import Advised, name_of, remedied
 from autoprof.report.timeline import journals_of
 from autoprof.rundir import deaths, journal, layout, runs
@@ -339,20 +338,15 @@ def _check_hangs(
     hang_findings, notes = hangs.hangs_of_run(run.path, open_spans, executed_s)
     report.notes += notes
     advised = Advised(name_of(run.path), run.state.startswith("running"))
-    hang_findings.sort(key=_is_past)
+    hang_findings.sort(key=lambda finding: finding.is_past)
     for finding in remedied([*hang_findings, *findings.failures_of_run(open_spans)], advised):
-        waits_for_ray = not _is_past(finding) and finding.text.endswith((f"({places.RAY})", f"({places.RAY_WAIT})"))
+        waits_for_ray = not finding.is_past and finding.text.endswith((f"({places.RAY})", f"({places.RAY_WAIT})"))
         report.problems.append("; ".join([finding.text, *(failed_tasks[:1] if waits_for_ray else [])]))
         named = re.match(r"step \d+(?: \(loop \d+\))?", finding.text)
         subject = named[0] if named else "the run" if finding.step is None else f"step {finding.step}"
         # This command is doctor: it does not recommend itself.
         command = "" if finding.command.startswith("autoprof doctor") else f" {finding.command}"
         report.notes += [f"{subject}: {line}" for line in [*finding.evidence, f"{finding.remedy}{command}"]]
-
-
-def _is_past(hang: Finding) -> bool:
-    """Return True for a step that was stuck, False for a step or a run that is stuck now."""
-    return " was stuck for " in hang.text
 
 
 def _check_steps(report: Report, run: runs.Run, open_spans: OpenSpans, executed: Sequence[Line]) -> None:

@@ -671,6 +671,7 @@ def _finding(
         seconds=age,
         step=step,
         file=first.file or folder or None,
+        is_past=not going_on,
     )
 
 

@@ -322,6 +322,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     file: str | None = None  # The name of the trace or journal that shows the cause.
     remedy: str = ""  # One sentence with advice. It names settings of the trainer's release, if they help.
     command: str = ""  # A command for a shell that helps to find or remove the cause. Empty if no command helps.
+    is_past: bool = False  # True for a step or a run that was stuck and is not any more.
 
 
 class StageShare(msgspec.Struct, frozen=True, kw_only=True):

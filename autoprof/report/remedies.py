@@ -65,7 +65,7 @@ def examine(run: Advised, finding: Finding) -> str:
 
 def show_stacks(run: Advised, finding: Finding) -> str:
     """Return the command that shows where the processes are. Doctor knows where they were in a step that has ended."""
-    is_over = not run.going_on or " was stuck for " in finding.text
+    is_over = not run.going_on or finding.is_past
     return examine(run, finding) if is_over else f"autoprof stacks {run.name}"
 
 

@@ -263,6 +263,6 @@ def test_doctor_says_what_to_do_about_a_hang(tmp_path: Path, capsys: pytest.Capt
 
 def test_a_step_that_was_stuck_has_no_stacks_to_ask_for() -> None:
     advised = Advised("run", going_on=True)
-    texts = ("step 4 was stuck for 9 s: ?", "step 4 has been stuck for 9 s: ?")
-    made = [Finding(kind="hang", text=text, evidence=[], seconds=9) for text in texts]
+    text = "step 4 has been stuck for 9 s: actor has been in was stuck for 9 s"
+    made = [Finding(kind="hang", text=text, evidence=[], seconds=9, is_past=is_past) for is_past in (True, False)]
     assert [each.command for each in remedied(made, advised)] == ["autoprof doctor run", "autoprof stacks run"]
