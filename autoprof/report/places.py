@@ -355,19 +355,27 @@ class _Source:
         return self._named(lock_expressions[0], line) if len(lock_expressions) == 1 else None
 
     def transfer(self, line: int) -> str:
-        """Return the transfer of torch.distributed for which a source line waits, if it is the same in all cases."""
+        """Return the transfer of torch.distributed for which a source line waits, without its rank if that is unknown.
+
+        Return an empty text if the line waits for no transfer that its function starts.
+        """
         values: list[ast.expr | None] = [
             node.func.value
             for node in self._nodes
             if isinstance(node, ast.Call) and node.lineno <= line <= (node.end_lineno or 0)
             if isinstance(node.func, ast.Attribute) and node.func.attr == "wait"
         ]
+        if not values:
+            return ""
+        function = self._around(line)
+        nodes = list(ast.walk(function) if function is not None else _outside(self._tree))
         if len(values) == 1 and isinstance(name := values[0], ast.Name):
-            function = self._around(line)
-            nodes = ast.walk(function) if function is not None else _outside(self._tree)
             values = [value for target, value in _assignments(nodes) if getattr(target, "id", "") == name.id]
         transfers = {_transfer(value) for value in values}
-        return transfers.pop() if len(transfers) == 1 else ""
+        if len(transfers) == 1 and (transfer := transfers.pop()):
+            return transfer
+        names = {getattr(node, "attr", getattr(node, "id", "")) for node in nodes}
+        return "a send or recv" if names & {*_TRANSFERS, "batch_isend_irecv"} else ""
 
     def reenters(self, lock: _Lock) -> bool:
         """Return True unless all assignments to the name of a lock create a plain `Lock`."""

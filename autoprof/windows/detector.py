@@ -20,7 +20,7 @@ from autoprof.windows.stats import HOST, RankStats, ReplicaStats, per_unit
 # The ranks with the highest mean time over this number of steps are the slowest ranks.
 KEPT_STEPS = 5
 _ROLLOUT = "rollout"
-# Ranks whose times differ by less than this share can't be told apart.
+# Times of ranks that differ by less than this share are equal, within the noise.
 _ALIKE = 0.05
 
 
