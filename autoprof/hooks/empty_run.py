@@ -43,8 +43,11 @@ def report() -> None:
     from autoprof.run import runtime
 
     run = runtime.start(at_run_end=True)
+    if run is None:
+        return
     # If the run has other nodes, do not warn: all workers, with all applied hooks, may be on those nodes.
-    if run is None or not identity.first_rank() or any(node.id != run.hooks.node for node in run.nodes):
+    if not identity.first_rank() or any(node.id != run.hooks.node for node in run.nodes):
+        _end_for_another_program(run)
         return
     hooks: dict[str, HookLine] = {}
     versions: dict[str, str] = {}

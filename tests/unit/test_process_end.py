@@ -198,9 +198,9 @@ def test_a_run_whose_process_is_a_zombie_is_unfinished(tmp_path: Path) -> None:
 
 
 @contextmanager
-def started(folder: Path, script: str) -> Iterator[subprocess.Popen[bytes]]:
+def started(folder: Path, script: str, **variables: str) -> Iterator[subprocess.Popen[bytes]]:
     """Start a script under autoprof, and wait for a line of its output. Then let it read a line and end."""
-    environment, pipe = clean_environment(AUTOPROF="1", AUTOPROF_STEPS=""), subprocess.PIPE
+    environment, pipe = clean_environment(AUTOPROF="1", AUTOPROF_STEPS="", **variables), subprocess.PIPE
     (folder / "start.py").write_text(script)
     command = [sys.executable, "start.py"]
     with subprocess.Popen(command, cwd=folder, env=environment, stdin=pipe, stdout=pipe, stderr=pipe) as process:
@@ -234,8 +234,10 @@ with autoprof.step(1):
     assert the_run(tmp_path).outcome == "ended"
 
 
-@pytest.mark.parametrize("end", ["pass", "os.kill(os.getpid(), 9)"])
-def test_a_launcher_without_hooks_is_the_process_that_started_the_run(tmp_path: Path, end: str) -> None:
+@pytest.mark.parametrize(("end", "variables"), [("pass", {}), ("os.kill(os.getpid(), 9)", {}), ("pass", {"RANK": "1"})])
+def test_a_launcher_without_hooks_is_the_process_that_started_the_run(
+    tmp_path: Path, end: str, variables: dict[str, str]
+) -> None:
     (tmp_path / "train.py").write_text(f"import autoprof, os\nwith autoprof.step(1):\n    {end}\n")
     script = """
 import subprocess, sys
@@ -244,7 +246,7 @@ for _ in range(2):
 print("waits", flush=True)
 input()
 """
-    with started(tmp_path, script) as launcher:
+    with started(tmp_path, script, **variables) as launcher:
         run = the_run(tmp_path)
         assert (run.state, run.info.pid, run.info.earlier) == ("running", launcher.pid, [])
         assert [death.started for death in deaths.find_in_run(run)] == ([] if end == "pass" else [False, False])
