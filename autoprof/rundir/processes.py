@@ -525,8 +525,9 @@ def without_end(run: str | Path) -> list[ProcessState]:
 
     Only the journals of pids that exist are read, because `autoprof ls` calls this function for every run.
     """
-    paths = [path for path in RunDir(Path(run)).lines("journal") if _is_pid_alive(path)]
-    states = [state for path in paths if (state := fold(path)) is not None]
+    folder = Path(run, "journal")
+    names = [name for name in files.names_in(folder) if name.endswith(file_names.LINES) and _may_be_alive(name)]
+    states = [state for name in names if (state := fold(folder / name)) is not None]
     written_before_ns = time.time_ns() - round(2e9 * layout.look_s())
     last_begin_ns = {
         (state.host, state.pid): state.begun_ns for state in sorted(states, key=lambda each: each.begun_ns)
@@ -542,9 +543,10 @@ def without_end(run: str | Path) -> list[ProcessState]:
     ]
 
 
-def _is_pid_alive(journal: Path) -> bool:
-    host, pid = file_names.process_of(journal.name)
-    return host == identity.HOST and is_alive(pid, 0)
+def _may_be_alive(journal: str) -> bool:
+    """Return True if the pid in the name of a journal exists on this host. It may belong to another process."""
+    host, pid = file_names.process_of(journal)
+    return host == identity.HOST and files.exists(f"/proc/{pid}")
 
 
 def is_alive(pid: int, ticks: int) -> bool:
