@@ -66,6 +66,7 @@ class ProcessState(Struct, kw_only=True):
         boot: The boot id of the machine.
         stderr: The file to which the process writes its stderr, if no other process writes to that file.
         memory: The memory at the start of the process, and the memory in the last journal line that has it.
+        parent: The id of the parent process.
         process: The command line of the process, or the title that Ray gave it. For a running process of this host, its
             present title.
         node: Ray's id of the node.
@@ -100,6 +101,7 @@ class ProcessState(Struct, kw_only=True):
     boot: str = ""
     stderr: str = ""
     memory: tuple[MemoryState, MemoryState] = (MemoryState(), MemoryState())
+    parent: int = 0
     process: str = ""
     node: str = ""
     ray: str = ""
@@ -327,6 +329,7 @@ class _History:
             boot=process.boot,
             stderr=process.stderr,
             memory=(process.memory, process.memory),
+            parent=process.parent,
             process=process.process,
             node=process.node,
             ray=process.ray,
