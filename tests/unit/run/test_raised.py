@@ -41,14 +41,6 @@ def test_it_is_bounded() -> None:
     assert len(raised.read_exception(ValueError("x y " * 100_000)).message) < 1100
 
 
-def test_an_exception_that_can_not_be_read_has_its_type() -> None:
-    class Odd(Exception):
-        def __str__(self) -> str:
-            raise RuntimeError("no text")
-
-    assert raised.read_exception(Odd()) == raised.Raised(type="Odd")
-
-
 TRACEBACK = """Traceback (most recent call last):
   File "/home/u/main.py", line 3, in run
     fit()
