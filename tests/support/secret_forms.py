@@ -247,7 +247,6 @@ _ERRORS = [
 ]
 
 # Parts of a token: its prefix, then alphabets with lengths, or more text.
-_Part = "tuple[str, int] | str"
 _FORMATS: dict[str, list[tuple[str, int] | str]] = {
     "Hugging Face": ["hf", "_", (string.ascii_letters, 34)],
     "Hugging Face organization": ["api", "_org_", (string.ascii_letters, 34)],

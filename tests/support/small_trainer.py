@@ -54,7 +54,6 @@ class Trainer:
 STEP = ("step", "Trainer.step", "step.wrap", 'number = "self.global_step"')
 UPDATE = ("update", "Trainer.update", "stage", 'stage = "update_actor", role = "actor"')
 HOOKS = (STEP, UPDATE)
-RECIPE = recipe("small", *HOOKS)
 BEGIN = "from small import *\n"
 
 

@@ -124,6 +124,7 @@ def test_ranks_that_meet_at_an_address_are_one_run_for_each_job(tmp_path: Path) 
     assert [trained(run) for run in left(tmp_path)] == [[0, 1], [0, 1]]
 
 
+@pytest.mark.needs("torch")
 def test_agents_of_torchrun_on_two_nodes_agree_on_one_run(tmp_path: Path) -> None:
     prepare(tmp_path, MEET)
     port = free_port()
@@ -136,6 +137,7 @@ def test_agents_of_torchrun_on_two_nodes_agree_on_one_run(tmp_path: Path) -> Non
     assert "torch.distributed.run" in run.info.command
 
 
+@pytest.mark.needs("torch")
 @pytest.mark.usefixtures("thorough")
 def test_a_node_makes_its_own_run_if_the_first_node_has_no_autoprof(tmp_path: Path) -> None:
     prepare(tmp_path, MEET.replace('print(os.environ["AUTOPROF_RUN_ID"])', ""))
