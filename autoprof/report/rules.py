@@ -336,8 +336,8 @@ def slow_step(around: Around) -> Iterator[Finding]:
         return
     meaning = model.meaning(stage, stage_kind=row.kinds.get(stage, ""))
     kind = {model.CHECKPOINT: "checkpoint", model.VALIDATION: "validation"}.get(meaning, "slow_step")
-    # A capture has only stages.
-    kind = "no_stage" if stage == OTHER else kind
+    if not row.stages.keys() - {OTHER, OWN}:
+        kind = "no_stage"  # a capture needs a stage
     yield Finding(
         kind=kind,
         text=f"step {row.number} took {seconds(took_s)}, usually {seconds(row.usual_s)}: "

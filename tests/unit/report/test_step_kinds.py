@@ -441,6 +441,16 @@ def test_a_slow_step_without_stages_is_not_to_be_captured(tmp_path: Path) -> Non
     assert found.text == "step 5 took 12.0 s, usually 2.00 s: 10.0 s more outside of all stages"
 
 
+def test_a_slow_rank_explains_a_wait_outside_of_stages(tmp_path: Path) -> None:
+    ranks: dict[str, Spans] = {"first": [], "second": []}
+    for number in range(1, 7):
+        at, slow_s = 10.0 * number, 6 * (number == 5)
+        for rank, (spans, took) in enumerate(zip(ranks.values(), (1, 1 + slow_s), strict=True)):
+            spans.append(span("stage", "reward", at, at + took, step=number, role="reward", rank=rank))
+            spans.append(step(at + 2 + slow_s, number, at, rank=rank))
+    assert [each.kind for each in figures(timeline(tmp_path / "run", **ranks)).findings][:1] == ["slow_rank"]
+
+
 def test_a_step_whose_number_comes_again_is_named(tmp_path: Path) -> None:
     ends = [(1, 0, 2), (1, 2, 4), (2, 4, 6)]
     run = timeline(tmp_path / "run", driver=[step(end, number, begin, rank=0) for number, begin, end in ends])
