@@ -256,9 +256,11 @@ class Lanes:
         )
 
     def path(self) -> list[PathPart]:
-        """Return the stages of the driver, ordered by start, each with the worker's span for which it waited."""
+        """Return the driver's stages and `OTHER`, ordered by start, each with the worker's span for which it waited."""
         timers = [line for line in self._driver_stages if line.kind == "timer"]
         driver_spans = [(line.name, line.start_ns, line.end_ns) for line in timers or self._driver_stages]
+        # The driver also waits outside of its stages.
+        driver_spans.append((OTHER, self._start, self._end))
         spans = [(line, lane) for lane in self._workers for line in lane.spans() if line.kind in ("stage", "sample")]
         path = []
         for name, start, end in segments(driver_spans, self._start, self._end):

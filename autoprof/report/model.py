@@ -200,7 +200,7 @@ class Gap(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PathPart(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of a step's critical path: a stage of the driver, and the worker's span that ended last in the stage."""
+    """A part of a step's critical path: the driver's stage or `other`, and the worker's span that ended last in it."""
 
     stage: str
     start_s: float

@@ -64,7 +64,10 @@ def test_a_step_with_files_of_a_capture_is_captured(tmp_path: Path) -> None:
     capture = folder / "global_step_000002" / "actor.update.rank0.h.pid1.meta.json"
     capture.parent.mkdir()
     capture.write_text(json.dumps({"step": 2, "state": "failed", "reason": "no room"}))
-    assert kinds(figures(folder)) == {1: "warm-up", 2: "captured", 3: "regular"}
+    found = figures(folder)
+    assert kinds(found) == {1: "warm-up", 2: "captured", 3: "regular"}
+    page = html.page(found)
+    assert "· 1 capture<" in page
 
 
 @pytest.mark.parametrize("others", [(), (2, 3, 7)], ids=["regular", "with exports only"])
@@ -405,6 +408,11 @@ STEPS = [(1, 0), (2, 10), (3, 20)]
 def test_stages_of_a_process_without_steps_count(tmp_path: Path) -> None:
     worker = [span("stage", "generate", at, at + 4, step=None, role="rollout", rank=0) for _, at in STEPS]
     assert stages_of(tmp_path / "run", [], worker) == ([{"train": 6, "generate": 4, "other": 0}] * 3, [])
+    (shown,) = figures(tmp_path / "run", 2).details
+    assert [(part.stage, part.held_by) for part in shown.path] == [
+        ("other", "generate of rollout rank 0"),
+        ("train", None),
+    ]
 
 
 def test_a_thread_that_works_across_steps_counts_where_the_driver_has_no_stage(tmp_path: Path) -> None:
