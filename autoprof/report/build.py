@@ -267,7 +267,7 @@ class _Reading:
             comparison=None,
             notes=[
                 *run.left_out,
-                *_notes(overview, timeline, self._loop, step_findings, run.info.no_hooks),
+                *_notes(overview, timeline, self._loop, [*death_findings, *step_findings], run.info.no_hooks),
                 *_notes_on_lost_lines(run),
                 *self._clocks,
                 *self._hang_notes,
@@ -482,7 +482,8 @@ def _notes(
     elif timeline.repeated:
         steps = f"{model.plural(timeline.repeated, 'step', 'steps')} {model.listed(map(str, timeline.repeated), 10)}"
         notes.append(f"{steps} ran again; the last run is shown. If they were different steps, their numbers are wrong")
-    if open_ends := list(overview.cut_off):
+    died = {finding.step for finding in step_findings if finding.kind == "death"}
+    if open_ends := [number for number in overview.cut_off if number not in died]:
         subject = (
             f"step {open_ends[0]} has" if len(open_ends) == 1 else f"steps {model.listed(map(str, open_ends), 10)} have"
         )

@@ -63,7 +63,7 @@ class Span:
     Attributes:
         line: The journal line for the start of the span.
         begun_ns: The start by `time.monotonic_ns`.
-        beside: True if the span began in another thread or asyncio task than the open step of this process.
+        beside: True if the span is a stage in another thread or asyncio task than the open step of this process.
         thread: The id of the thread in which the span began. Only spans of the kinds in `AT_ONCE` have this attribute.
         task: A weak reference to the asyncio task in which the span began, or None. Only steps have this attribute.
     """
@@ -293,13 +293,18 @@ class Timeline:
         self.work, self._work_done = work, work()
 
     def has_step_elsewhere(self, thread: int) -> bool:
-        """Return True if a step is open in another thread than `thread`, the caller's, or in another asyncio task."""
+        """Return True if a step is open in another thread than `thread`, the caller's, or in another asyncio task.
+
+        An asyncio task runs its blocking work in threads, so the stages of these threads are work of the step.
+        """
         for span in list(self.announced):
             if span.line.span != "step":
                 continue
-            if span.thread != thread:
-                return True
-            if span.task is not None and (task := _current_task()) is not None and task() is not span.task():
+            if span.task is None:
+                is_elsewhere = span.thread != thread
+            else:
+                is_elsewhere = (task := _current_task()) is not None and task() is not span.task()
+            if is_elsewhere:
                 return True
         return False
 

@@ -57,6 +57,7 @@ async def main():
     with autoprof.step(2):
         await task("here")
         await asyncio.create_task(task("a task"))
+        await asyncio.to_thread(work, "called")
 autoprof.start("", dir="runs")
 with autoprof.step(1):
     work("main")
@@ -69,7 +70,7 @@ autoprof.stop()
     python(BEGIN + code)
     stages = [span for span in spans(only_run(tmp_path / "runs")) if span["kind"] == "stage"]
     assert {span["name"] for span in stages if span.get("beside")} == {"a thread", "a task"}
-    assert len(stages) == 5
+    assert len(stages) == 6
 
 
 def test_a_marked_loop_records_as_with_a_recipe_until_it_is_stopped(python: Python, tmp_path: Path) -> None:

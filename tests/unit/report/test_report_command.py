@@ -494,4 +494,5 @@ for number in (1, 2):
     assert re.search(rf"costs  finding\n-      {sentence}", done.stdout), done.stdout
     report = json.loads(autoprof("report", "--json", "--step", "2", cwd=tmp_path).stdout)
     assert [finding["step"] for finding in report["findings"]] == [2]
+    assert not [note for note in report["notes"] if "still running" in note]
     assert "No findings in step 1." in autoprof("report", "--step", "1", cwd=tmp_path).stdout
