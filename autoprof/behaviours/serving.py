@@ -171,6 +171,12 @@ class Batches:
         return Request(action="start", step=self.count, overrides=overrides)
 
 
+def begin_serving() -> None:
+    """Tell the watcher that this process waits for requests. Without a request, an engine begins no batch."""
+    if (run := runtime.current()) is not None:
+        run.timeline.watch_work(lambda: None)
+
+
 class ServedEngine:
     """The engine behind a server, and the recording of the engine: of a batch, or of a requested window."""
 

@@ -243,6 +243,7 @@ def _watch_processes(manager: Any) -> None:
 
 
 def _set_up(manager: Any, app: Any) -> None:
+    serving.begin_serving()
     # Only the first node of a server has a manager. If there are several tokenizers, the manager has another class,
     # which has no such lock.
     lock = getattr(manager, "model_update_lock", None)

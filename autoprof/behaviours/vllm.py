@@ -426,6 +426,7 @@ def _add_routes(app: Any) -> None:
     from fastapi.responses import JSONResponse
 
     _state.serving = True
+    serving.begin_serving()
 
     def endpoint(name: str, answer: serving.AnswerRoute) -> Callable[..., Any]:
         async def handle(raw_request: Request) -> JSONResponse:

@@ -43,7 +43,7 @@ class Engine:
 @pytest.fixture
 def run(mocker: MockerFixture, tmp_path: Path) -> Any:
     made = SimpleNamespace(settings=Settings(steps="2,3"), rundir=RunDir(tmp_path))
-    made.timeline = SimpleNamespace(listener=None)
+    made.timeline = SimpleNamespace(listener=None, watch_work=lambda work: None)
     mocker.patch.object(runtime, "current", return_value=made)
     mocker.patch.object(serving, "Span")
     mocker.patch.object(end, "window_passed")

@@ -242,13 +242,15 @@ def app() -> Any:
 
 @pytest.fixture
 def manager(mocker: MockerFixture) -> Any:
-    mocker.patch.object(runtime, "current", return_value=SimpleNamespace())
+    timeline = mocker.Mock()
+    mocker.patch.object(runtime, "current", return_value=SimpleNamespace(timeline=timeline))
     hooked = wrap(Lock.release_reader, "sglang/released")
     lock = type("RWLock", (Lock,), {"release_reader": hooked})()
     return SimpleNamespace(
         model_update_lock=lock,
         server_args=SimpleNamespace(tokenizer_worker_num=1),
         server_status=SimpleNamespace(name="Up"),
+        timeline=timeline,
     )
 
 
@@ -257,6 +259,11 @@ def set_up(manager: Any, app: Any) -> None:
     setter = eval("lambda global_state: None", {"app": app})
     around = sglang.SetUp().around(Call("k", setter, (SimpleNamespace(tokenizer_manager=manager),), {}))
     finish(around)
+
+
+def test_a_server_may_wait_for_its_first_request(manager: Any, app: Any) -> None:
+    set_up(manager, app)
+    manager.timeline.watch_work.assert_called_once()
 
 
 def finish(around: Any, error: Exception | None = None) -> list[Any]:

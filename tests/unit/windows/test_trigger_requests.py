@@ -411,7 +411,7 @@ class Trainer:
 def trainer(mocker: MockerFixture, tmp_path: Path) -> Trainer:
     settings = Settings(steps="42")
     run = SimpleNamespace(settings=settings, info=SimpleNamespace(id="run"), rundir=RunDir(tmp_path))
-    run.timeline = SimpleNamespace(listener=None)
+    run.timeline = SimpleNamespace(listener=None, watch_work=lambda work: None)
     run.decides = True
     run.hooks = SimpleNamespace(versions={})
     mocker.patch.object(runtime, "current", return_value=run)
