@@ -101,7 +101,7 @@ def _sample(
     working = process.working if process is not None else []
     work = next((each for each in working if span in each.spans), None)
     here = f"; it is in {work.place}" if work is not None else ""
-    if process is not None and work is not None and not work.own:
+    if process is not None and work is not None and not (work.own and work.is_thread):
         here += _own_threads(process, work)
     if (work is None or not work.own) and (only_process := elsewhere(processes)):
         here = f"; {only_process}"
@@ -359,7 +359,7 @@ def _own_threads(process: Process, work: Working) -> str:
         each
         for each in process.working
         if each.own and not each.main and not each.awaited and each.place != work.place
-        if each.is_thread or not work.awaited
+        if each.is_thread or (work.is_thread and not work.awaited)
     ]
     if len({each.place for each in others}) != 1:
         return ""

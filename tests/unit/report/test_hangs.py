@@ -595,8 +595,9 @@ def test_a_child_process_that_was_stopped_in_a_step_that_has_ended(tmp_path: Pat
     )
 
 
-def test_a_reward_of_a_trainer_names_the_thread_that_runs_the_users_function(hung: HungRun) -> None:
-    library = [Frame("_fetch_rewards", "/env/lib/python3.11/site-packages/openrlhf/utils/agent.py", 325)]
+@pytest.mark.parametrize("folder", ["/env/lib/python3.11/site-packages/openrlhf/utils", "/home/u/openrlhf/utils"])
+def test_a_reward_of_a_trainer_names_the_thread_that_runs_the_users_function(hung: HungRun, folder: str) -> None:
+    library = [Frame("_fetch_rewards", f"{folder}/agent.py", 325)]
     hung.stack(
         IDLE,
         process="ray::RolloutRayActor",
