@@ -59,6 +59,9 @@ class RunningStage(msgspec.Struct, eq=False):
     _capture: PassCapture | None = None
     _leave: whole_step.Leave | None = None
     _span: Span | None = None
+    # Calls of the same role that run now and belong to this stage. The span ends with the last of them.
+    _joined: set[Call] = set()
+    _stopped: bool = False
 
     def begin(self, wanted: tuple[Subject, Settings] | None) -> None:
         """Begin the stage. If `begin` or `stop` is interrupted, the caller must call `abort`.
@@ -109,13 +112,27 @@ class RunningStage(msgspec.Struct, eq=False):
             running.pop(self.key)
         if self.counts:
             registry.counting(self.counts, self, False)
-        span, self._span = self._span, None
+        self._stopped = True
         try:
-            if span is not None:
-                span.end(error)
+            if error is not None or reason or not self._joined:
+                self._end_span(error)
         finally:
             if self._leave is not None or self._capture is not None:
                 self._end_capture(reason if error is None else f"the stage raised {seam.type_name(error)}")
+
+    def join(self, call: Call) -> None:
+        """Let a call, perhaps of another thread, belong to this stage until `leave`."""
+        self._joined.add(call)
+
+    def leave(self, call: Call) -> None:
+        self._joined.discard(call)
+        if self._stopped and not self._joined:
+            self._end_span()
+
+    def _end_span(self, error: BaseException | None = None) -> None:
+        span, self._span = self._span, None
+        if span is not None:
+            span.end(error)
 
     def abort(self, reason: str = seam.AT_WORK) -> None:
         """End the stage early, also after an interruption of `begin` or `stop`. May be called repeatedly."""
@@ -297,7 +314,14 @@ class Stage(NamedCall):
             announcement = yield from current_announcement(call)
         stage = self.stage_of(key, call, announcement)
         if stage is None:
-            yield CALL
+            outer = _outer_stage(key, announcement)
+            if outer is not None:
+                outer.join(call)
+            try:
+                yield CALL
+            finally:
+                if outer is not None:
+                    outer.leave(call)
             return
         call.on_interrupt = stage.abort
         stage.begin(self.wanted(stage, announcement) if announcement is not None and announcement.captured else None)
@@ -312,9 +336,7 @@ class Stage(NamedCall):
         is running, or while a stage of the same role is running in the same step.
         """
         off, step = (False, None) if announcement is None else (announcement.off, announcement.step)
-        if off or wholes or key in running:
-            return None
-        if any(role == key[0] and stage.step == step for (role, _), stage in running.items()):
+        if off or wholes or _outer_stage(key, announcement) is not None:
             return None
         counts: Counted = "passes" if self.passes else "mini_batches" if self.mini_batches else ""
         return RunningStage(call.run, key, step, self.rank_of(call), kind_of(call, key[1]), counts)
@@ -367,6 +389,14 @@ class MiniBatch(Behaviour):
         yield CALL
         for end_range in filter(None, range_ends):
             end_range()
+
+
+def _outer_stage(key: StageKey, announcement: StepAnnouncement | None) -> RunningStage | None:
+    """Return the running stage to which a call belongs: the same stage, or one of the same role in the same step."""
+    step = None if announcement is None or announcement.off else announcement.step
+    if (same := running.get(key)) is not None:
+        return same
+    return next((each for (role, _), each in list(running.items()) if role == key[0] and each.step == step), None)
 
 
 def kind_of(call: Call, stage: str) -> str:

@@ -161,6 +161,48 @@ with autoprof.step(5):
     assert done.stderr.count("a step begins inside another step") == 1
 
 
+def test_a_stage_lasts_until_the_last_thread_of_its_role_has_ended(python: Python, tmp_path: Path) -> None:
+    code = """
+import threading
+autoprof.start("")
+begun, ended = threading.Event(), threading.Event()
+def first():
+    with autoprof.stage("generate", role="rollout"):
+        begun.wait()
+    ended.set()
+def last():
+    with autoprof.stage(NAME, role="rollout"):
+        begun.set()
+        ended.wait()
+        with autoprof.stage("after", role="actor"):
+            pass
+for NAME in ("generate", "generate more"):
+    begun.clear(), ended.clear()
+    with autoprof.step():
+        (thread := threading.Thread(target=first)).start()
+        while not autoprof.behaviours.stages.running:
+            pass
+        last()
+        thread.join()
+"""
+    python(BEGIN + "import autoprof.behaviours.stages\n" + code)
+    stages = {(span["step"], span["name"]): span for span in spans(only_run(tmp_path / "autoprof_runs"))}
+    assert all((step, "generate more") not in stages for step in (1, 2))
+    assert all(stages[step, "generate"]["end_ns"] >= stages[step, "after"]["end_ns"] for step in (1, 2))
+
+
+def test_a_capture_without_a_profiler_delays_the_stage_by_no_import(python: Python, tmp_path: Path) -> None:
+    code = """
+import sys
+autoprof.start("1", dir="runs")
+with autoprof.step(1), autoprof.stage("learn", role="actor"):
+    assert "ctypes" not in sys.modules
+autoprof.stop()
+"""
+    python(BEGIN + code)
+    assert [one.state for one in runs.read(only_run(tmp_path / "runs")).captures] == ["complete"]
+
+
 def test_a_block_that_is_never_left_ends_with_its_object(python: Python, tmp_path: Path) -> None:
     """A signal may raise between the block's `__enter__` and its first line; Python then calls no `__exit__`."""
     code = """
