@@ -94,6 +94,7 @@ class Span:
             self.task = _current_task()
         if kind in AT_ONCE:
             self.thread = get_ident()
+            timeline.last_step = self if kind == "step" else timeline.last_step
             self.beside = kind == "stage" and timeline.has_step_elsewhere(self.thread)
             timeline.announced.add(self)
             timeline.write(self.line)
@@ -221,6 +222,7 @@ class Timeline:
         life: An object that identifies the process. A forked child gets another object.
         running: Open spans of samples. The caller adds them; `Span.end` and `Span.drop` remove them.
         announced: Open spans with a `begun` line.
+        last_step: The step that began last.
         durations_ns: Dict from kind and name to the durations of the last ended steps, stages and windows, in
             nanoseconds.
         wake: Callback that is called when a span begins or ends, or None.
@@ -252,6 +254,7 @@ class Timeline:
         self.life = object()
         self.running: set[Span] = set()
         self.announced: set[Span] = set()
+        self.last_step: Span | None = None
         self.durations_ns: dict[tuple[str, str], deque[int]] = {}
         self.listener: Listener | None = None
         self.work: Callable[[], object] | None = None
@@ -297,16 +300,12 @@ class Timeline:
 
         An asyncio task runs its blocking work in threads, so the stages of these threads are work of the step.
         """
-        for span in list(self.announced):
-            if span.line.span != "step":
-                continue
-            if span.task is None:
-                is_elsewhere = span.thread != thread
-            else:
-                is_elsewhere = (task := _current_task()) is not None and task() is not span.task()
-            if is_elsewhere:
-                return True
-        return False
+        step = self.last_step
+        if step is None or step not in self.announced:
+            return False
+        if step.task is None:
+            return step.thread != thread
+        return (task := _current_task()) is not None and task() is not step.task()
 
     def report_gap(self) -> None:
         """Call `gap_began`, because a time without a stage may have begun."""
