@@ -36,6 +36,8 @@ _CONSEQUENCE = re.compile(
 )
 # The result of `_cause_rank` for a vanished process.
 _GONE_RANK = 2
+# Role of the steps of an engine, which are its batches.
+_ENGINE_ROLE = "rollout"
 _CTRL_C, _SIGTERM = "SIGINT", "SIGTERM"
 # Maximum time between a dump at a kill and the last journal line of the process.
 _DUMP_NS = 1_000_000_000
@@ -62,11 +64,14 @@ def find_in_run(run: Run) -> list[Death]:
         return [*_add_exit_status(latest, info, exit_status(path)), *earlier]
     if state == ENDED:
         # The program may have left spans open, and ended processes, on purpose.
+        trained = [each.stepped.end_ns for each in run.processes if each.stepped and each.stepped.role != _ENGINE_ROLE]
         return [
             death
             for death in deaths
             if (death.how in (CRASH, KILLED) and death.signal != _SIGTERM)
             or (death.how in (EXCEPTION, EXIT) and death.name)
+            # After the last step of a trainer, Ray may kill a process of an engine before the server that started it.
+            if not (trained and _was_reported(death) and death.last_ns > max(trained))
         ]
     if state == UNFINISHED:
         return [*_add_starter(latest, info, run.processes), *earlier]

@@ -161,6 +161,16 @@ def test_an_engine_that_died_is_named_although_the_server_ended_with_status_0(
     assert more in deaths.evidence(found)
 
 
+@pytest.mark.parametrize(("trained_ms", "role", "count"), [(19, "trainer", 0), (21, "trainer", 1), (19, "rollout", 1)])
+def test_an_engine_that_is_killed_after_the_last_step_of_the_trainer_is_no_death(
+    made: Made, trained_ms: int, role: str, count: int
+) -> None:
+    made.process(70, span("step", 10, trained_ms, kind="step") | {"role": role})
+    made.process(71, ENGINE | {"step": None, "rank": None, "exception": KILLED})
+    made.process(72)
+    assert len(deaths.find_in_run(made.info("ended", 0, pid=70))) == count
+
+
 @pytest.mark.parametrize("server", [70, 73])
 def test_the_exception_of_an_engine_counts_more_than_its_exit_status(made: Made, server: int) -> None:
     exited = KILLED | {"named": [{"pid": 72, "name": "vLLM's EngineCore", "status": 1}]}
