@@ -18,6 +18,8 @@ PROPERTY = "truth"
 HEAD = ("row", "expected", "got", "planted", "reported", "verdict")
 # Limits of the difference between a stage in the report and in the trainer's own clock.
 SHARE, LEAST_S = 0.01, 0.005
+# Longest work of a trainer before its first step and after its last one.
+AROUND_S = 0.02
 # Timers of verl that are no parts of a step.
 NO_STAGES = ("step", "start_profile", "stop_profile")
 # Longest text of a cell.
@@ -81,8 +83,11 @@ def timer_differences(row: StepRow, printed: Mapping[str, float]) -> list[str]:
 
 
 def sum_differences(report: RunFigures, seconds: float) -> list[str]:
-    """Return the difference between all steps of a report and the whole training by the trainer's own clock."""
-    return second_differences("all steps", sum(row.seconds for row in report.steps), seconds)
+    """Return the difference between all steps of a report and the whole training by the trainer's own clock.
+
+    The trainer's clock also has its work before the first step and after the last one.
+    """
+    return second_differences("all steps", sum(row.seconds for row in report.steps), seconds, AROUND_S)
 
 
 def verl_differences(run: VerlRun, report: RunFigures) -> list[str]:
