@@ -7,7 +7,7 @@ most 0.5 ms.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -100,12 +100,16 @@ def write(run: RunDir, measured: Sequence[Offset]) -> None:
     files.append(path, msgspec.json.Encoder().encode_lines(measured))
 
 
-def offsets(ray: Any, nodes: Sequence[str]) -> list[Offset]:
+def offsets(
+    ray: Any, nodes: Sequence[str], host_to_write: Callable[[str, str], str] = lambda node, name: name
+) -> list[Offset]:
     """Measure the clocks of nodes. Omit nodes on this host, and nodes that do not answer in time.
 
     Args:
         ray: The module `ray`, connected to a cluster.
         nodes: Ray's ids of the nodes.
+        host_to_write: Function that returns the host name to write, from Ray's id of a node and the node's own host
+            name.
     """
     task = cluster.shipped(ray, cluster.NODE_FUNCTIONS)
     on_node = {node: cluster.on_node(task, node, "autoprof_clock") for node in nodes}
@@ -116,7 +120,7 @@ def offsets(ray: Any, nodes: Sequence[str]) -> list[Offset]:
         answered, _ = ray.wait(list(waiting), num_returns=1, timeout=_POLL_S)
         for reference in answered:
             node = waiting.pop(reference)
-            _measure_again(best, node, ray, on_node[node])
+            _measure_again(best, node, ray, on_node[node], host_to_write)
     for reference in waiting:
         ray.cancel(reference)
     for _ in range(_ROUNDS):
@@ -126,11 +130,13 @@ def offsets(ray: Any, nodes: Sequence[str]) -> list[Offset]:
         if not inexact_nodes or _state.stop.wait(_PAUSE_S) or time.monotonic() > deadline:
             break
         for node in inexact_nodes:
-            _measure_again(best, node, ray, on_node[node])
+            _measure_again(best, node, ray, on_node[node], host_to_write)
     return [offset for offset in best.values() if offset.host != identity.HOST]
 
 
-def _measure_again(best: dict[str, Offset], node: str, ray: Any, call: Any) -> None:
+def _measure_again(
+    best: dict[str, Offset], node: str, ray: Any, call: Any, host_to_write: Callable[[str, str], str]
+) -> None:
     """Measure the clock of a node. Keep the new offset in `best` if its error is smaller than before.
 
     Args:
@@ -138,21 +144,26 @@ def _measure_again(best: dict[str, Offset], node: str, ray: Any, call: Any) -> N
         node: Ray's id of the node.
         ray: The module `ray`, connected to a cluster.
         call: Remote function that runs on the node.
+        host_to_write: Function that returns the host name to write, from Ray's id of the node and the node's own host
+            name.
     """
     try:
-        new_offset = _measure_node(ray, call)
+        new_offset = _measure_node(ray, call, node, host_to_write)
     except ray.exceptions.RayError:  # the node has died
         return
     if new_offset is not None and (node not in best or new_offset.error_ns < best[node].error_ns):
         best[node] = new_offset
 
 
-def _measure_node(ray: Any, call: Any) -> Offset | None:
+def _measure_node(ray: Any, call: Any, node: str, host_to_write: Callable[[str, str], str]) -> Offset | None:
     """Measure the clock of a node by several calls. Return the offset of the fastest call, or None if none is answered.
 
     Args:
         ray: The module `ray`, connected to a cluster.
         call: Remote function that runs on the node.
+        node: Ray's id of the node.
+        host_to_write: Function that returns the host name to write, from Ray's id of the node and the node's own host
+            name.
     """
     best_offset: Offset | None = None
     deadline = time.monotonic() + _FURTHER_ANSWERS_S
@@ -167,9 +178,8 @@ def _measure_node(ray: Any, call: Any) -> Offset | None:
         half_ns = (time.monotonic_ns() - begin_ns) // 2
         if best_offset is None or half_ns < best_offset.error_ns:
             middle_ns = sent_ns + half_ns
-            best_offset = Offset(
-                host=identity.host_name(name), offset_ns=remote_ns - middle_ns, error_ns=half_ns, unix_ns=middle_ns
-            )
+            result_host = host_to_write(node, identity.host_name(name))
+            best_offset = Offset(host=result_host, offset_ns=remote_ns - middle_ns, error_ns=half_ns, unix_ns=middle_ns)
         if _state.stop.is_set() or time.monotonic() > deadline:
             break
     return best_offset

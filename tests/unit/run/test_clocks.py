@@ -95,8 +95,7 @@ def test_an_error_is_kept_in_the_log_of_hooks(
 def test_a_clock_that_is_known_badly_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
     errors = {"near": [3], "busy": [9_000_000, 12_000_000, 1_000_000, 1], "far": [8_000_000] * 20, "gone": [7_000_000]}
 
-    def node(ray: object, call: SimpleNamespace) -> Offset:
-        name = call.remote("clock")
+    def node(ray: object, call: str, name: str, host: object) -> Offset:
         return Offset(host=name, offset_ns=0, error_ns=errors[name].pop(0), unix_ns=1)
 
     monkeypatch.setattr(clocks, "_measure_node", node)
