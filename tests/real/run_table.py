@@ -217,7 +217,7 @@ RUNS = {
             factor = 8
             [[when]]
             what = "replica"
-            factor = 8
+            factor = 15
             [[when]]
             what = "step"
             factor = 9

@@ -106,7 +106,7 @@ def test_a_slow_replica_and_a_slow_rank_each_open_a_window(planted: VerlRun) -> 
     assert by_replica in (10, 11)
     assert by_rank in (15, 16)
     times = r"[0-9.]+ times the median of the others, [0-9.]+ m?s"
-    replica = rf"replica 1 took [0-9.]+ m?s a token in step 9, {times} \(replica>8x\)"
+    replica = rf"replica 1 took [0-9.]+ m?s a token in step 9, {times} \(replica>15x\)"
     rank = rf"actor rank 1 took 4\.[0-9]+ s for update_weights in step 14, {times} \(rank>8x\)"
     assert re.fullmatch(replica, whys[by_replica]), whys
     assert re.fullmatch(rank, whys[by_rank]), whys
