@@ -25,7 +25,7 @@ from autoprof.report.rules import KINDS
 from autoprof.rundir import deaths, journal, layout, processes
 from autoprof.rundir.layout import RunDir
 from autoprof.rundir.processes import ProcessState
-from autoprof.rundir.records import Death, Line, OpenSpan
+from autoprof.rundir.records import Line, OpenSpan
 from autoprof.rundir.runs import label, loop_of
 
 # A sample is reported as waiting if it is older than `OLD_S`, and older than WAITING_RATIO times the median duration of
@@ -251,15 +251,7 @@ def vanished(opened: OpenSpans, step: int | None) -> Iterator[Sentence]:
         if state.state != processes.GONE or state.spans or ended is None or ended.rank is None:
             continue
         if step is not None and ended.step in (step, step - 1):
-            death = Death(
-                how=deaths.GONE_DEAD,
-                host=state.host,
-                pid=state.pid,
-                role=ended.role,
-                rank=ended.rank,
-                step=ended.step,
-                after=ended.name,
-            )
+            death = deaths.after_stage(state, ended, deaths.GONE_DEAD)
             yield Sentence(deaths.sentence(death), [f"process {state.pid} on {state.host}"], state.file)
 
 

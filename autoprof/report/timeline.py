@@ -335,7 +335,7 @@ class RunTimeline:
         }
 
     def _extend_stages_beside(self) -> None:
-        """Add the stages without a step's number, and those that began in an earlier step, to `beside` of each step."""
+        """Add stages without a step's number, and stages that began in an earlier step, to `beside` of each step."""
         carried: list[tuple[str, Union]] = []
         for span in sorted(self.spans.values(), key=lambda span: span.start_ns):
             beside = self.steps[span.number].beside

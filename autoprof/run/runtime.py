@@ -271,7 +271,7 @@ class Runtime:
         self._joined = True
 
     def launcher(self) -> int:
-        """Return the pid of the running program that has started this one, also for the run; 0 if there is none.
+        """Return the pid of the running program that has started this one, also for the run, or else 0.
 
         That program has no hooks. It may start further programs, which belong to the same run, and it ends the run.
         """

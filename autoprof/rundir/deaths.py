@@ -158,6 +158,21 @@ def _lost_to_samples(
     return [death for key, death in found.items() if deaths.get(key) is not death and death.how != EXCEPTION]
 
 
+def after_stage(state: ProcessState, ended: Line, how: str) -> Death:
+    """Return the death of a process after its last stage, `ended`. `how` is a way to die, as in `Death`."""
+    return Death(
+        how=how,
+        host=state.host,
+        pid=state.pid,
+        role=ended.role,
+        rank=ended.rank,
+        step=ended.step,
+        after=ended.name,
+        last_ns=state.last_ns,
+        file=state.file,
+    )
+
+
 def _ended_early(first: Sequence[Death], states: Sequence[ProcessState]) -> list[Death]:
     """Return the ranks that ended without an error before another rank lost its connection. They are the likely cause.
 
@@ -168,17 +183,7 @@ def _ended_early(first: Sequence[Death], states: Sequence[ProcessState]) -> list
     lost = [death for death in first if death.how == EXCEPTION and is_consequence(death) and death.rank is not None]
     titles = {(state.host, state.pid): state.process for state in states}
     return [
-        Death(
-            how=EXIT,
-            host=state.host,
-            pid=state.pid,
-            role=ended.role,
-            rank=ended.rank,
-            step=ended.step,
-            after=ended.name,
-            last_ns=state.last_ns,
-            file=state.file,
-        )
+        after_stage(state, ended, EXIT)
         for death in lost
         if death.exception is not None and not death.exception.named
         for state in states
